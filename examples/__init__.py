@@ -1,0 +1,1 @@
+"""Example models and applications built on mmkit."""

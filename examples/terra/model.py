@@ -1,0 +1,92 @@
+"""Terra for vLLM: a Llama decoder whose inputs carry a learned position in space and time."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.sequence import IntermediateTensors
+
+from mmkit import MultiModalModel
+
+from .spec import TERRA
+
+
+class SpatioTemporalEmbedding(nn.Module):
+    """Learned position embedding, factorised into the place inside a frame and the index of the frame."""
+
+    def __init__(self, num_spatio: int, num_temporal: int, hidden_size: int) -> None:
+        super().__init__()
+        self.spatio_embeddings = nn.Embedding(num_spatio, hidden_size)
+        self.temporal_embeddings = nn.Embedding(num_temporal, hidden_size)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions (tokens,), int64, to embeddings (tokens, hidden_size)."""
+        places = self.spatio_embeddings.num_embeddings
+        frames = (positions // places).clamp(
+            max=self.temporal_embeddings.num_embeddings - 1
+        )  # profiling may run past the end
+        return self.spatio_embeddings(positions % places) + self.temporal_embeddings(frames)
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {0: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TerraModel(LlamaModel):
+    """Llama with the position added inside the compiled module, so that CUDA graphs see one input buffer."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = vllm_config.model_config.hf_config
+        self.pos_embedding_spatio_temporal = SpatioTemporalEmbedding(
+            config.num_spatio_embeddings, config.num_temporal_embeddings, config.hidden_size
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors | tuple[torch.Tensor, list[torch.Tensor]]:
+        if intermediate_tensors is None:  # the first rank of a pipeline
+            if inputs_embeds is None:
+                inputs_embeds = self.embed_input_ids(input_ids)
+            inputs_embeds = inputs_embeds + self.pos_embedding_spatio_temporal(positions)
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+
+@TERRA.register
+class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
+    """The published checkpoint, unchanged: its position tables move into the decoder when it loads."""
+
+    hf_to_vllm_mapper = LlamaForCausalLM.hf_to_vllm_mapper | WeightsMapper(
+        orig_to_new_prefix={"pos_embedding_spatio_temporal.": "model.pos_embedding_spatio_temporal."}
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = vllm_config.model_config.hf_config
+        self.action_projection = ReplicatedLinear(config.action_dim, config.hidden_size, return_bias=False)
+
+    def _init_model(
+        self, vllm_config: VllmConfig, prefix: str = "", layer_type: type[nn.Module] | None = None
+    ) -> TerraModel:
+        return TerraModel(vllm_config=vllm_config, prefix=prefix)
+
+    def embed_actions(self, actions: torch.Tensor) -> torch.Tensor:
+        """Waypoints (items, num_action_tokens, action_dim) to rows (items, num_action_tokens, hidden_size)."""
+        return self.action_projection(actions.to(self.action_projection.weight.dtype))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a state dict with the published names."""
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -1,0 +1,30 @@
+"""One exception family, one message style: where, expected, got, remedy.
+
+Example: ``terra.actions[3]: expected a (6, 3) float32 tensor, got shape (5, 3). Send one tensor per action.``
+"""
+
+from __future__ import annotations
+
+__all__ = ["InputError", "MmkitError", "SpecError", "VllmApiError", "sentence"]
+
+
+class MmkitError(ValueError):
+    """Base of every error that mmkit raises on purpose."""
+
+
+class SpecError(MmkitError):
+    """A spec that cannot work: found when it is declared, or when it is bound to a config and a tokenizer."""
+
+
+class InputError(MmkitError):
+    """A request that cannot be served: found before it reaches the engine (HTTP status 400 in vLLM's server)."""
+
+
+class VllmApiError(MmkitError):
+    """The installed vLLM has none of the interfaces that mmkit knows."""
+
+
+def sentence(where: str, expected: str, got: str, remedy: str = "") -> str:
+    """Build the one message style: where it went wrong, what was expected, what came, what to do."""
+    text = f"{where}: expected {expected}, got {got}."
+    return f"{text} {remedy}" if remedy else text

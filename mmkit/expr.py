@@ -1,0 +1,514 @@
+"""Values that are known later.
+
+An expression records attribute access, indexing and arithmetic on a few roots and is evaluated when the roots have
+values:
+
+========  ==========================================================================================
+`cfg`     the Hugging Face config of the model, with its nested configs
+`item`    facts of one raw item: `index`, and by item type `shape`, `length`, `width`, `height`, `frames`
+`out`     the processed fields of that item, by field name
+`proc`    the attributes of the model's Hugging Face processor
+`tok`     the tokenizer: ``tok["<image>"]`` is one token, ``tok("some text")`` its encoding (see `mmkit.layout`)
+========  ==========================================================================================
+
+Expressions are immutable data: ``==`` compares two expressions by structure (`equal` records a comparison of values),
+they can be hashed, and their `repr` is the source they were written in. A plain function of one `Scope` is accepted
+wherever an expression is; it is opaque, so it is compared by identity and never evaluated ahead of time.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from .errors import SpecError
+
+__all__ = [
+    "Expr",
+    "Scope",
+    "Value",
+    "ceil_div",
+    "cfg",
+    "equal",
+    "evaluate",
+    "expression",
+    "fmt",
+    "fold",
+    "isqrt",
+    "item",
+    "leaves",
+    "maximum",
+    "minimum",
+    "out",
+    "proc",
+    "total",
+    "where",
+]
+
+Value: TypeAlias = Any
+"""A constant, an `Expr`, or a function of one `Scope`."""
+
+STATIC = frozenset({"cfg", "proc"})
+"""Roots that are known once a spec is bound; the others vary per item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The values of the roots; what a plain function gets in place of an expression.
+
+    Attributes:
+        cfg: Hugging Face config, or None before binding.
+        proc: Hugging Face processor, or None where the model has none.
+        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok(text)`` a list of ids; None without a
+            tokenizer.
+        item: facts of the current item.
+        out: processed fields of the current item.
+        kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
+        loop: values of the loop variables of enclosing `each` layouts, outermost first.
+    """
+
+    cfg: Any = None
+    proc: Any = None
+    tok: Any = None
+    item: Any = None
+    out: Any = None
+    kwargs: Mapping[str, Any] | None = None
+    loop: tuple[Any, ...] = ()
+
+    def looped(self, value: Any) -> Scope:
+        """This scope inside one more `each`, whose current element is `value`."""
+        return replace(self, loop=(*self.loop, value))
+
+
+_BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "+": (operator.add, 5),
+    "-": (operator.sub, 5),
+    "*": (operator.mul, 6),
+    "/": (operator.truediv, 6),
+    "//": (operator.floordiv, 6),
+    "%": (operator.mod, 6),
+    "**": (operator.pow, 8),
+    "<": (operator.lt, 3),
+    "<=": (operator.le, 3),
+    ">": (operator.gt, 3),
+    ">=": (operator.ge, 3),
+}
+
+
+def _ceil_div(a: Any, b: Any) -> Any:
+    return -(-a // b)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ceil_div": _ceil_div,
+    "equal": operator.eq,
+    "maximum": max,
+    "minimum": min,
+    "isqrt": math.isqrt,
+    "total": sum,
+    "fmt": lambda template, *args: template.format(*args),
+}
+
+
+class Expr:
+    """Base of all expressions. Build them from the roots; see the module's docstring."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Expr:
+        if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
+            raise AttributeError(name)
+        return Attribute(self, name)
+
+    def __getitem__(self, key: Any) -> Expr:
+        return Index(self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"{self!r} is only known later and cannot be iterated; use each() in a layout, or a function of a Scope"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} is only known later and has no truth value; use where() or equal(), or a function of a Scope"
+        )
+
+    def _binary(self, op: str, other: Any, *, swapped: bool = False) -> Any:
+        if not isinstance(other, (Expr, int, float)):
+            return NotImplemented
+        return Binary(op, other, self) if swapped else Binary(op, self, other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._binary("+", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._binary("+", other, swapped=True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._binary("-", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._binary("-", other, swapped=True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._binary("*", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._binary("*", other, swapped=True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._binary("/", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._binary("/", other, swapped=True)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._binary("//", other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._binary("//", other, swapped=True)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._binary("%", other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._binary("%", other, swapped=True)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._binary("**", other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._binary("**", other, swapped=True)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._binary("<", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._binary("<=", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._binary(">", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._binary(">=", other)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Root(Expr):
+    """One of `cfg`, `proc`, `item`, `out`."""
+
+    _name: str
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Loop(Expr):
+    """The current element of an enclosing `each`; depth 0 is the outermost."""
+
+    _depth: int
+
+    def __repr__(self) -> str:
+        return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attribute(Expr):
+    _base: Expr
+    _name: str
+
+    def __repr__(self) -> str:
+        return f"{_wrap(self._base, 9)}.{self._name}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Index(Expr):
+    _base: Expr
+    _key: Any
+
+    def __repr__(self) -> str:
+        return f"{_wrap(self._base, 9)}[{self._key!r}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Binary(Expr):
+    _op: str
+    _left: Any
+    _right: Any
+
+    def __repr__(self) -> str:
+        level = _BINARY[self._op][1]
+        return f"{_wrap(self._left, level)} {self._op} {_wrap(self._right, level + 1)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Function(Expr):
+    _name: str
+    _args: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return f"{self._name}({', '.join(map(repr, self._args))})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Where(Expr):
+    _test: Any
+    _then: Any
+    _other: Any
+
+    def __repr__(self) -> str:
+        return f"where({self._test!r}, {self._then!r}, {self._other!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Token(Expr):
+    """The id of one token of the vocabulary."""
+
+    _text: Any
+
+    def __repr__(self) -> str:
+        return f"tok[{self._text!r}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Text(Expr):
+    """The ids of a text, encoded without special tokens."""
+
+    _text: Any
+
+    def __repr__(self) -> str:
+        return f"tok({self._text!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Opaque(Expr):
+    """A plain function of one `Scope`."""
+
+    _function: Callable[[Scope], Any]
+
+    def __repr__(self) -> str:
+        return getattr(self._function, "__qualname__", repr(self._function))
+
+
+def _wrap(value: Any, level: int) -> str:
+    inner = _BINARY[value._op][1] if isinstance(value, Binary) else 9
+    return f"({value!r})" if inner < level else repr(value)
+
+
+cfg: Any = Root("cfg")
+item: Any = Root("item")
+out: Any = Root("out")
+proc: Any = Root("proc")
+
+
+def ceil_div(a: Value, b: Value) -> Any:
+    """`a / b`, rounded up to an integer."""
+    return _function("ceil_div", a, b)
+
+
+def minimum(*args: Value) -> Any:
+    """The smallest of the arguments."""
+    return _function("minimum", *args)
+
+
+def maximum(*args: Value) -> Any:
+    """The largest of the arguments."""
+    return _function("maximum", *args)
+
+
+def equal(a: Value, b: Value) -> Any:
+    """Whether two values are equal. (``==`` compares the expressions themselves.)"""
+    return _function("equal", a, b)
+
+
+def isqrt(a: Value) -> Any:
+    """The integer square root, rounded down."""
+    return _function("isqrt", a)
+
+
+def total(values: Value) -> Any:
+    """The sum of a sequence."""
+    return _function("total", values)
+
+
+def fmt(template: str, *args: Value) -> Any:
+    """``template.format(*args)``, for text that depends on the item: ``tok[fmt("<|image_{}|>", item.index + 1)]``."""
+    return _function("fmt", template, *args)
+
+
+def where(test: Value, then: Value, other: Value) -> Any:
+    """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
+    return Where(*map(expression, (test, then, other)))
+
+
+def _function(name: str, *args: Value) -> Any:
+    return Function(name, tuple(map(expression, args)))
+
+
+def expression(value: Value) -> Any:
+    """Make a plain function an `Opaque` expression; return everything else as it is."""
+    if callable(value) and not isinstance(value, (Expr, type)):
+        return Opaque(value)
+    return value
+
+
+def _children(expr: Expr) -> tuple[Any, ...]:
+    match expr:
+        case Attribute(_base=base):
+            return (base,)
+        case Index(_base=base, _key=key):
+            return (base, key)
+        case Binary(_left=left, _right=right):
+            return (left, right)
+        case Function(_args=args):
+            return args
+        case Where(_test=test, _then=then, _other=other):
+            return (test, then, other)
+        case Token(_text=text) | Text(_text=text):
+            return (text,)
+    return ()
+
+
+def leaves(value: Value) -> frozenset[Expr]:
+    """The longest chains of attributes and constant indices that start at a root or loop variable, and opaque
+    functions.
+
+    ``leaves(cfg.a.b + item.width * 2) == {cfg.a.b, item.width}``. They name everything that the value depends on.
+    """
+    if not isinstance(value, Expr):
+        return value.leaves() if hasattr(value, "leaves") else frozenset()  # a layout inside where()
+    if isinstance(value, (Root, Loop, Opaque)) or _is_chain(value):
+        return frozenset({value})
+    return frozenset().union(*map(leaves, _children(value)))
+
+
+def _is_chain(value: Any) -> bool:
+    while isinstance(value, (Attribute, Index)):
+        if isinstance(value, Index) and isinstance(value._key, Expr):
+            return False
+        value = value._base
+    return isinstance(value, (Root, Loop))
+
+
+def root(leaf: Expr) -> Expr:
+    """The root, loop variable or opaque function at which a leaf starts."""
+    while isinstance(leaf, (Attribute, Index)):
+        leaf = leaf._base
+    return leaf
+
+
+def evaluate(value: Value, scope: Scope) -> Any:
+    """The value of an expression in a scope; constants are their own value.
+
+    Raises:
+        SpecError: an attribute, key or root that the scope does not have. The message names the expression.
+    """
+    match value:
+        case Root(_name=name):
+            result = getattr(scope, name)
+            if result is None:
+                raise SpecError(f"{name} has no value here: {_ABSENT[name]}.")
+            return result
+        case Loop(_depth=depth):
+            return scope.loop[depth]
+        case Attribute(_base=base, _name=name):
+            return _attribute(evaluate(base, scope), name, value)
+        case Index(_base=base, _key=key):
+            holder, index = evaluate(base, scope), evaluate(key, scope)
+            try:
+                return holder[index]
+            except (KeyError, IndexError, TypeError) as error:
+                raise SpecError(f"{value!r} has no value: {base!r} is {_brief(holder)}.") from error
+        case Binary(_op=op, _left=left, _right=right):
+            return _BINARY[op][0](evaluate(left, scope), evaluate(right, scope))
+        case Function(_name=name, _args=args):
+            return _FUNCTIONS[name](*(evaluate(arg, scope) for arg in args))
+        case Where(_test=test, _then=then, _other=other):
+            return evaluate(then if evaluate(test, scope) else other, scope)
+        case Token(_text=text):
+            return _vocabulary(scope, value)[evaluate(text, scope)]
+        case Text(_text=text):
+            return _vocabulary(scope, value)(evaluate(text, scope))
+        case Opaque(_function=function):
+            return function(scope)
+    return value
+
+
+def _vocabulary(scope: Scope, asking: Expr) -> Any:
+    if scope.tok is None:
+        raise SpecError(
+            f"{asking!r} has no value: the model runs without a tokenizer. Use a token id from cfg instead."
+        )
+    return scope.tok
+
+
+_ABSENT = {
+    "cfg": "the spec is not bound to a config",
+    "proc": "the model has no Hugging Face processor",
+    "item": "it describes one raw item and is only known inside layout, update, fields and process",
+    "out": "it holds the processed fields of one item and is only known after processing",
+}
+
+
+def _attribute(holder: Any, name: str, leaf: Expr) -> Any:
+    if isinstance(holder, Mapping):
+        if name in holder:
+            return holder[name]
+    elif hasattr(holder, name):
+        return getattr(holder, name)
+    where_, owner = ("out", "the processed fields") if root(leaf) == out else ("", type(holder).__name__)
+    known = sorted(holder) if isinstance(holder, Mapping) else _near(name, dir(holder))
+    hint = f" It has: {', '.join(map(str, known))}." if known else ""
+    raise SpecError(f"{leaf!r} has no value: {owner} {'lack' if where_ else 'has no attribute'} {name!r}.{hint}")
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], n=3)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def fold(value: Value, scope: Scope) -> Any:
+    """Replace every part that depends on `cfg` and `proc` alone by its value.
+
+    Raises:
+        SpecError: a config or processor attribute is missing.
+    """
+    if not isinstance(value, Expr) or isinstance(value, Opaque):
+        return value
+    roots = {root(leaf) for leaf in leaves(value)}
+    if all(isinstance(r, Root) and r._name in STATIC for r in roots):
+        return evaluate(value, scope)
+    match value:
+        case Binary(_op=op, _left=left, _right=right):
+            return Binary(op, fold(left, scope), fold(right, scope))
+        case Function(_name=name, _args=args):
+            return Function(name, tuple(fold(arg, scope) for arg in args))
+        case Where(_test=test, _then=then, _other=other):
+            test = fold(test, scope)
+            if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
+                return fold(then if test else other, scope)
+            return Where(test, fold(then, scope), fold(other, scope))
+        case Index(_base=base, _key=key):
+            return Index(fold(base, scope), fold(key, scope))
+        case Token(_text=text):
+            return Token(fold(text, scope))
+        case Text(_text=text):
+            return Text(fold(text, scope))
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A Python number or tuple for a tensor or array of a few elements; other values as they are."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,126 @@
+"""Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field configs.
+
+A field may state the shape and dtype of one item's part; what `process` returns is then checked, never cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .errors import SpecError, sentence
+from .expr import Scope, Value, evaluate, expression, fold
+
+__all__ = ["Field", "batched", "flat", "shared"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One processed tensor; make it with `batched`, `flat` or `shared`."""
+
+    kind: Literal["batched", "flat", "shared"]
+    sizes: Value = None
+    dim: int = 0
+    keep_on_cpu: bool = False
+    shape: tuple[Any, ...] | None = None
+    dtype: str | None = None
+
+    def bind(self, scope: Scope) -> Field:
+        """This field with everything that depends on `cfg` and `proc` alone evaluated."""
+        shape = None if self.shape is None else tuple(fold(size, scope) for size in self.shape)
+        return Field(self.kind, fold(self.sizes, scope), self.dim, self.keep_on_cpu, shape, self.dtype)
+
+    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
+        """One part per item of a processed tensor (or list of tensors).
+
+        Args:
+            data: what `process` returned for this field.
+            sizes: for a flat field, the extent of each item along `dim`.
+            count: number of items.
+            where: names the field in errors.
+
+        Raises:
+            SpecError: the data does not hold `count` items, or the sizes do not add up to its extent.
+        """
+        if self.kind == "shared":
+            return [data] * count
+        if self.kind == "batched":
+            if len(data) != count:
+                raise SpecError(sentence(where, f"{count} items along the first dimension", str(len(data))))
+            return [data[i] for i in range(count)]
+        assert sizes is not None
+        extent = data.shape[self.dim] if isinstance(data, torch.Tensor) else len(data)
+        if sum(sizes) != extent:
+            raise SpecError(
+                sentence(where, f"sizes that add up to {extent}, the extent of dimension {self.dim}", str(sum(sizes)))
+            )
+        if isinstance(data, torch.Tensor):
+            return list(torch.split(data, list(sizes), dim=self.dim))
+        ends = [sum(sizes[: i + 1]) for i in range(count)]
+        return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def check(self, part: Any, scope: Scope, where: str) -> None:
+        """Compare one item's part with the stated shape and dtype.
+
+        Raises:
+            SpecError: they differ.
+        """
+        if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
+            raise SpecError(sentence(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__))))
+        if self.shape is not None:
+            wanted = tuple(evaluate(size, scope) for size in self.shape)
+            if tuple(getattr(part, "shape", ())) != wanted:
+                raise SpecError(sentence(where, f"shape {wanted} per item", str(tuple(getattr(part, "shape", ())))))
+
+    def __repr__(self) -> str:
+        stated = {
+            "dim": self.dim or None,
+            "keep_on_cpu": self.keep_on_cpu or None,
+            "shape": self.shape,
+            "dtype": self.dtype,
+        }
+        options = [f"{name}={value!r}" for name, value in stated.items() if value is not None]
+        return f"{self.kind}({', '.join([repr(self.sizes)] * (self.kind == 'flat') + options)})"
+
+
+def _shape(shape: Sequence[Value] | None) -> tuple[Any, ...] | None:
+    return None if shape is None else tuple(map(expression, shape))
+
+
+def batched(*, shape: Sequence[Value] | None = None, dtype: str | None = None, keep_on_cpu: bool = False) -> Field:
+    """Item i is ``data[i]``.
+
+    Args:
+        shape: shape of one item's part; sizes or expressions.
+        dtype: name of its torch dtype.
+        keep_on_cpu: the model reads this field on the host.
+    """
+    return Field("batched", shape=_shape(shape), dtype=dtype, keep_on_cpu=keep_on_cpu)
+
+
+def flat(
+    sizes: Value,
+    *,
+    dim: int = 0,
+    shape: Sequence[Value] | None = None,
+    dtype: str | None = None,
+    keep_on_cpu: bool = False,
+) -> Field:
+    """Items follow one another along `dim`.
+
+    Args:
+        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched `out` fields.
+        dim: the dimension to split.
+        shape: shape of one item's part; sizes or expressions.
+        dtype: name of its torch dtype.
+        keep_on_cpu: the model reads this field on the host.
+    """
+    return Field("flat", expression(sizes), dim, keep_on_cpu, _shape(shape), dtype)
+
+
+def shared(*, shape: Sequence[Value] | None = None, dtype: str | None = None, keep_on_cpu: bool = False) -> Field:
+    """Every item has the whole of ``data``. Arguments as for `batched`."""
+    return Field("shared", shape=_shape(shape), dtype=dtype, keep_on_cpu=keep_on_cpu)

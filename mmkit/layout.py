@@ -1,0 +1,395 @@
+"""Layouts: what one item becomes in the prompt.
+
+Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`. `embed(id)` marks
+    the positions
+that receive encoder rows; every other id is literal. One evaluation gives the token ids, the embed mask and the number
+of embeddings, so the three cannot disagree. Fuyu's rows of patches are ``(embed(patch) * cols + newline) * rows +
+bos``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import Any, TypeAlias
+
+import torch
+
+from .errors import SpecError, sentence
+from .expr import Expr, Loop, Scope, Text, Token, Value, evaluate, expression, fold, leaves
+
+__all__ = ["Laid", "Layout", "each", "embed", "nothing", "tok", "token"]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An evaluated layout.
+
+    Attributes:
+        ids: token ids, in prompt order. Shared between requests: do not change.
+        mask: one byte per id, 1 where the position receives an encoder row.
+    """
+
+    ids: list[int]
+    mask: bytes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def num_embeds(self) -> int:
+        """How many positions receive an encoder row."""
+        return self.mask.count(1)
+
+    @cached_property
+    def is_embed(self) -> torch.Tensor | None:
+        """Boolean mask (len(ids),), or, as vLLM wants it, None where every position receives an encoder row."""
+        if self.num_embeds == len(self.mask):
+            return None
+        return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
+
+    @cached_property
+    def embed_ids(self) -> frozenset[int]:
+        """The ids at the positions that receive encoder rows."""
+        return frozenset(token for token, embeds in zip(self.ids, self.mask, strict=True) if embeds)
+
+
+Piece: TypeAlias = tuple[list[int], bytes]
+_EMPTY: Piece = ([], b"")
+
+
+class Layout:
+    """Base of all layouts. Combine with ``+`` and ``*``."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Layout:
+        return Sequenced((*_parts(self), *_parts(_layout(other))))
+
+    def __radd__(self, other: Any) -> Layout:
+        return Sequenced((*_parts(_layout(other)), *_parts(self)))
+
+    def __mul__(self, count: Value) -> Layout:
+        return Repeated(self, expression(count))
+
+    __rmul__ = __mul__
+
+    def lay(self, scope: Scope) -> Laid:
+        """Evaluate in a scope.
+
+        Raises:
+            SpecError: an id or a count that is not a whole number >= 0, or a value that the scope lacks.
+        """
+        return Laid(*self._emit(scope))
+
+    def bind(self, scope: Scope) -> Layout:
+        """This layout with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
+        raise NotImplementedError
+
+    def leaves(self) -> frozenset[Expr]:
+        """Everything that the layout depends on; see `mmkit.expr.leaves`."""
+        raise NotImplementedError
+
+    def fixed(self) -> Iterator[Laid]:
+        """The parts of a bound layout that are evaluated already."""
+        for part in self._inner():
+            yield from part.fixed()
+
+    def _inner(self) -> tuple[Layout, ...]:
+        return ()
+
+    def _emit(self, scope: Scope) -> Piece:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Fixed(Layout):
+    """An evaluated part."""
+
+    ids: tuple[int, ...]
+    mask: bytes
+    _piece: Piece = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_piece", (list(self.ids), self.mask))
+
+    def _emit(self, scope: Scope) -> Piece:
+        return self._piece
+
+    def fixed(self) -> Iterator[Laid]:
+        yield Laid(*self._piece)
+
+    def bind(self, scope: Scope) -> Layout:
+        return self
+
+    def leaves(self) -> frozenset[Expr]:
+        return frozenset()
+
+    def __repr__(self) -> str:
+        return (
+            " + ".join(f"embed({i})" if m else f"token({i})" for i, m in zip(self.ids, self.mask, strict=True))
+            or "nothing"
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tokens(Layout):
+    """Literal ids: an id, several ids, or a layout that a function or `where` chooses."""
+
+    value: Value
+
+    def _emit(self, scope: Scope) -> Piece:
+        value = evaluate(self.value, scope)
+        if isinstance(value, Layout):
+            return value._emit(scope)
+        ids = [_token_id(v, self.value) for v in (value if isinstance(value, Sequence) else [value])]
+        return ids, bytes(len(ids))
+
+    def bind(self, scope: Scope) -> Layout:
+        value = fold(self.value, scope)
+        if isinstance(value, Layout):
+            return value.bind(scope)
+        return Tokens(value) if leaves(value) else Fixed(*_frozen(self._emit(scope)))
+
+    def leaves(self) -> frozenset[Expr]:
+        return leaves(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value) if isinstance(self.value, Token | Text) else f"token({self.value!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Embed(Layout):
+    """One position that receives an encoder row."""
+
+    value: Value
+
+    def _emit(self, scope: Scope) -> Piece:
+        return [_token_id(evaluate(self.value, scope), self.value)], b"\x01"
+
+    def bind(self, scope: Scope) -> Layout:
+        value = fold(self.value, scope)
+        return Embed(value) if leaves(value) else Fixed(*_frozen(self._emit(scope)))
+
+    def leaves(self) -> frozenset[Expr]:
+        return leaves(self.value)
+
+    def __repr__(self) -> str:
+        return f"embed({self.value!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Repeated(Layout):
+    body: Layout
+    count: Value
+
+    def _inner(self) -> tuple[Layout, ...]:
+        return (self.body,)
+
+    def _emit(self, scope: Scope) -> Piece:
+        ids, mask = self.body._emit(scope)
+        count = _whole(evaluate(self.count, scope), self.count, "a repetition count")
+        return ids * count, mask * count
+
+    def bind(self, scope: Scope) -> Layout:
+        body, count = self.body.bind(scope), fold(self.count, scope)
+        if leaves(count):
+            return Repeated(body, count)
+        bound = Repeated(body, _whole(count, self.count, "a repetition count"))
+        return bound if body.leaves() else Fixed(*_frozen(bound._emit(scope)))
+
+    def leaves(self) -> frozenset[Expr]:
+        return self.body.leaves() | leaves(self.count)
+
+    def __repr__(self) -> str:
+        body = f"({self.body!r})" if isinstance(self.body, Sequenced) else repr(self.body)
+        count = f"({self.count!r})" if isinstance(self.count, Expr) and " " in repr(self.count) else repr(self.count)
+        return f"{body} * {count}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sequenced(Layout):
+    parts: tuple[Layout, ...]
+
+    def _inner(self) -> tuple[Layout, ...]:
+        return self.parts
+
+    def _emit(self, scope: Scope) -> Piece:
+        ids: list[int] = []
+        masks: list[bytes] = []
+        for part in self.parts:
+            part_ids, part_mask = part._emit(scope)
+            ids += part_ids
+            masks.append(part_mask)
+        return ids, b"".join(masks)
+
+    def bind(self, scope: Scope) -> Layout:
+        bound = Sequenced(tuple(part.bind(scope) for part in self.parts))
+        return bound if bound.leaves() else Fixed(*_frozen(bound._emit(scope)))
+
+    def leaves(self) -> frozenset[Expr]:
+        return frozenset().union(*(part.leaves() for part in self.parts))
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts)) or "nothing"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Each(Layout):
+    over: Value
+    body: Layout
+    sep: Layout
+    last: Layout
+    depth: int
+
+    def _inner(self) -> tuple[Layout, ...]:
+        return self.body, self.sep, self.last
+
+    def _emit(self, scope: Scope) -> Piece:
+        over = evaluate(self.over, scope)
+        if isinstance(over, Integral):
+            over = range(_whole(over, self.over, "the number of elements of each()"))
+        ids: list[int] = []
+        masks: list[bytes] = []
+        for index, element in enumerate(over):
+            inner = scope.looped(element)
+            for part in (self.sep, self.body) if index else (self.body,):
+                part_ids, part_mask = part._emit(inner)
+                ids += part_ids
+                masks.append(part_mask)
+        if masks:
+            part_ids, part_mask = self.last._emit(scope)
+            ids += part_ids
+            masks.append(part_mask)
+        return ids, b"".join(masks)
+
+    def bind(self, scope: Scope) -> Layout:
+        bound = Each(
+            fold(self.over, scope), self.body.bind(scope), self.sep.bind(scope), self.last.bind(scope), self.depth
+        )
+        return bound if bound.leaves() else Fixed(*_frozen(bound._emit(scope)))
+
+    def leaves(self) -> frozenset[Expr]:
+        inner = self.body.leaves() | self.sep.leaves() | self.last.leaves()
+        return leaves(self.over) | {leaf for leaf in inner if _loop_depth(leaf) != self.depth}
+
+    def __repr__(self) -> str:
+        variable = repr(Loop(self.depth))
+        options = "".join(
+            f", {name}={part!r}" for name, part in (("sep", self.sep), ("last", self.last)) if part != nothing
+        )
+        return f"each({self.over!r}, lambda {variable}: {self.body!r}{options})"
+
+
+nothing: Layout = Sequenced(())
+"""The empty layout."""
+
+_depth: ContextVar[int] = ContextVar("depth of each()", default=0)
+
+
+def embed(token: Value) -> Layout:
+    """One position that receives an encoder row.
+
+    Args:
+        token: the placeholder id of that position, or one token: ``embed(tok["<image>"])``,
+            ``embed(cfg.image_token_id)``.
+    """
+    if isinstance(token, Tokens):
+        token = token.value
+    if isinstance(token, (Layout, str, Text)):
+        raise SpecError(
+            sentence("embed()", "one token id", repr(token), 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).')
+        )
+    return Embed(expression(token))
+
+
+def token(value: Value) -> Layout:
+    """Literal ids as a layout: ``token(cfg.bos_token_id) + ...``; `tok[...]` is one already."""
+    return value if isinstance(value, Layout) else Tokens(expression(value))
+
+
+def each(over: Value, body: Callable[[Any], Any], *, sep: Any = nothing, last: Any = nothing) -> Layout:
+    """One `body` per element, in order: rows, tiles, frames. Can be nested.
+
+    Args:
+        over: a sequence, or a number n for the elements 0 .. n-1.
+        body: called once with an expression for the current element; returns that element's layout.
+        sep: stands between two elements.
+        last: stands after the last element, if there is one.
+    """
+    depth = _depth.get()
+    reset = _depth.set(depth + 1)
+    try:
+        inner = _layout(body(Loop(depth)))
+    finally:
+        _depth.reset(reset)
+    return Each(expression(over), inner, _layout(sep), _layout(last), depth)
+
+
+class _Tok:
+    """``tok["<image>"]``: one token of the vocabulary; ``tok("some text")``: its encoding. Both are layouts of literal
+    ids.
+    """
+
+    def __getitem__(self, text: Value) -> Layout:
+        return Tokens(Token(expression(text)))
+
+    def __call__(self, text: Value) -> Layout:
+        return Tokens(Text(expression(text)))
+
+    def __repr__(self) -> str:
+        return "tok"
+
+
+tok = _Tok()
+
+
+def layout(value: Any) -> Layout:
+    """Make ids, expressions and functions of a `Scope` a layout.
+
+    Raises:
+        SpecError: a string; it could mean one token or a text.
+    """
+    return _layout(value)
+
+
+def _layout(value: Any) -> Layout:
+    if isinstance(value, Layout):
+        return value
+    if isinstance(value, str):
+        raise SpecError(
+            sentence(
+                "layout", "token ids", repr(value), f"Write tok[{value!r}] for one token or tok({value!r}) for text."
+            )
+        )
+    return Tokens(tuple(value) if isinstance(value, list) else expression(value))
+
+
+def _parts(value: Layout) -> tuple[Layout, ...]:
+    return value.parts if isinstance(value, Sequenced) else (value,)
+
+
+def _frozen(piece: Piece) -> tuple[tuple[int, ...], bytes]:
+    return tuple(piece[0]), piece[1]
+
+
+def _loop_depth(leaf: Expr) -> int | None:
+    from .expr import root
+
+    start = root(leaf)
+    return start._depth if isinstance(start, Loop) else None
+
+
+def _token_id(value: Any, source: Any) -> int:
+    return _whole(value, source, "a token id")
+
+
+def _whole(value: Any, source: Any, what: str) -> int:
+    if hasattr(value, "item") and not isinstance(value, Integral):  # a tensor or array of one element
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise SpecError(sentence(repr(source), f"{what}, a whole number >= 0", repr(value)))
+    return int(value)

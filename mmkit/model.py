@@ -1,0 +1,96 @@
+"""The model side: what a vLLM model class inherits so that its spec holds on the device too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from .errors import MmkitError, sentence
+from .plan import Plan
+from .spec import ModelSpec
+from .vllm_api import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings
+
+__all__ = ["MultiModalModel"]
+
+
+class MultiModalModel(SupportsMultiModal):
+    """Mixin for a vLLM model class; put it first among the bases, and decorate the class with `ModelSpec.register`.
+
+    For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the modality's fields as
+    vLLM batches them (a batched field of equal shapes is one stacked tensor) and returns one (rows, hidden_size) tensor
+    per item, as a list or stacked. In return
+
+    - rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently;
+    - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a request that passed
+      no processor cannot take the engine down;
+    - placeholder ids are never sampled.
+    """
+
+    mm_spec: ClassVar[ModelSpec]
+    """Set by `ModelSpec.register`."""
+
+    mm_plan: Plan
+    """The spec, bound to this model's config and tokenizer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # vLLM's interface is a Protocol, whose own __init__ does not pass the call on to the next base
+        super(SupportsMultiModalEmbeddings, self).__init__(*args, **kwargs)
+        self.mm_plan = current_plan()
+
+    def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
+        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size) tensor each.
+
+        Raises:
+            MmkitError: the encoder returned another number of items or rows than the layout has positions.
+        """
+        rows: list[torch.Tensor] = []
+        for name, modality in self.mm_plan.modalities.items():
+            if (embeds := kwargs.get(modality.embeds_field)) is not None:
+                rows += list(embeds)
+            fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
+            if not fields:
+                continue
+            made = list(getattr(self, f"embed_{name}")(**fields))
+            for i, item in enumerate(made):
+                wanted = modality.rows(_part(fields, modality.fields, i, len(made)))
+                if wanted is not None and len(item) != wanted:
+                    raise MmkitError(
+                        sentence(f"{modality.where}, embed_{name}, item {i}", f"{wanted} encoder rows", str(len(item)))
+                    )
+            rows += made
+        return rows
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Token embeddings (len(input_ids), hidden_size), with the encoder rows where `is_multimodal` holds."""
+        known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
+        embeds: torch.Tensor = self.get_language_model().embed_input_ids(torch.where(known, input_ids, 0))
+        if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
+            return embeds
+        return merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the next token, with minus infinity for placeholder ids."""
+        logits: torch.Tensor | None = super().compute_logits(hidden_states)
+        if logits is not None:  # None on ranks that do not sample
+            logits.index_fill_(-1, self._reserved_ids(logits.device), float("-inf"))
+        return logits
+
+    @property
+    def compute_logits_local(self) -> Any:
+        """Absent: vLLM would sample from the shards of the head and pass by the mask."""
+        raise AttributeError("compute_logits_local")
+
+    def _reserved_ids(self, device: torch.device) -> torch.Tensor:
+        reserved = self.__dict__.get("_reserved")
+        if reserved is None or reserved.device != device:
+            reserved = self.__dict__["_reserved"] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
+        return reserved
+
+
+def _part(fields: Mapping[str, Any], declared: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
+    """One item's part of the batched fields; flat fields are left out, as their extents are not known here."""
+    return {k: v if declared[k].kind == "shared" else v[index] for k, v in fields.items() if declared[k].kind != "flat"}

@@ -1,0 +1,382 @@
+"""A spec bound to one config and tokenizer: the compiled form that requests run through.
+
+Everything that depends on the config and the vocabulary alone is evaluated once, when the plan is made; layouts are
+evaluated once per item geometry and kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import InputError, SpecError, sentence
+from .expr import Opaque, Scope, evaluate, item, out, plain, root
+from .layout import Layout
+from .process import HF, Identity, unpadded
+from .updates import Placement, Resolved, place
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from .spec import Modality, ModelSpec
+
+__all__ = ["BoundModality", "Plan", "Processed"]
+
+_GEOMETRIES = 4096
+"""Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
+
+
+@dataclass(frozen=True)
+class Processed:
+    """The processed fields of the items of one modality.
+
+    Attributes:
+        data: what vLLM splits, by field: a list of parts for batched fields, the whole tensor for others.
+        sizes: the extent of each item, for flat fields.
+        parts: per item, its part of every field.
+    """
+
+    data: Mapping[str, Any]
+    sizes: Mapping[str, list[int]]
+    parts: list[dict[str, Any]]
+
+
+class BoundModality:
+    """One modality of a plan.
+
+    Attributes:
+        spec: the declaration.
+        where: names the modality in errors, as ``terra.actions``.
+        item: the item type, bound.
+        layout: the layout, with its static parts evaluated.
+        fields: the fields, bound.
+        limit: the most items in one request, or None.
+        depends_on_index: an item's layout or target depends on its position among the items.
+    """
+
+    def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
+        self.spec, self.where, self._scope = spec, where, scope
+        self.name = spec.name
+        with self._binding("item"):
+            self.item = spec.item.bind(scope)
+        with self._binding("layout"):
+            self.layout = spec.layout.bind(scope)
+        with self._binding("update"):
+            self.updates = [update.bind(scope) for update in spec.update]
+        with self._binding("fields"):
+            self.fields = {name: declared.bind(scope) for name, declared in spec.fields.items()}
+        with self._binding("limit"):
+            self.limit = self._limit()
+        self.embeds: Layout | None = None
+        if isinstance(spec.embeds, Layout):
+            with self._binding("embeds"):
+                self.embeds = spec.embeds.bind(scope)
+        elif spec.embeds:
+            self.embeds = self.layout
+        varying = self.layout.leaves().union(
+            *(u.leaves() for u in self.updates), self.embeds.leaves() if self.embeds else ()
+        )
+        self._key_leaves = sorted(varying, key=repr)
+        self._cacheable = not any(isinstance(leaf, Opaque) for leaf in varying)
+        self.depends_on_index = not self._cacheable or item.index in varying
+        self.text_target = any("tok(" in repr(u.target) for u in spec.update)
+        self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
+
+    @contextmanager
+    def _binding(self, part: str) -> Iterator[None]:
+        """Name the part in the errors of its binding."""
+        try:
+            yield
+        except SpecError as error:
+            raise SpecError(f"{self.where}, {part}: {error}") from error
+
+    def _limit(self) -> int | None:
+        limit = evaluate(self.spec.limit, self._scope)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise SpecError(sentence("limit", "a whole number >= 0 or None", repr(limit)))
+        return limit
+
+    @property
+    def embeds_field(self) -> str:
+        """The field that carries precomputed embeddings."""
+        return f"{self.name}_embeds"
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def parse(self, data: object) -> list[Any]:
+        """A caller's data as canonical items. None stands for an item whose content a `multi_modal_uuids` entry names.
+
+        Raises:
+            InputError: no item at all, or a malformed one.
+        """
+        if data is None:
+            raise InputError(
+                sentence(
+                    self.where,
+                    f"{self.item.expected} or a list of them",
+                    "None",
+                    "Send the item, or leave the modality out.",
+                )
+            )
+        values = self.item.split(data, self.where)
+        if not values:
+            raise InputError(
+                sentence(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
+            )
+        return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
+
+    def scope(
+        self, value: Any, index: int, out: Mapping[str, Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> Scope:
+        """What expressions see for one canonical item."""
+        facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
+        s = self._scope
+        return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, item=facts, out=out, kwargs=kwargs or {})
+
+    def whole(self, kwargs: Mapping[str, Any] | None = None) -> Scope:
+        """What a `process` function sees: everything but one item."""
+        s = self._scope
+        return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, kwargs=kwargs or {})
+
+    # -- processing --------------------------------------------------------------------------------------------------
+
+    def process(self, values: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Processed:
+        """Run `identity()` or the process function on canonical items; for `hf()` the caller runs the processor, then
+        `finish`.
+
+        Raises:
+            SpecError: the outputs contradict the declared fields.
+        """
+        process = self.spec.process
+        if isinstance(process, Identity):
+            ((name, declared),) = self.fields.items()
+            if declared.kind == "batched":
+                raw: Mapping[str, Any] = {name: list(values)}
+            elif declared.kind == "flat":
+                raw = {name: torch.cat(list(values), dim=declared.dim)}
+            else:
+                raise SpecError(
+                    sentence(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
+                )
+        else:
+            raw = process(values, self.whole(kwargs))
+            if unknown := set(raw) - set(self.fields):
+                expected = f"process to return declared fields, {sorted(self.fields)}"
+                raise SpecError(
+                    sentence(
+                        self.where, expected, repr(sorted(unknown)), "Declare them in fields, or do not return them."
+                    )
+                )
+        return self.finish(raw, values, kwargs)
+
+    def finish(
+        self, raw: Mapping[str, Any], values: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> Processed:
+        """Split processed tensors into items and check them against the declared fields.
+
+        Raises:
+            SpecError: a field is missing, has another number of items, or another shape or dtype than stated.
+        """
+        process = self.spec.process
+        if isinstance(process, HF):
+            raw = {process.outputs.get(name, name): value for name, value in raw.items()}
+        if missing := [name for name in self.fields if raw.get(name) is None]:
+            raise SpecError(
+                sentence(
+                    f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
+                )
+            )
+        count = len(values)
+        parts: list[dict[str, Any]] = [{} for _ in values]
+        scopes = [self.scope(value, i, parts[i], kwargs) for i, value in enumerate(values)]
+        data: dict[str, Any] = {}
+        extents: dict[str, list[int]] = {}
+        # flat fields come last: their sizes may be other fields of the same item
+        for name, declared in sorted(self.fields.items(), key=lambda entry: entry[1].kind == "flat"):
+            where = f"{self.where}, fields[{name!r}]"
+            sizes = None
+            if declared.kind == "flat":
+                sizes = extents[name] = [int(plain(evaluate(declared.sizes, s))) for s in scopes]
+            split = declared.split(raw[name], sizes, count, where)
+            if isinstance(process, HF) and name in process.unpad:
+                for i in range(count):
+                    parts[i][name] = split[i]
+                split = [unpadded(part, process.unpad[name], s) for part, s in zip(split, scopes, strict=True)]
+            for i, part in enumerate(split):
+                if declared.shape is not None or declared.dtype is not None:
+                    declared.check(part, scopes[i], f"{where}, item {i}")
+                parts[i][name] = part
+            data[name] = split if declared.kind == "batched" else raw[name]
+        return Processed(data, extents, parts)
+
+    # -- placeholders ------------------------------------------------------------------------------------------------
+
+    def ways(self, scope: Scope, *, embeds: bool = False) -> list[Resolved]:
+        """The alternatives of one item, in order of preference: target, layout, mask.
+
+        Raises:
+            SpecError: an id outside the vocabulary, or an item without any placeholder.
+        """
+        if not self._cacheable:
+            return self._resolve(scope, embeds)
+        key = (
+            embeds,
+            *(plain(evaluate(leaf, scope)) for leaf in self._key_leaves if not (embeds and root(leaf) == out)),
+        )
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = self._resolve(scope, embeds)
+            if len(self._layouts) > _GEOMETRIES:
+                self._layouts.popitem(last=False)
+        return found
+
+    def _resolve(self, scope: Scope, embeds: bool) -> list[Resolved]:
+        laid = ((self.embeds or self.layout) if embeds else self.layout).lay(scope)
+        if not laid.num_embeds:
+            raise SpecError(
+                sentence(f"{self.where}, layout", "at least one embed() position per item", f"{len(laid)} literal ids")
+            )
+        _check_ids(laid.ids, scope, f"{self.where}, layout")
+        ways = []
+        for update in self.updates:
+            kind, target = update.resolve(scope)
+            _check_ids(target, scope, f"{self.where}, update")
+            if kind == "replace" and not target:
+                raise SpecError(sentence(f"{self.where}, update", "a target of at least one token", "none"))
+            ways.append(Resolved(kind, target, laid))
+        return ways
+
+    def rows(self, out: Mapping[str, Any]) -> int | None:
+        """Encoder rows of an item, given its processed fields; None where the layout depends on the raw item."""
+        if not self._cacheable or any(root(leaf) == item for leaf in self._key_leaves):
+            return None
+        return self.ways(self.scope(SimpleNamespace(), 0, out))[0].laid.num_embeds
+
+    def largest(self, process: Callable[[list[Any]], list[dict[str, Any]]] | None = None) -> tuple[Any, int]:
+        """The item with the most tokens, and how many tokens that is.
+
+        Args:
+            process: canonical items to their processed fields, for layouts that depend on `out`.
+        """
+        best: tuple[Any, int] | None = None
+        for value in self.item.candidates():
+            fields = process([value])[0] if process else None
+            length = len(self.ways(self.scope(value, 0, fields))[0].laid)
+            if best is None or length > best[1]:
+                best = value, length
+        assert best is not None
+        return best
+
+    @property
+    def needs_out(self) -> bool:
+        """The layout or the targets depend, or may depend, on processed fields."""
+        return not self._cacheable or any(root(leaf) == out for leaf in self._key_leaves)
+
+
+class Plan:
+    """A spec bound to one config and tokenizer; make it with `ModelSpec.bind`.
+
+    Attributes:
+        spec: the declaration.
+        modalities: the bound modalities, by name.
+        vocab_size: number of ids of the language model.
+        embed_ids: the placeholder ids known when the plan is made.
+    """
+
+    def __init__(self, spec: ModelSpec, config: Any, tokenizer: Any = None, processor: Any = None) -> None:
+        self.spec = spec
+        self.vocab_size = vocab_size(config)
+        vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
+        scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs={})
+        self.modalities = {m.name: BoundModality(m, f"{spec.name}.{m.name}", scope) for m in spec.modalities}
+        owners: dict[int, list[str]] = {}
+        for modality in self.modalities.values():
+            fixed = list(modality.layout.fixed())
+            for laid in fixed:
+                _check_ids(laid.ids, scope, f"{modality.where}, layout")
+            if not modality.needs_out:
+                value, _ = modality.largest()
+                fixed.append(modality.ways(modality.scope(value, 0))[0].laid)
+            for laid in fixed:
+                for token in laid.embed_ids:
+                    owners.setdefault(token, []).append(modality.name)
+        self._owners = owners
+        self.embed_ids = frozenset(owners)
+
+    def check_ids(self, prompt: Sequence[Any]) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InputError: an id that is no whole number, or lies outside the vocabulary.
+        """
+        if not prompt:
+            return
+        if set(map(type, prompt)) != {int}:
+            position = next(i for i, token in enumerate(prompt) if type(token) is not int)
+            odd = prompt[position]
+            raise InputError(
+                sentence(
+                    f"{self.spec.name}.prompt[{position}]",
+                    "a token id",
+                    f"{type(odd).__name__} {odd!r}",
+                    "Send integers.",
+                )
+            )
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            position = next(i for i, token in enumerate(prompt) if not 0 <= token < self.vocab_size)
+            expected = f"a token id from 0 to {self.vocab_size - 1}"
+            raise InputError(
+                sentence(
+                    f"{self.spec.name}.prompt[{position}]", expected, str(prompt[position]), "Check the tokenizer."
+                )
+            )
+
+    def check_bare(self, prompt: Sequence[int], present: Iterable[str] = ()) -> None:
+        """Refuse placeholder ids of modalities that have no items in the request.
+
+        Args:
+            prompt: token ids.
+            present: modalities with at least one item.
+
+        Raises:
+            InputError: names the modality and how many placeholder ids there are.
+        """
+        covered = {token for token, names in self._owners.items() if not set(present).isdisjoint(names)}
+        if self.embed_ids.isdisjoint(prompt) or not (stray := self.embed_ids & set(prompt) - covered):
+            return
+        token = min(stray)
+        name = self._owners[token][0]
+        got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
+        remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
+        raise InputError(sentence(self.modalities[name].where, "one item per placeholder", got, remedy))
+
+    def place(
+        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]
+    ) -> tuple[list[int], list[Placement]]:
+        """Bring the layouts of all items into a prompt; see `mmkit.updates.place`."""
+        self.check_bare(prompt, items)
+        return place(prompt, items, self.spec.name)
+
+
+def vocab_size(config: Any) -> int:
+    """Number of ids of the language model in a Hugging Face config.
+
+    Raises:
+        SpecError: the config does not tell.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    size = getattr(text, "vocab_size", None)
+    if not isinstance(size, int):
+        raise SpecError(sentence("config", "a vocab_size in the language model's part", repr(size)))
+    return size
+
+
+def _check_ids(ids: Sequence[int], scope: Scope, where: str) -> None:
+    if ids and max(ids) >= (size := vocab_size(scope.cfg)):
+        remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
+        raise SpecError(sentence(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy))

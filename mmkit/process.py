@@ -1,0 +1,75 @@
+"""Processing: how canonical items become tensors.
+
+`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor, and any function ``(items, scope) ->
+dict of tensors`` does the rest. Whatever the way, item i must not depend on the other items of the request (law L5):
+nothing may be padded to the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from .expr import Scope, Value, evaluate, expression
+
+__all__ = ["HF", "Identity", "Process", "hf", "identity"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The items themselves are the modality's one field."""
+
+    def __repr__(self) -> str:
+        return "identity()"
+
+
+@dataclass(frozen=True)
+class HF:
+    """The model's Hugging Face processor; make it with `hf`."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    text: Value = None
+    unpad: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        stated = {name: getattr(self, name) for name in ("inputs", "outputs", "text", "unpad")}
+        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if value)})"
+
+
+Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
+
+
+def identity() -> Identity:
+    """Each item is its own field: the default for `Tensor` items of a modality with one field."""
+    return Identity()
+
+
+def hf(
+    *,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    text: Value = None,
+    unpad: Mapping[str, Any] | None = None,
+) -> HF:
+    """Call the model's Hugging Face processor once with all missing items. Outputs that are no declared field are left
+    out.
+
+    Args:
+        inputs: vLLM's argument name to the processor's: ``{"audios": "audio"}``.
+        outputs: the processor's output name to the field's.
+        text: text of one item, for a processor that wants as many placeholders in a text as there are items.
+        unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading dimensions), for a
+            processor that pads items to the largest of the batch.
+    """
+    sizes = {
+        name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
+        for name, s in (unpad or {}).items()
+    }
+    return HF(dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
+
+
+def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
+    """The leading corner of one item's part, without the padding."""
+    return part[tuple(slice(int(evaluate(size, scope))) for size in sizes)]

@@ -1,0 +1,317 @@
+"""The spec: a modality is declared once, and everything that vLLM needs is derived from the declaration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+
+from .errors import SpecError, sentence
+from .expr import Attribute, Expr, Index, Value, expression, item, leaves, out, root
+from .fields import Field
+from .items import Between, ItemType, Tensor
+from .layout import Layout, embed, layout, tok
+from .process import HF, Identity, Process, hf, identity
+from .updates import Update, replace
+
+if TYPE_CHECKING:
+    from .generate import Classes
+    from .plan import Plan
+
+__all__ = ["Modality", "ModelSpec"]
+
+M = TypeVar("M", bound=type)
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def _declare(self, where: str, **values: Any) -> None:
+        try:
+            BaseModel.__init__(self, **values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(map(str, first["loc"]))
+            raise SpecError(f"{where}: {at}: {first['msg']}, got {first['input']!r}.") from None
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+class Modality(_Declared):
+    """One kind of item and everything about it.
+
+    Attributes:
+        name: the key in ``multi_modal_data``.
+        item: what a caller may send.
+        layout: what one item becomes in the prompt.
+        update: how the layout gets into the prompt: one way, or several in order of preference.
+        fields: the processed tensors, by the name under which the model receives them.
+        process: how canonical items become these tensors.
+        limit: the most items in one request; None for no limit.
+        embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for image, video and
+            audio, as vLLM takes them. Give a layout over ``item.length`` (rows of the embedding) where `layout` depends
+            on the raw item.
+    """
+
+    name: str
+    item: ItemType
+    layout: Layout
+    update: tuple[Update, ...]
+    fields: Mapping[str, Field]
+    process: Any
+    limit: Any = None
+    embeds: bool | Layout = False
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        item: ItemType,
+        fields: Mapping[str, Field],
+        layout: Any = None,
+        update: Update | list[Update] | tuple[Update, ...] | None = None,
+        placeholder: str | None = None,
+        tokens: Value = None,
+        process: Process | None = None,
+        limit: Value = None,
+        embeds: Any = False,
+    ) -> None:
+        """Declare a modality.
+
+        The plain case has a short form: ``placeholder="<image>", tokens=576`` means
+        ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
+
+        Raises:
+            SpecError: a part is missing, contradictory or of the wrong type.
+        """
+        if placeholder is not None or tokens is not None:
+            if placeholder is None or tokens is None or layout is not None or update is not None:
+                expected = "placeholder and tokens together, or layout and update together"
+                raise SpecError(sentence(f"modality {name!r}", expected, "a mixture"))
+            layout, update = embed(tok[placeholder]) * tokens, replace(tok[placeholder])
+        if layout is None or update is None:
+            raise SpecError(
+                sentence(f"modality {name!r}", "layout and update", "neither" if layout is update else "one of them")
+            )
+        if process is None:
+            process = identity() if isinstance(item, Tensor) else hf()
+        self._declare(
+            f"modality {name!r}",
+            name=name,
+            item=item,
+            layout=_as_layout(layout),
+            update=(update,) if isinstance(update, Update) else tuple(update),
+            fields=dict(fields),
+            process=process,
+            limit=expression(limit),
+            embeds=embeds if isinstance(embeds, bool) else _as_layout(embeds),
+        )
+        self._check()
+
+    def _check(self) -> None:
+        where = f"modality {self.name!r}"
+        if not self.name.isidentifier():
+            raise SpecError(sentence(where, "a name that is a Python identifier", repr(self.name)))
+        if not self.update:
+            raise SpecError(sentence(where, "at least one update", "none"))
+        if not self.fields:
+            raise SpecError(sentence(where, "at least one field", "none"))
+        if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(self.fields) != 1):
+            raise SpecError(
+                sentence(
+                    where,
+                    "a Tensor item and one field for identity()",
+                    f"{self.item!r} and fields {sorted(self.fields)}",
+                )
+            )
+        if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
+            raise SpecError(sentence(where, "identity(), hf() or a function for process", repr(self.process)))
+        if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
+            raise SpecError(sentence(where, f"unpad to name fields among {sorted(self.fields)}", repr(sorted(unknown))))
+        for leaf in self.leaves():
+            if root(leaf) == out and (name := _first_key(leaf)) not in self.fields:
+                raise SpecError(
+                    sentence(
+                        f"{where}, {leaf!r}",
+                        f"a field among {sorted(self.fields)}",
+                        repr(name),
+                        "Declare it in fields.",
+                    )
+                )
+        if self.embeds is True and (dynamic := [leaf for leaf in self.layout.leaves() if root(leaf) in (item, out)]):
+            expected = f"a layout over item.length, because the layout depends on {dynamic[0]!r}"
+            raise SpecError(sentence(f"{where}, embeds", expected, "True"))
+
+    def leaves(self) -> frozenset[Expr]:
+        """Everything that this modality depends on; see `mmkit.expr.leaves`."""
+        parts: list[Any] = [self.limit, *(update for update in self.update)]
+        parts += [f.sizes for f in self.fields.values()] + [s for f in self.fields.values() for s in f.shape or ()]
+        if isinstance(self.item, Tensor):
+            parts += [end for s in self.item.shape for end in ((s.least, s.most) if isinstance(s, Between) else (s,))]
+        if isinstance(self.process, HF):
+            parts += [self.process.text, *(size for sizes in self.process.unpad.values() for size in sizes)]
+        return self.layout.leaves().union(*map(leaves, parts))
+
+    def __repr__(self) -> str:
+        update = self.update[0] if len(self.update) == 1 else list(self.update)
+        parts = [
+            repr(self.name),
+            f"item={self.item!r}",
+            f"layout={self.layout!r}",
+            f"update={update!r}",
+            f"fields={dict(self.fields)!r}",
+        ]
+        parts += [f"process={self.process!r}", f"limit={self.limit!r}", f"embeds={self.embeds!r}"]
+        return f"Modality({', '.join(parts)})"
+
+    def __hash__(self) -> int:
+        return hash(
+            (self.name, self.item, self.layout, self.update, tuple(self.fields.items()), self.limit, self.embeds)
+        )
+
+
+class ModelSpec(_Declared):
+    """The multimodal side of one model: its name in messages and class names, and its modalities.
+
+    Two specs are equal if they declare the same; a spec can be printed and hashed.
+    """
+
+    name: str
+    modalities: tuple[Modality, ...]
+    _module: str = PrivateAttr(default="__main__")
+
+    def __init__(self, name: str, *modalities: Modality) -> None:
+        """Declare a model.
+
+        Raises:
+            SpecError: no modality, or two that share a name or a field name.
+        """
+        self._declare(f"spec {name!r}", name=name, modalities=modalities)
+        self._module = _calling_module()
+        if not name.isidentifier():
+            raise SpecError(sentence(f"spec {name!r}", "a name that is a Python identifier", repr(name)))
+        if not modalities:
+            raise SpecError(sentence(f"spec {name!r}", "at least one modality", "none"))
+        seen: dict[str, str] = {}
+        for modality in modalities:
+            names = [*modality.fields, *([f"{modality.name}_embeds"] if modality.embeds else [])]
+            for key, kind in [(modality.name, "modality"), *((f, "field") for f in names)]:
+                # the model receives fields by name, so a name must tell the modality
+                if seen.setdefault(f"{kind} {key}", modality.name) != modality.name or (
+                    kind == "modality" and sum(m.name == key for m in modalities) > 1
+                ):
+                    raise SpecError(sentence(f"spec {name!r}", f"one {kind} named {key!r}", "several"))
+
+    def __getitem__(self, name: str) -> Modality:
+        """The modality of that name."""
+        for modality in self.modalities:
+            if modality.name == name:
+                return modality
+        raise KeyError(name)
+
+    def bind(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> Plan:
+        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine and no vLLM is
+        needed.
+
+        Args:
+            config: the Hugging Face config of the model.
+            tokenizer: its tokenizer; None for a model that runs without one.
+            processor: its Hugging Face processor, for specs that use `proc`.
+
+        Raises:
+            SpecError: the first thing that cannot work, as for `check`.
+        """
+        from .plan import Plan
+
+        return Plan(self, config, tokenizer, processor)
+
+    def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
+        """Raise on the first thing that cannot work with this config and tokenizer: an attribute that the config lacks,
+        a token that the vocabulary lacks, an id outside the vocabulary, a shape or limit out of range, an item without
+        placeholders.
+
+        Arguments as for `bind`.
+
+        Raises:
+            SpecError: names the modality, the part, and what to do.
+        """
+        self.bind(config, tokenizer, processor=processor)
+
+    @property
+    def classes(self) -> Classes:
+        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first use; needs vLLM.
+
+        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
+        subclassed.
+        """
+        from .generate import classes
+
+        return classes(self)
+
+    def register(
+        self,
+        model: M | None = None,
+        *,
+        info: type | None = None,
+        dummy_inputs: type | None = None,
+        processor: type | None = None,
+    ) -> Any:
+        """Register the generated classes, and the model class itself, with vLLM. Use it as a decorator of the model
+        class.
+
+        Spawned processes (engine core, workers, the registry's inspection) register it too: its module is noted in the
+        environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
+
+        Args:
+            model: the model class; its `__name__` is the architecture in the checkpoint's config.
+            info, dummy_inputs, processor: subclasses to register in place of generated classes.
+        """
+        if model is None:
+            return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)
+        from .plugin import announce
+        from .vllm_api import register
+
+        made = self.classes
+        register(
+            model,
+            info=info or made.info,
+            dummy_inputs=dummy_inputs or made.dummy_inputs,
+            processor=processor or made.processor,
+        )
+        announce(model)
+        model.mm_spec = self  # type: ignore[attr-defined]
+        return model
+
+    def __repr__(self) -> str:
+        return f"ModelSpec({', '.join([repr(self.name), *map(repr, self.modalities)])})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModelSpec):
+            return NotImplemented
+        return (self.name, self.modalities) == (other.name, other.modalities)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.modalities))
+
+
+def _as_layout(value: Any) -> Layout:
+    return layout(value)
+
+
+def _first_key(leaf: Expr) -> str | None:
+    key = None
+    while isinstance(leaf, (Attribute, Index)):
+        key = leaf._name if isinstance(leaf, Attribute) else leaf._key
+        leaf = leaf._base
+    return key
+
+
+def _calling_module() -> str:
+    """The module that declares the spec, as `enum` and `typing` find it."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))

@@ -1,0 +1,297 @@
+"""Prompt updates: how layouts get into the prompt.
+
+`replace` puts a layout in place of a target, `insert` puts it at an anchor, `in_place` says that the caller writes the
+layouts. In all three a layout that already stands in the prompt is recognised and left as it is, so an expanded prompt
+is not expanded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import InputError, sentence
+from .expr import Expr, Scope, Value
+from .layout import Laid, Layout, layout
+
+__all__ = [
+    "Anchor",
+    "Placement",
+    "Resolved",
+    "Update",
+    "after",
+    "end",
+    "in_place",
+    "insert",
+    "place",
+    "replace",
+    "start",
+]
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A place in the prompt: its start, its end, or right after a prefix."""
+
+    kind: Literal["start", "end", "after"]
+    prefix: Layout | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({'' if self.prefix is None else repr(self.prefix)})"
+
+
+@dataclass(frozen=True)
+class Update:
+    """One way to bring an item's layout into the prompt; make it with `replace`, `insert` or `in_place`."""
+
+    mode: Literal["replace", "insert", "in_place"]
+    target: Layout | Anchor | None = None
+
+    def bind(self, scope: Scope) -> Update:
+        """This update with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
+        match self.target:
+            case Layout():
+                return Update(self.mode, self.target.bind(scope))
+            case Anchor(prefix=Layout() as prefix):
+                return Update(self.mode, Anchor("after", prefix.bind(scope)))
+        return self
+
+    def leaves(self) -> frozenset[Expr]:
+        """Everything that the target depends on."""
+        target = self.target.prefix if isinstance(self.target, Anchor) else self.target
+        return target.leaves() if target is not None else frozenset()
+
+    def resolve(self, scope: Scope) -> tuple[str, tuple[int, ...]]:
+        """The kind of target (`replace`, `in_place`, or the anchor's) and its ids, in the scope of one item."""
+        if isinstance(self.target, Anchor):
+            return self.target.kind, tuple(self.target.prefix.lay(scope).ids) if self.target.prefix else ()
+        return self.mode, tuple(self.target.lay(scope).ids) if self.target else ()
+
+    def __repr__(self) -> str:
+        return f"{self.mode}({'' if self.target is None else repr(self.target)})"
+
+
+def replace(target: Value) -> Update:
+    """The layout takes the place of `target`, a token, ids or text: one occurrence per item, in their order."""
+    return Update("replace", layout(target))
+
+
+def insert(anchor: Anchor) -> Update:
+    """The layouts are inserted, in the order of the items, at `start()`, `after(prefix)` or `end()`."""
+    return Update("insert", anchor)
+
+
+def in_place() -> Update:
+    """The caller writes the layouts into the prompt; they are found and checked."""
+    return Update("in_place")
+
+
+def start() -> Anchor:
+    """Before the first token of the prompt."""
+    return Anchor("start")
+
+
+def end() -> Anchor:
+    """After the last token of the prompt."""
+    return Anchor("end")
+
+
+def after(prefix: Value) -> Anchor:
+    """Right after a prefix: ids or text with which the prompt must start."""
+    return Anchor("after", layout(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One way to place one item: the kind and ids of its target, and the layout that it brings."""
+
+    kind: str
+    target: tuple[int, ...]
+    laid: Laid
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an item's layout stands: `start` is its offset in the new prompt, `way` the index of the alternative that
+    was used.
+    """
+
+    modality: str
+    index: int
+    start: int
+    way: int
+
+
+class NotFound(InputError):
+    """An item's target is not in the prompt."""
+
+
+def place(
+    prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str
+) -> tuple[list[int], list[Placement]]:
+    """Bring the layouts of all items into a prompt, in one pass from left to right.
+
+    The items of a modality are placed in order. Where targets of several modalities match at the same place, the
+    modality that comes first in `items` goes first, as in vLLM. `prompt` is not changed.
+
+    Args:
+        prompt: token ids.
+        items: per modality and item, the alternatives, in order of preference.
+        where: names the spec in errors.
+
+    Returns:
+        The new prompt and one placement per item, in prompt order.
+
+    Raises:
+        NotFound: an item's target is not in the prompt.
+        InputError: a target or a placeholder id is left over.
+    """
+    try:
+        return _Pass(prompt, items, where, expanded=False).run()
+    except InputError as error:
+        # Only now consider that the caller may have expanded some placeholders: where a layout can be read as several
+        # targets, the reading that uses every target once is the right one.
+        try:
+            return _Pass(prompt, items, where, expanded=True).run()
+        except InputError:
+            raise error from None
+
+
+class _Pass:
+    def __init__(
+        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str, *, expanded: bool
+    ) -> None:
+        self.prompt, self.items, self.where, self.expanded = prompt, items, where, expanded
+
+    def run(self) -> tuple[list[int], list[Placement]]:
+        ids: list[int] = []
+        placements: list[Placement] = []
+        rest: list[tuple[int, int]] = []
+        position = 0
+        for begin, stop, modality, index, way in sorted(self._matches(), key=lambda match: match[0]):
+            if begin < position:  # an anchor inside a target that another layout replaces
+                raise self._not_found(modality)
+            rest.append((position, begin))
+            ids += self.prompt[position:begin]
+            placements.append(Placement(modality, index, len(ids), way))
+            ids += self.items[modality][index][way].laid.ids
+            position = stop
+        rest.append((position, len(self.prompt)))
+        ids += self.prompt[position:]
+        self._refuse_leftovers(rest)
+        return ids, placements
+
+    def _matches(self) -> Iterator[tuple[int, int, str, int, int]]:
+        """(begin, end) of what the layout takes the place of, modality, item and alternative; anchored ones first."""
+        searching: dict[str, int] = {}
+        for modality, ways in self.items.items():
+            index = 0
+            while index < len(ways) and (anchored := self._anchored(ways[index])) is not None:
+                yield anchored[0], anchored[0], modality, index, anchored[1]
+                index += 1
+            if index < len(ways):
+                searching[modality] = index
+        cursor = 0
+        found: dict[str, tuple[int, int, int]] = {}
+        while searching:
+            for modality, index in searching.items():
+                if modality not in found or found[modality][0] < cursor:
+                    match = self._search(self.items[modality][index], cursor)
+                    if match is None:
+                        raise self._not_found(modality)
+                    found[modality] = match
+            modality = min(searching, key=lambda m: found[m][0])  # min keeps the first of equals
+            begin, cursor, way = found.pop(modality)
+            yield begin, cursor, modality, searching[modality], way
+            searching[modality] += 1
+            if searching[modality] == len(self.items[modality]):
+                del searching[modality]
+
+    def _anchored(self, ways: Sequence[Resolved]) -> tuple[int, int] | None:
+        if self.expanded:
+            return None
+        for number, way in enumerate(ways):
+            prefix = list(way.target)
+            if way.kind == "start" or (way.kind == "after" and self.prompt[: len(prefix)] == prefix):
+                return len(prefix), number
+            if way.kind == "end":
+                return len(self.prompt), number
+        return None
+
+    def _search(self, ways: Sequence[Resolved], cursor: int) -> tuple[int, int, int] | None:
+        """The first match at or after the cursor: begin, end, alternative."""
+        best: tuple[int, int, int] | None = None
+        for number, way in enumerate(ways):
+            targets: list[Sequence[int]] = [way.target] if way.kind == "replace" else []
+            if self.expanded or way.kind == "in_place":
+                targets.insert(0, way.laid.ids)
+            for target in targets:
+                begin = find(self.prompt, target, cursor)
+                if begin is not None and (best is None or begin < best[0]):
+                    best = begin, begin + len(target), number
+        return best
+
+    def _refuse_leftovers(self, rest: list[tuple[int, int]]) -> None:
+        segments = [self.prompt[begin:stop] for begin, stop in rest if begin < stop]
+        for modality, items in self.items.items():
+            ways = {(way.kind, way.target, way.laid.embed_ids): way for alternatives in items for way in alternatives}
+            targets = [way.target for way in ways.values() if way.kind == "replace"]
+            embeds = frozenset().union(*(way.laid.embed_ids for way in ways.values()))
+            for segment in segments:
+                if any(find(segment, target, 0) is not None for target in targets) or not embeds.isdisjoint(segment):
+                    raise self._wrong_count(modality, items)
+
+    def _not_found(self, modality: str) -> InputError:
+        error = self._wrong_count(modality, self.items[modality])
+        return NotFound(*error.args)
+
+    def _wrong_count(self, modality: str, ways: Sequence[Sequence[Resolved]]) -> InputError:
+        way = ways[0][0]
+        if way.kind == "after":
+            return InputError(
+                sentence(
+                    f"{self.where}.{modality}",
+                    f"a prompt that starts with {_brief(way.target)}",
+                    f"one that starts with {_brief(self.prompt[: len(way.target)])}",
+                )
+            )
+        target = way.target if way.kind == "replace" else way.laid.ids
+        count, cursor = 0, 0
+        while target and (begin := find(self.prompt, target, cursor)) is not None:
+            count, cursor = count + 1, begin + len(target)
+        stray = sum(self.prompt.count(token) for token in way.laid.embed_ids)
+        items = f"{len(ways)} item" + ("s" if len(ways) != 1 else "")
+        return InputError(
+            sentence(
+                f"{self.where}.{modality}",
+                f"{len(ways)} placeholder(s) {_brief(target)} in the prompt for {items}",
+                f"{count}, and {stray} placeholder id(s) in all",
+                "Write one placeholder per item, and nothing else with its id.",
+            )
+        )
+
+
+def find(prompt: list[int], target: Sequence[int], begin: int) -> int | None:
+    """Where `target` first stands in `prompt`, at or after `begin`; None if it does not. An empty target stands
+    nowhere.
+    """
+    if not target:
+        return None
+    wanted, first, last = list(target), target[0], len(prompt) - len(target) + 1
+    while begin < last:
+        try:
+            begin = prompt.index(first, begin, last)
+        except ValueError:
+            return None
+        if prompt[begin : begin + len(wanted)] == wanted:
+            return begin
+        begin += 1
+    return None
+
+
+def _brief(ids: Sequence[Any]) -> str:
+    ids = list(ids)
+    if len(ids) > 1 and len(set(ids)) == 1:
+        return f"[{ids[0]}] * {len(ids)}"
+    return str(ids) if len(ids) <= 8 else f"[{', '.join(map(str, ids[:4]))}, ... {len(ids)} ids]"

@@ -1,0 +1,182 @@
+"""What all generations share: how mmkit's items, fields and layouts look as vLLM's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.parse import (
+    AudioProcessorItems,
+    EmbeddingItems,
+    ImageProcessorItems,
+    ModalityDataItems,
+    MultiModalDataParser,
+    ProcessorBatchItems,
+    VideoProcessorItems,
+)
+from vllm.multimodal.processing import (
+    PromptIndexTargets,
+    PromptInsertion,
+    PromptReplacement,
+    PromptUpdate,
+    PromptUpdateDetails,
+)
+
+from ..errors import InputError, sentence
+from ..expr import Scope
+from ..items import Audio, Image, Video
+from ..plan import BoundModality, Plan, Processed
+from ..updates import Resolved
+
+__all__ = ["EmbedItems", "Parser", "WayDetails", "details", "embed_facts", "field_configs", "prompt_update"]
+
+
+class TensorItems(ProcessorBatchItems[torch.Tensor]):
+    """Canonical tensors of one modality."""
+
+    def get_processor_data(self) -> Mapping[str, object]:
+        return {self.modality: self.get_all()}
+
+
+class EmbedItems(EmbeddingItems):
+    """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor cache off."""
+
+    def get_processor_data(self) -> Mapping[str, object]:
+        return {f"{self.modality}_embeds": self.get_all()}
+
+    def get_passthrough_data(self) -> Mapping[str, object]:
+        return {}
+
+
+class Parser(MultiModalDataParser):
+    """Turns what callers send into canonical items."""
+
+    def __init__(self, plan: Plan, **options: Any) -> None:
+        rates = {m.item.rate for m in plan.modalities.values() if isinstance(m.item, Audio)}
+        metadata = any(m.item.metadata for m in plan.modalities.values() if isinstance(m.item, Video))
+        super().__init__(target_sr=next(iter(rates), None), video_needs_metadata=metadata, **options)
+        self.plan = plan
+
+    def _get_subparsers(self) -> Mapping[str, Any]:
+        return {name: lambda data, m=modality: self._parse(m, data) for name, modality in self.plan.modalities.items()}
+
+    def parse_mm_data(self, mm_data: Any) -> Any:
+        known = self.plan.modalities
+        if unknown := [name for name in mm_data if name not in known]:
+            expected = f"modalities among {sorted(known)}"
+            raise InputError(sentence(f"{self.plan.spec.name}.multi_modal_data", expected, repr(unknown[0])))
+        return super().parse_mm_data(mm_data)
+
+    def _parse(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
+        if (embeds := self._embeddings(modality, data)) is not None:
+            return self._parse_embeddings(modality, embeds)
+        items = modality.parse(data)
+        match modality.item:
+            case Image():
+                return self._parse_image_data(items) or ImageProcessorItems([])
+            case Video():
+                return self._parse_video_data(items) or VideoProcessorItems([])
+            case Audio():
+                return self._parse_audio_data(items) or AudioProcessorItems([])
+        return TensorItems(items, modality.name)
+
+    def _embeddings(self, modality: BoundModality, data: Any) -> Any:
+        if isinstance(data, Mapping) and set(data) == {modality.embeds_field}:
+            if modality.embeds is None:
+                raise InputError(
+                    sentence(modality.where, modality.item.expected, f"{modality.embeds_field}", "Send the raw item.")
+                )
+            return data[modality.embeds_field]
+        standard = isinstance(modality.item, (Image, Video, Audio))
+        return data if standard and modality.embeds is not None and self.is_embeddings(data) else None
+
+    def _parse_embeddings(self, modality: BoundModality, data: Any) -> EmbedItems:
+        rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
+        if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
+            raise InputError(sentence(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__))
+        items = list(rows)
+        for i, item in enumerate(items):
+            where, expected = (
+                f"{modality.where}[{i}]",
+                f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor",
+            )
+            if not isinstance(item, torch.Tensor) or item.ndim != 2 or not item.is_floating_point():
+                got = (
+                    f"{item.dtype} tensor of shape {tuple(item.shape)}"
+                    if isinstance(item, torch.Tensor)
+                    else type(item).__name__
+                )
+                raise InputError(sentence(where, expected, got))
+            if self.expected_hidden_size not in (None, item.shape[1]):
+                raise InputError(sentence(where, expected, f"shape {tuple(item.shape)}"))
+            if not torch.isfinite(item).all():
+                raise InputError(sentence(where, expected, "NaN or an infinity"))
+        return EmbedItems(
+            [item.detach().cpu().contiguous() for item in items], modality.name, self.expected_hidden_size
+        )
+
+
+def embed_facts(rows: torch.Tensor, index: int) -> SimpleNamespace:
+    """What expressions see as `item` for precomputed embeddings: `length` (rows) and `index`."""
+    return SimpleNamespace(index=index, length=len(rows))
+
+
+def field_configs(modality: BoundModality, processed: Processed | None) -> dict[str, MultiModalFieldConfig]:
+    """How vLLM splits the processed fields of one modality; without `processed`, of a modality that has no items."""
+    name, configs = modality.name, {}
+    count = len(processed.parts) if processed else 0
+    for key, declared in modality.fields.items():
+        if declared.kind == "batched":
+            configs[key] = MultiModalFieldConfig.batched(name, keep_on_cpu=declared.keep_on_cpu)
+        elif declared.kind == "shared":
+            configs[key] = MultiModalFieldConfig.shared(name, count, keep_on_cpu=declared.keep_on_cpu)
+        else:
+            sizes = torch.tensor(processed.sizes[key] if processed else [], dtype=torch.long)
+            configs[key] = MultiModalFieldConfig.flat_from_sizes(
+                name, sizes, dim=declared.dim, keep_on_cpu=declared.keep_on_cpu
+            )
+    if modality.embeds is not None:
+        configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
+    return configs
+
+
+@dataclass(kw_only=True)
+class WayDetails(PromptUpdateDetails):
+    """One resolved alternative of one item, with what is needed to resolve it again at another index."""
+
+    way: Resolved
+    scope: Scope
+    number: int
+    embeds: bool
+
+    def at(self, index: int) -> Scope:
+        """The scope of the same item at another position among the request's items."""
+        return replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
+
+
+def details(way: Resolved, number: int, scope: Scope, embeds: bool) -> WayDetails:
+    """vLLM's form of an alternative; the mask is built once per layout."""
+    laid = way.laid
+    mask: Any = None if laid.is_embed is None else (lambda _full: laid.is_embed)
+    return WayDetails(full=laid.ids, is_embed=mask, way=way, scope=scope, number=number, embeds=embeds)
+
+
+def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptUpdate:
+    """One alternative of all items of a modality, as vLLM's prompt update."""
+    anchors = {"start": PromptIndexTargets.start, "end": PromptIndexTargets.end}
+
+    def target(index: int) -> Any:
+        way = contents[index].way
+        if way.kind == "after":
+            return PromptIndexTargets.prefix(list(way.target))
+        return (
+            anchors[way.kind]() if way.kind in anchors else list(way.target if way.kind == "replace" else way.laid.ids)
+        )
+
+    if contents[0].way.kind in ("replace", "in_place"):
+        return PromptReplacement(modality, target, contents.__getitem__)
+    return PromptInsertion(modality, target, contents.__getitem__)

@@ -1,0 +1,277 @@
+"""vLLM 0.31 to 0.33: the processor sees token ids only, builds its own dummy inputs, and gets its cache with each
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from transformers.feature_extraction_utils import BatchFeature
+from vllm.multimodal.processing import (
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    ProcessorInputs,
+)
+from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
+from vllm.renderers import TokenizeParams
+
+from ..errors import InputError, sentence
+from ..plan import Plan, Processed
+from ..process import HF
+from ..spec import ModelSpec
+from ..updates import NotFound
+from .common import EmbedItems, Parser, WayDetails, details, embed_facts, field_configs, prompt_update
+
+__all__ = ["DummyInputs", "ProcessingInfo", "Processor"]
+
+_PROCESSED = "mmkit_processed"
+"""Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
+
+
+class GuardedTokenizeParams(TokenizeParams):
+    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without items: they refuse
+    token ids that the model lacks and placeholders without data before the engine sees them."""
+
+    plan: ClassVar[Plan]
+
+    @classmethod
+    def guard(cls, params: TokenizeParams, plan: Plan) -> TokenizeParams:
+        guarded = type(cls.__name__, (cls,), {"plan": plan})
+        return guarded(**{f.name: getattr(params, f.name) for f in fields(params)})
+
+    def with_kwargs(self, **tokenization_kwargs: Any) -> TokenizeParams:
+        return self.guard(super().with_kwargs(**tokenization_kwargs), self.plan)
+
+    def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
+        ids = prompt.get("prompt_token_ids")
+        if ids is not None:
+            self.plan.check_ids(ids)
+            if not prompt.get("multi_modal_data"):
+                self.plan.check_bare(ids)
+        return super().apply_post_tokenization(tokenizer, prompt)
+
+
+class ProcessingInfo(BaseProcessingInfo):
+    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+
+    spec: ClassVar[ModelSpec]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The spec, bound to this model's config and tokenizer."""
+        uses_processor = any(repr(leaf).startswith("proc") for m in self.spec.modalities for leaf in m.leaves())
+        processor = self.get_hf_processor() if uses_processor else None
+        return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor)
+
+    def get_data_parser(self) -> Parser:
+        return Parser(self.plan, expected_hidden_size=self._get_expected_hidden_size())
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {name: modality.limit for name, modality in self.plan.modalities.items()}
+
+    def validate_num_items(self, modality: str, num_items: int) -> None:
+        limit = self.allowed_mm_limits[modality]
+        if num_items > limit:
+            raise InputError(
+                sentence(
+                    self.plan.modalities[modality].where,
+                    f"at most {limit} item(s)",
+                    str(num_items),
+                    "Send fewer items.",
+                )
+            )
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
+        wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
+        if any(m.needs_out for m in wanted):
+            return None  # vLLM then processes the dummy inputs and counts
+        return {m.name: m.largest()[1] for m in wanted}
+
+    def get_default_tok_params(self) -> TokenizeParams:
+        return GuardedTokenizeParams.guard(super().get_default_tok_params(), self.plan)
+
+
+class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
+    """The worst-case request of a spec; generated classes set `spec`."""
+
+    spec: ClassVar[ModelSpec]
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        return ""  # dummy prompts are built as token ids, so that models without a tokenizer have them too
+
+    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
+        modalities = self.info.plan.modalities
+        return {name: [modalities[name].item.candidates()[0]] * count for name, count in mm_counts.items() if count}
+
+
+class Processor(BaseMultiModalProcessor[ProcessingInfo]):
+    """Processes the requests of a spec; generated classes set `spec`."""
+
+    spec: ClassVar[ModelSpec]
+    requires_tokenizer = False
+
+    @property
+    def plan(self) -> Plan:
+        """The spec, bound to this model's config and tokenizer."""
+        plan: Plan = self.info.plan
+        return plan
+
+    # -- dummy inputs ------------------------------------------------------------------------------------------------
+
+    def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> ProcessorInputs:
+        data: dict[str, list[Any]] = {}
+        prompt: list[int] = []
+        for name, count in mm_counts.items():
+            if not count:
+                continue
+            modality = self.plan.modalities[name]
+
+            def process(values: list[Any], name: str = name) -> list[dict[str, Any]]:
+                items = self.info.parse_mm_data({name: values}, validate=False)
+                return self._process(items, {})[name].parts
+
+            value, _ = modality.largest(process if modality.needs_out else None)
+            data[name] = [value] * count
+            out = process([value])[0] if modality.needs_out else None
+            for index in range(count):
+                way = modality.ways(modality.scope(value, index, out))[0]
+                if way.kind in ("replace", "in_place"):
+                    prompt += way.target if way.kind == "replace" else way.laid.ids
+                elif way.kind == "after" and not index:
+                    prompt = [*way.target, *prompt]
+        return ProcessorInputs(prompt=prompt, mm_data_items=self.info.parse_mm_data(data, validate=False))
+
+    # -- processing --------------------------------------------------------------------------------------------------
+
+    def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
+        merged = self.info.ctx.get_merged_mm_kwargs(kwargs)
+        done: dict[str, Processed] = {}
+        hf_items: dict[str, Any] = {}
+        for name, items in mm_items.items():
+            modality, values = self.plan.modalities[name], items.get_all()
+            for i, value in enumerate(values):
+                if value is None:
+                    raise InputError(
+                        sentence(
+                            f"{modality.where}[{i}]", modality.item.expected, "None, and no such item in the cache"
+                        )
+                    )
+            if not values:
+                continue
+            if isinstance(items, EmbedItems):
+                done[name] = Processed(
+                    {modality.embeds_field: values}, {}, [{modality.embeds_field: v} for v in values]
+                )
+            elif isinstance(modality.spec.process, HF):
+                hf_items[name] = items
+            else:
+                done[name] = modality.process(values, merged)
+        if hf_items:
+            raw = super()._apply_hf_processor_main(type(mm_items)(hf_items), kwargs)
+            for name, items in hf_items.items():
+                done[name] = self.plan.modalities[name].finish(raw, items.get_all(), merged)
+        return done
+
+    def _get_hf_mm_text(self, mm_counts: Mapping[str, int]) -> str | None:
+        texts = [
+            str(m.spec.process.text) * mm_counts.get(name, 0)
+            for name, m in self.plan.modalities.items()
+            if isinstance(m.spec.process, HF) and m.spec.process.text is not None
+        ]
+        return "".join(texts) if texts else None
+
+    def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
+        renames = {
+            k: v
+            for m in self.plan.modalities.values()
+            if isinstance(m.spec.process, HF)
+            for k, v in m.spec.process.inputs.items()
+        }
+        return inputs._replace(hf_data={renames.get(key, key): value for key, value in inputs.hf_data.items()})
+
+    def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
+        processed = self._process(mm_items, hf_kwargs)
+        data = {key: value for done in processed.values() for key, value in done.data.items()}
+        return BatchFeature({**data, _PROCESSED: processed})
+
+    def _get_mm_fields_config(
+        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, Any]:
+        processed = hf_inputs.get(_PROCESSED, {})
+        return {
+            k: v for name, m in self.plan.modalities.items() for k, v in field_configs(m, processed.get(name)).items()
+        }
+
+    # -- prompt updates ----------------------------------------------------------------------------------------------
+
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
+    ) -> Sequence[Any]:
+        kwargs = self.info.ctx.get_merged_mm_kwargs(hf_processor_mm_kwargs)
+        updates = []
+        for name, items in mm_items.items():
+            modality, embeds = self.plan.modalities[name], isinstance(items, EmbedItems)
+            contents = []
+            for index, value in enumerate(items.get_all()):
+                facts = embed_facts(value, index) if embeds else modality.item.facts(value, index)
+                scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), kwargs)
+                ways = modality.ways(scope, embeds=embeds)
+                if embeds and len(value) != (rows := ways[0].laid.num_embeds):
+                    raise InputError(
+                        sentence(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
+                    )
+                contents.append([details(way, n, scope, embeds) for n, way in enumerate(ways)])
+            if contents:
+                updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
+        return updates
+
+    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
+        update = replace(cached_update, item_idx=new_item_idx)
+        content: WayDetails = update.content
+        modality = self.plan.modalities[update.modality]
+        if not modality.depends_on_index or content.scope.item.index == new_item_idx:
+            return update
+        scope = content.at(new_item_idx)
+        way = modality.ways(scope, embeds=content.embeds)[content.number]
+        return update.with_content(details(way, content.number, scope, content.embeds))
+
+    def _apply_prompt_updates(
+        self, token_ids: list[int], mm_prompt_updates: Any
+    ) -> tuple[list[int], Mapping[str, list[Any]]]:
+        items = {
+            name: [[update.content.way for update in ways] for ways in alternatives]
+            for name, alternatives in mm_prompt_updates.items()
+        }
+        try:
+            ids, placements = self.plan.place(token_ids, items)
+        except NotFound:
+            if self.info.ctx.tokenizer is None or not any(m.text_target for m in self.plan.modalities.values()):
+                raise
+            # a text target can be tokenized differently inside the prompt: vLLM's own search in the decoded text
+            by_text: tuple[list[int], Mapping[str, list[Any]]] = super()._apply_prompt_updates(
+                token_ids, mm_prompt_updates
+            )
+            return by_text
+        found: dict[str, list[Any]] = {}
+        for place in placements:
+            laid = items[place.modality][place.index][place.way].laid
+            found.setdefault(place.modality, []).append(
+                PlaceholderFeaturesInfo(place.modality, place.index, place.start, laid.ids, laid.is_embed)
+            )
+        return ids, found
+
+    def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        self.plan.check_ids(inputs.prompt)
+        for name, items in inputs.mm_data_items.items():
+            uuids = (inputs.mm_uuid_items or {}).get(name) or [None] * len(items)
+            for i, (value, uuid) in enumerate(zip(items.get_all(), uuids, strict=True)):
+                if value is None and uuid is None:
+                    modality = self.plan.modalities[name]
+                    remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
+                    raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, "None", remedy))
+        return super().apply(inputs, timing_ctx)

@@ -1,0 +1,52 @@
+"""The vocabulary of a tokenizer, as specs see it."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property, lru_cache
+from typing import Any
+
+from .errors import SpecError
+
+__all__ = ["Vocabulary"]
+
+
+class Vocabulary:
+    """Read-only view of a Hugging Face tokenizer: ``v["<image>"]`` is an id, ``v("some text")`` a list of ids.
+
+    Args:
+        tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._encode = lru_cache(maxsize=1024)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        # get_vocab() copies the whole table: once per tokenizer, not per lookup
+        return dict(self.tokenizer.get_vocab())
+
+    def __getitem__(self, token: str) -> int:
+        """The id of one token.
+
+        Raises:
+            SpecError: the vocabulary lacks it.
+        """
+        try:
+            return self._ids[token]
+        except KeyError:
+            near = difflib.get_close_matches(token, self._ids, n=3)
+            hint = f" Near: {', '.join(map(repr, near))}." if near else ""
+            raise SpecError(
+                f"tok[{token!r}]: expected a token of the vocabulary, got a text that is none.{hint} "
+                f"Use tok({token!r}) for a text that the tokenizer splits."
+            ) from None
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text, encoded without special tokens."""
+        return list(self._encode(text))
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
