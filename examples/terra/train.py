@@ -3,7 +3,7 @@
     python -m examples.terra.train --out DIR
     python -m examples.terra.train --evaluate DIR
 
-The defaults reproduce the committed checkpoint.
+The defaults reproduce the committed checkpoint: 2,000 steps, about 18 minutes on one core.
 """
 
 import math
@@ -154,7 +154,7 @@ def train(steps: int, seed: int) -> LlamaActionForCausalLM:
         frames, actions, moments = sample_batch(rng, num_frames)
         logits = predict(model, frames, actions, moments)
         loss = nn.functional.cross_entropy(logits.flatten(0, 2), frames[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
