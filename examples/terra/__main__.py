@@ -30,6 +30,7 @@ def main(
     Writes a GIF and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side) and a JSON report.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
     if tensor_parallel_size > 1:  # on a CPU, one core per process; elsewhere the variable is not read
         cores = "|".join(map(str, range(tensor_parallel_size)))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
@@ -116,7 +117,7 @@ def make_data(config: Any, seeds: Iterable[int], make_episode: Any) -> tuple[np.
 def run_reference(
     model: Path, context: np.ndarray, actions: np.ndarray, frames: int
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """The same rollout by the Hugging Face reference with its KV cache: tokens (streams, frames, patches) and its report."""
+    """The same rollout by the Hugging Face reference: tokens (streams, frames, patches) and its part of the report."""
     import torch
 
     from .reference import LlamaActionForCausalLM

@@ -1,0 +1,14 @@
+"""Hypothesis profiles. HYPOTHESIS_PROFILE selects one; without it, `ci` where CI is set, else `dev`."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)  # a busy machine is no reason to fail
+
+settings.register_profile("dev", max_examples=80, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile(
+    "ci", max_examples=300, deadline=None, suppress_health_check=_SLOW, derandomize=True, print_blob=True
+)
+settings.register_profile("thorough", max_examples=5000, deadline=None, suppress_health_check=_SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))

@@ -1,0 +1,133 @@
+"""Independent, deliberately naive references: layouts token by token, and placement by scanning the prompt once.
+
+Both are written from the documentation of mmkit, not from its code, and use plain lists and tuples only.
+
+A layout is a tree: ``("token", v)``, ``("embed", v)``, ``("repeat", tree, v)``, ``("sequence", trees)`` or
+``("each", over, body, sep, last)``, where `sep` and `last` may be None. A value `v` is a number, ``("cfg", name)``,
+``("item", name)`` or ``("loop", depth)``; `over` is a value or a list of numbers.
+
+A way to place an item is ``(kind, target, layout, embed ids)`` with a kind of replace, in_place, start, end or after.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def value(v: Any, env: dict[str, dict[str, Any]], loops: list[int]) -> Any:
+    if isinstance(v, tuple):
+        root, name = v
+        return loops[name] if root == "loop" else env[root][name]
+    return v
+
+
+def lay(tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: list[int] | None = None) -> list[tuple[int, bool]]:
+    """The tokens of a layout, each with whether it receives an encoder row."""
+    loops = loops or []
+    kind = tree[0]
+    if kind in ("token", "embed"):
+        return [(value(tree[1], env, loops), kind == "embed")]
+    tokens: list[tuple[int, bool]] = []
+    if kind == "repeat":
+        for _ in range(value(tree[2], env, loops)):
+            tokens += lay(tree[1], env, loops)
+    elif kind == "sequence":
+        for part in tree[1]:
+            tokens += lay(part, env, loops)
+    else:
+        _, over, body, sep, last = tree
+        over = value(over, env, loops)
+        elements = list(range(over)) if isinstance(over, int) else list(over)
+        for position, element in enumerate(elements):
+            if position > 0 and sep is not None:
+                tokens += lay(sep, env, loops)
+            tokens += lay(body, env, [*loops, element])
+        if elements and last is not None:
+            tokens += lay(last, env, loops)
+    return tokens
+
+
+Way = tuple[str, list[int], list[int], set[int]]
+Placed = tuple[list[int], list[tuple[str, int, int, int]]]
+
+
+def place(prompt: list[int], items: dict[str, list[list[Way]]]) -> Placed | None:
+    """The new prompt and (modality, index, start, way) per item; None where the request is refused.
+
+    The prompt is first read as if the caller had expanded nothing; only if that fails, as if layouts may stand in it.
+    """
+    return _scan(prompt, items, False) or _scan(prompt, items, True)
+
+
+def _scan(prompt: list[int], items: dict[str, list[list[Way]]], expanded: bool) -> Placed | None:
+    anchors: dict[int, list[tuple[str, int, int]]] = {}
+    waiting: dict[str, list[int]] = {}
+    for modality, ways_of in items.items():
+        for index, ways in enumerate(ways_of):
+            anchor = None if expanded or waiting.get(modality) else _anchor(prompt, ways)
+            if anchor is None:
+                waiting.setdefault(modality, []).append(index)
+            else:
+                anchors.setdefault(anchor[0], []).append((modality, index, anchor[1]))
+
+    result: list[int] = []
+    placed: list[tuple[str, int, int, int]] = []
+    untouched: list[list[int]] = [[]]
+    position = 0
+    while position <= len(prompt):
+        for modality, index, way in anchors.pop(position, []):
+            placed.append((modality, index, len(result), way))
+            result += items[modality][index][way][2]
+            untouched.append([])
+        if position == len(prompt):
+            break
+        found = _at(prompt, position, items, waiting, expanded)
+        if found is None:
+            result.append(prompt[position])
+            untouched[-1].append(prompt[position])
+            position += 1
+        else:
+            modality, way, length = found
+            index = waiting[modality].pop(0)
+            placed.append((modality, index, len(result), way))
+            result += items[modality][index][way][2]
+            untouched.append([])
+            position += length
+    if anchors or any(waiting.values()):
+        return None
+    for ways_of in items.values():
+        for ways in ways_of:
+            for kind, target, _, embeds in ways:
+                for segment in untouched:
+                    if embeds & set(segment) or (kind == "replace" and _contains(segment, target)):
+                        return None
+    return result, placed
+
+
+def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
+    for number, (kind, prefix, _, _) in enumerate(ways):
+        if kind == "start":
+            return 0, number
+        if kind == "end":
+            return len(prompt), number
+        if kind == "after" and prompt[: len(prefix)] == prefix:
+            return len(prefix), number
+    return None
+
+
+def _at(
+    prompt: list[int], position: int, items: dict[str, list[list[Way]]], waiting: dict[str, list[int]], expanded: bool
+) -> tuple[str, int, int] | None:
+    for modality in items:
+        if not waiting.get(modality):
+            continue
+        for number, (kind, target, layout, _) in enumerate(items[modality][waiting[modality][0]]):
+            if (expanded or kind == "in_place") and prompt[position : position + len(layout)] == layout:
+                return modality, number, len(layout)
+            if kind == "replace" and prompt[position : position + len(target)] == target:
+                return modality, number, len(target)
+    return None
+
+
+def _contains(segment: list[int], target: list[int]) -> bool:
+    return any(segment[i : i + len(target)] == target for i in range(len(segment) - len(target) + 1))
