@@ -15,6 +15,9 @@ __all__ = ["announce", "load"]
 
 VARIABLE = "MMKIT_MODULES"
 
+MAIN_MODULES = ("__main__", "__mp_main__")
+"""Names of the module that is run as a script: here, and in spawned processes, which run it again by themselves."""
+
 
 def load() -> None:
     """Import the modules that MMKIT_MODULES names, separated by commas. Can be called again."""
@@ -25,8 +28,7 @@ def load() -> None:
 def announce(model: type) -> None:
     """Have processes that start from now on import the module of a model class."""
     names = _names()
-    # a spawned process runs the main module again by itself, under the name __mp_main__
-    if model.__module__ not in (*names, "__main__", "__mp_main__"):
+    if model.__module__ not in (*names, *MAIN_MODULES):
         os.environ[VARIABLE] = ",".join([*names, model.__module__])
 
 

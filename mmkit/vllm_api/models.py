@@ -12,6 +12,7 @@ from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
+from ..plugin import MAIN_MODULES
 
 __all__ = ["SupportsMultiModal", "SupportsMultiModalEmbeddings", "current_plan", "merge_embeddings", "register"]
 
@@ -22,10 +23,10 @@ def register(model: type, *, info: type, dummy_inputs: type, processor: type) ->
     May be called again for the same class: plugins run in several processes, and more than once in some.
     """
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
-    main = model.__module__ == "__main__"  # cannot be imported by name elsewhere
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:
-        ModelRegistry.register_model(model.__name__, model if main else f"{model.__module__}:{model.__qualname__}")
+        by_name = model.__module__ not in MAIN_MODULES
+        ModelRegistry.register_model(model.__name__, f"{model.__module__}:{model.__qualname__}" if by_name else model)
 
 
 def current_plan() -> Plan:
