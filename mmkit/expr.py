@@ -401,6 +401,15 @@ def root(leaf: Expr) -> Expr:
     return leaf
 
 
+def first_key(leaf: Expr) -> Any:
+    """The attribute or key that a leaf takes of its root: ``pixels`` for ``out.pixels.shape[0]``; None for a root."""
+    key = None
+    while isinstance(leaf, (Attribute, Index)):
+        key = leaf._name if isinstance(leaf, Attribute) else leaf._key
+        leaf = leaf._base
+    return key
+
+
 def evaluate(value: Value, scope: Scope) -> Any:
     """The value of an expression in a scope; constants are their own value.
 

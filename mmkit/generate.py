@@ -66,6 +66,8 @@ def classes(spec: ModelSpec) -> Classes:
     home = _home(spec)
     if home is not None:
         module: Any = importlib.import_module(f"{PACKAGE}.{home}")
+        if module.SPEC is not spec:  # the variable was assigned again
+            module = importlib.reload(module)
     else:
         module = _local_module(spec)
     prefix = class_prefix(spec.name)

@@ -24,7 +24,8 @@ __all__ = ["Audio", "Between", "Image", "ItemType", "Tensor", "Video", "between"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = {str(d).removeprefix("torch."): d for d in (*_FLOATS, *_INTEGERS, torch.bool)}
-_LARGEST_FLOAT16 = 65504.0
+LARGEST_FLOAT16 = 65504.0
+_DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Tensor(ItemType):
         dtype: name of the canonical torch dtype.
         finite: refuse NaN and infinities.
         bound: largest magnitude. The default is the largest float16, which no model dtype overflows when it casts.
+        largest: shape of the item with the most encoder rows, or a list of shapes among which it is, where that is not
+            the item with every size at its most.
 
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
@@ -107,7 +110,8 @@ class Tensor(ItemType):
     shape: tuple[Any, ...]
     dtype: str = "float32"
     finite: bool = True
-    bound: Value = _LARGEST_FLOAT16
+    bound: Value = LARGEST_FLOAT16
+    largest: Any = None
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -130,7 +134,12 @@ class Tensor(ItemType):
         bound = fold(self.bound, scope)
         if isinstance(bound, Expr) or not bound > 0:
             raise SpecError(sentence("Tensor.bound", "a number > 0 from cfg", repr(bound)))
-        return replace(self, shape=tuple(sizes), bound=bound)
+        most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
+        largest = _sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else [most]
+        for shape in largest:
+            if not all(map(_fits, shape, sizes)):
+                raise SpecError(sentence("Tensor.largest", f"a shape within {tuple(sizes)}", repr(shape)))
+        return replace(self, shape=tuple(sizes), bound=bound, largest=tuple(largest))
 
     @property
     def expected(self) -> str:
@@ -164,7 +173,7 @@ class Tensor(ItemType):
             largest = float(tensor.abs().max())  # NaN wins every max, so one comparison sees all three faults
             if not largest <= self.bound and (self.finite or math.isfinite(largest)):
                 raise InputError(self._out_of_bounds(tensor, where))
-        return tensor.detach().to(device="cpu", dtype=wanted).contiguous()
+        return _own(tensor, wanted)
 
     def _accepts(self, dtype: torch.dtype, listed: bool) -> bool:
         if self.torch_dtype.is_floating_point:
@@ -177,11 +186,11 @@ class Tensor(ItemType):
         if tensor.dtype != torch.bool and tensor.numel():
             limits = torch.iinfo(self.torch_dtype)
             least, most = int(tensor.min()), int(tensor.max())
-            most_allowed = min(limits.max, int(self.bound)) if self.bound != _LARGEST_FLOAT16 else limits.max
+            most_allowed = min(limits.max, int(self.bound)) if self.bound != LARGEST_FLOAT16 else limits.max
             if least < max(limits.min, -most_allowed - 1) or most > most_allowed:
                 expected = f"values that fit {self.dtype}, at most {most_allowed}"
                 raise InputError(sentence(where, expected, f"values from {least} to {most}"))
-        return tensor.detach().to(device="cpu", dtype=self.torch_dtype).contiguous()
+        return _own(tensor, self.torch_dtype)
 
     def _out_of_bounds(self, tensor: torch.Tensor, where: str) -> str:
         flat = tensor.reshape(-1)
@@ -200,7 +209,7 @@ class Tensor(ItemType):
         return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
 
     def candidates(self) -> list[torch.Tensor]:
-        return [torch.zeros([s.most if isinstance(s, Between) else s for s in self.shape], dtype=self.torch_dtype)]
+        return [torch.zeros(shape, dtype=self.torch_dtype) for shape in self.largest]
 
 
 @dataclass(frozen=True)
@@ -248,7 +257,7 @@ class Image(ItemType):
         array = np.asarray(media) if media.shape[-1] == 3 else None
         if array is not None and array.dtype == np.uint8:
             return PILImage.fromarray(array, "RGB")
-        _refuse_nonfinite(media, where)
+        check_finite(media, where)
         return value
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
@@ -303,7 +312,7 @@ class Video(ItemType):
         if not isinstance(frames, (np.ndarray, torch.Tensor)) or frames.ndim != 4 or 0 in frames.shape:
             got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else _describe(value)
             raise InputError(sentence(where, "an array of shape (frames, height, width, 3)", got))
-        _refuse_nonfinite(frames, where)
+        check_finite(frames, where)
         return frames if metadata is None else (frames, metadata)
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
@@ -372,7 +381,7 @@ class Audio(ItemType):
             raise InputError(sentence(where, self.expected, f"shape {array.shape}, dtype {array.dtype}"))
         if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
             raise InputError(sentence(where, "a sampling rate > 0 in Hz", repr(rate)))
-        _refuse_nonfinite(array, where)
+        check_finite(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
         return array if rate is None else (array, rate)
 
@@ -398,7 +407,7 @@ def _is_sequence_of_items(data: Sequence[Any], rank: int) -> bool:
     if not data:
         return True
     depth, inner = 0, data
-    while isinstance(inner, (list, tuple)):
+    while isinstance(inner, (list, tuple)) and depth <= _DEEPEST:
         depth += 1
         if not inner:
             break
@@ -409,7 +418,11 @@ def _is_sequence_of_items(data: Sequence[Any], rank: int) -> bool:
 def _as_tensor(value: object, where: str, kind: Tensor) -> tuple[torch.Tensor, bool]:
     """The value as a tensor of its own dtype, and whether it came as nested lists, which have no dtype."""
     if isinstance(value, torch.Tensor):
-        return value, False
+        if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_quantized:
+            raise InputError(sentence(where, kind.expected, f"a {value.layout} tensor on {value.device}"))
+        return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg(), False
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(sentence(where, kind.expected, "a masked array", "Fill its gaps."))
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         if array.dtype.kind not in "fiubc":
@@ -417,7 +430,9 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> tuple[torch.Tensor, b
         if not array.dtype.isnative or (array.dtype.kind == "f" and array.dtype.itemsize > 8):
             raise InputError(sentence(where, kind.expected, f"dtype {array.dtype.str}", f"Convert it to {kind.dtype}."))
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch has no arithmetic on these
-            array = array.astype(np.int64) if array.dtype.itemsize < 8 else array.astype(np.float64)
+            if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
+                raise InputError(sentence(where, kind.expected, f"the value {int(array.max())}"))
+            array = array.astype(np.int64)
         writable = array if array.flags.writeable else array.copy()
         return torch.from_numpy(np.ascontiguousarray(writable)).reshape(array.shape), False
     if isinstance(value, (list, tuple)):
@@ -432,10 +447,17 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> tuple[torch.Tensor, b
     raise InputError(sentence(where, kind.expected, _describe(value)))
 
 
-def _first_odd(value: Any) -> str | None:
+def _own(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous CPU copy: what is cached must not change when the caller reuses its memory."""
+    return tensor.to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _first_odd(value: Any, depth: int = 0) -> str | None:
     """The first element of nested lists that is no number."""
     if isinstance(value, (list, tuple)):
-        return next((odd for odd in map(_first_odd, value) if odd is not None), None)
+        if depth == _DEEPEST:
+            return f"more than {_DEEPEST} levels"
+        return next((odd for odd in (_first_odd(v, depth + 1) for v in value) if odd is not None), None)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _describe(value)
     return None if abs(value) < 2**63 or isinstance(value, float) else repr(value)
@@ -445,10 +467,18 @@ def _fits(size: int, wanted: Any) -> bool:
     return bool(wanted.least <= size <= wanted.most if isinstance(wanted, Between) else size == wanted)
 
 
-def _refuse_nonfinite(value: Any, where: str) -> None:
+def check_finite(value: Any, where: str) -> None:
+    """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
+
+    Raises:
+        InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the largest float16.
+    """
     array = value.detach().cpu().float().numpy() if isinstance(value, torch.Tensor) else value
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InputError(sentence(where, "finite values", "NaN or an infinity"))
+    if array.dtype.kind not in "fiub":
+        raise InputError(sentence(where, "real numbers", f"dtype {array.dtype}"))
+    if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
+        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(np.abs(array).max()):g}"
+        raise InputError(sentence(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got))
 
 
 def _is_frame(value: Any) -> bool:

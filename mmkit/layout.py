@@ -57,6 +57,8 @@ class Laid:
         return frozenset(token for token, embeds in zip(self.ids, self.mask, strict=True) if embeds)
 
 
+_MOST_IDS = 1 << 22  # longer than any context; a count from a caller's arguments must not take all memory
+
 Piece: TypeAlias = tuple[list[int], bytes]
 _EMPTY: Piece = ([], b"")
 
@@ -192,6 +194,7 @@ class Repeated(Layout):
     def _emit(self, scope: Scope) -> Piece:
         ids, mask = self.body._emit(scope)
         count = _whole(evaluate(self.count, scope), self.count, "a repetition count")
+        _check_length(count * len(ids), self)
         return ids * count, mask * count
 
     def bind(self, scope: Scope) -> Layout:
@@ -260,6 +263,7 @@ class Each(Layout):
                 part_ids, part_mask = part._emit(inner)
                 ids += part_ids
                 masks.append(part_mask)
+            _check_length(max(index, len(ids)), self)
         if masks:
             part_ids, part_mask = self.last._emit(scope)
             ids += part_ids
@@ -381,6 +385,11 @@ def _loop_depth(leaf: Expr) -> int | None:
 
     start = root(leaf)
     return start._depth if isinstance(start, Loop) else None
+
+
+def _check_length(length: int, source: Layout) -> None:
+    if length > _MOST_IDS:
+        raise SpecError(sentence(repr(source), f"at most {_MOST_IDS} ids", str(length)))
 
 
 def _token_id(value: Any, source: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import InputError, SpecError, sentence
-from .expr import Opaque, Scope, evaluate, item, out, plain, root
+from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
 from .layout import Layout
 from .process import HF, Identity, unpadded
 from .updates import Placement, Resolved, place
@@ -78,10 +78,14 @@ class BoundModality:
                 self.embeds = spec.embeds.bind(scope)
         elif spec.embeds:
             self.embeds = self.layout
-        varying = self.layout.leaves().union(
-            *(u.leaves() for u in self.updates), self.embeds.leaves() if self.embeds else ()
-        )
-        self._key_leaves = sorted(varying, key=repr)
+        targets = frozenset[Expr]().union(*(update.leaves() for update in self.updates))
+        embeds = self.embeds.leaves() if self.embeds else frozenset[Expr]()
+        # what tells one geometry from another, for raw items and for embeddings
+        self._key_leaves = {
+            False: sorted(self.layout.leaves() | targets, key=repr),
+            True: sorted(embeds | targets, key=repr),
+        }
+        varying = {leaf for leaves in self._key_leaves.values() for leaf in leaves}
         self._cacheable = not any(isinstance(leaf, Opaque) for leaf in varying)
         self.depends_on_index = not self._cacheable or item.index in varying
         self.text_target = any("tok(" in repr(u.target) for u in spec.update)
@@ -226,7 +230,7 @@ class BoundModality:
             return self._resolve(scope, embeds)
         key = (
             embeds,
-            *(plain(evaluate(leaf, scope)) for leaf in self._key_leaves if not (embeds and root(leaf) == out)),
+            *(plain(evaluate(leaf, scope)) for leaf in self._key_leaves[embeds]),
         )
         found = self._layouts.get(key)
         if found is None:
@@ -251,14 +255,15 @@ class BoundModality:
             ways.append(Resolved(kind, target, laid))
         return ways
 
-    def rows(self, out: Mapping[str, Any]) -> int | None:
-        """Encoder rows of an item, given its processed fields; None where the layout depends on the raw item."""
-        if not self._cacheable or any(root(leaf) == item for leaf in self._key_leaves):
-            return None
-        return self.ways(self.scope(SimpleNamespace(), 0, out))[0].laid.num_embeds
+    def rows(self, fields: Mapping[str, Any]) -> int | None:
+        """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
+        known = self._cacheable and all(
+            root(leaf) == out and first_key(leaf) in fields for leaf in self._key_leaves[False]
+        )
+        return self.ways(self.scope(SimpleNamespace(), 0, fields))[0].laid.num_embeds if known else None
 
     def largest(self, process: Callable[[list[Any]], list[dict[str, Any]]] | None = None) -> tuple[Any, int]:
-        """The item with the most tokens, and how many tokens that is.
+        """The item with the most encoder rows, and how many they are.
 
         Args:
             process: canonical items to their processed fields, for layouts that depend on `out`.
@@ -266,16 +271,16 @@ class BoundModality:
         best: tuple[Any, int] | None = None
         for value in self.item.candidates():
             fields = process([value])[0] if process else None
-            length = len(self.ways(self.scope(value, 0, fields))[0].laid)
-            if best is None or length > best[1]:
-                best = value, length
+            rows = self.ways(self.scope(value, 0, fields))[0].laid.num_embeds
+            if best is None or rows > best[1]:
+                best = value, rows
         assert best is not None
         return best
 
     @property
     def needs_out(self) -> bool:
         """The layout or the targets depend, or may depend, on processed fields."""
-        return not self._cacheable or any(root(leaf) == out for leaf in self._key_leaves)
+        return not self._cacheable or any(root(leaf) == out for leaf in self._key_leaves[False])
 
 
 class Plan:
@@ -299,7 +304,8 @@ class Plan:
             fixed = list(modality.layout.fixed())
             for laid in fixed:
                 _check_ids(laid.ids, scope, f"{modality.where}, layout")
-            if not modality.needs_out:
+            # a layout that needs, or may need, processed fields cannot be evaluated yet
+            with suppress(Exception) if modality.needs_out else nullcontext():
                 value, _ = modality.largest()
                 fixed.append(modality.ways(modality.scope(value, 0))[0].laid)
             for laid in fixed:

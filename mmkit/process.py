@@ -35,7 +35,7 @@ class HF:
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in ("inputs", "outputs", "text", "unpad")}
-        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if value)})"
+        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if value not in (None, {}))})"
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from .errors import SpecError, sentence
-from .expr import Attribute, Expr, Index, Value, expression, item, leaves, out, root
+from .expr import Expr, Value, expression, first_key, item, leaves, out, root
 from .fields import Field
 from .items import Between, ItemType, Tensor
 from .layout import Layout, embed, layout, tok
@@ -132,7 +132,7 @@ class Modality(_Declared):
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
             raise SpecError(sentence(where, f"unpad to name fields among {sorted(self.fields)}", repr(sorted(unknown))))
         for leaf in self.leaves():
-            if root(leaf) == out and (name := _first_key(leaf)) not in self.fields:
+            if root(leaf) == out and (name := first_key(leaf)) not in self.fields:
                 raise SpecError(
                     sentence(
                         f"{where}, {leaf!r}",
@@ -299,14 +299,6 @@ class ModelSpec(_Declared):
 
 def _as_layout(value: Any) -> Layout:
     return layout(value)
-
-
-def _first_key(leaf: Expr) -> str | None:
-    key = None
-    while isinstance(leaf, (Attribute, Index)):
-        key = leaf._name if isinstance(leaf, Attribute) else leaf._key
-        leaf = leaf._base
-    return key
 
 
 def _calling_module() -> str:

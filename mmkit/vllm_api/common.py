@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import (
-    AudioProcessorItems,
     EmbeddingItems,
-    ImageProcessorItems,
     ModalityDataItems,
     MultiModalDataParser,
     ProcessorBatchItems,
-    VideoProcessorItems,
 )
 from vllm.multimodal.processing import (
     PromptIndexTargets,
@@ -28,7 +25,7 @@ from vllm.multimodal.processing import (
 
 from ..errors import InputError, sentence
 from ..expr import Scope
-from ..items import Audio, Image, Video
+from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
 
@@ -42,6 +39,19 @@ class TensorItems(ProcessorBatchItems[torch.Tensor]):
         return {self.modality: self.get_all()}
 
 
+class LazyProcessor:
+    """The model's Hugging Face processor, loaded when an expression or function uses it: many models have none."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._load(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._load()(*args, **kwargs)
+
+
 class EmbedItems(EmbeddingItems):
     """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor cache off."""
 
@@ -50,6 +60,9 @@ class EmbedItems(EmbeddingItems):
 
     def get_passthrough_data(self) -> Mapping[str, object]:
         return {}
+
+    def get_item_for_hash(self, index: int) -> object:
+        return {"embeds": self.get(index)}  # not the hash of a raw item of equal values
 
 
 class Parser(MultiModalDataParser):
@@ -75,14 +88,17 @@ class Parser(MultiModalDataParser):
         if (embeds := self._embeddings(modality, data)) is not None:
             return self._parse_embeddings(modality, embeds)
         items = modality.parse(data)
+        parsed: ModalityDataItems[Any, Any]
         match modality.item:
             case Image():
-                return self._parse_image_data(items) or ImageProcessorItems([])
+                parsed = self._parse_image_data(items)
             case Video():
-                return self._parse_video_data(items) or VideoProcessorItems([])
+                parsed = self._parse_video_data(items)
             case Audio():
-                return self._parse_audio_data(items) or AudioProcessorItems([])
-        return TensorItems(items, modality.name)
+                parsed = self._parse_audio_data(items)
+            case _:
+                parsed = TensorItems(items, modality.name)
+        return parsed
 
     def _embeddings(self, modality: BoundModality, data: Any) -> Any:
         if isinstance(data, Mapping) and set(data) == {modality.embeds_field}:
@@ -113,11 +129,9 @@ class Parser(MultiModalDataParser):
                 raise InputError(sentence(where, expected, got))
             if self.expected_hidden_size not in (None, item.shape[1]):
                 raise InputError(sentence(where, expected, f"shape {tuple(item.shape)}"))
-            if not torch.isfinite(item).all():
-                raise InputError(sentence(where, expected, "NaN or an infinity"))
-        return EmbedItems(
-            [item.detach().cpu().contiguous() for item in items], modality.name, self.expected_hidden_size
-        )
+            check_finite(item, where)
+        # copies: what is cached must not change when the caller reuses its memory
+        return EmbedItems([item.detach().cpu().clone() for item in items], modality.name, self.expected_hidden_size)
 
 
 def embed_facts(rows: torch.Tensor, index: int) -> SimpleNamespace:
@@ -149,16 +163,17 @@ class WayDetails(PromptUpdateDetails):
     """One resolved alternative of one item, with what is needed to resolve it again at another index."""
 
     way: Resolved
-    scope: Scope
+    scope: Scope | None  # None where nothing depends on the position: it would keep the processed tensors alive
     number: int
     embeds: bool
 
     def at(self, index: int) -> Scope:
         """The scope of the same item at another position among the request's items."""
+        assert self.scope is not None
         return replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
 
 
-def details(way: Resolved, number: int, scope: Scope, embeds: bool) -> WayDetails:
+def details(way: Resolved, number: int, scope: Scope | None, embeds: bool) -> WayDetails:
     """vLLM's form of an alternative; the mask is built once per layout."""
     laid = way.laid
     mask: Any = None if laid.is_embed is None else (lambda _full: laid.is_embed)
@@ -167,16 +182,17 @@ def details(way: Resolved, number: int, scope: Scope, embeds: bool) -> WayDetail
 
 def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptUpdate:
     """One alternative of all items of a modality, as vLLM's prompt update."""
-    anchors = {"start": PromptIndexTargets.start, "end": PromptIndexTargets.end}
+    kind = PromptReplacement if contents[0].way.kind in ("replace", "in_place") else PromptInsertion
+    return kind(modality, lambda index: target(contents[index].way), contents.__getitem__)
 
-    def target(index: int) -> Any:
-        way = contents[index].way
-        if way.kind == "after":
+
+def target(way: Resolved) -> Any:
+    """vLLM's form of a target."""
+    match way.kind:
+        case "start":
+            return PromptIndexTargets.start()
+        case "end":
+            return PromptIndexTargets.end()
+        case "after":
             return PromptIndexTargets.prefix(list(way.target))
-        return (
-            anchors[way.kind]() if way.kind in anchors else list(way.target if way.kind == "replace" else way.laid.ids)
-        )
-
-    if contents[0].way.kind in ("replace", "in_place"):
-        return PromptReplacement(modality, target, contents.__getitem__)
-    return PromptInsertion(modality, target, contents.__getitem__)
+    return list(way.target if way.kind == "replace" else way.laid.ids)

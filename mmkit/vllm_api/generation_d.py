@@ -5,7 +5,8 @@ request.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,11 +21,22 @@ from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 from vllm.renderers import TokenizeParams
 
 from ..errors import InputError, sentence
+from ..expr import evaluate
 from ..plan import Plan, Processed
 from ..process import HF
 from ..spec import ModelSpec
 from ..updates import NotFound
-from .common import EmbedItems, Parser, WayDetails, details, embed_facts, field_configs, prompt_update
+from .common import (
+    EmbedItems,
+    LazyProcessor,
+    Parser,
+    WayDetails,
+    details,
+    embed_facts,
+    field_configs,
+    prompt_update,
+    target,
+)
 
 __all__ = ["DummyInputs", "ProcessingInfo", "Processor"]
 
@@ -32,23 +44,24 @@ _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
 
 
+@dataclass(frozen=True)
 class GuardedTokenizeParams(TokenizeParams):
     """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without items: they refuse
     token ids that the model lacks and placeholders without data before the engine sees them."""
 
-    plan: ClassVar[Plan]
+    plan: Plan | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def guard(cls, params: TokenizeParams, plan: Plan) -> TokenizeParams:
-        guarded = type(cls.__name__, (cls,), {"plan": plan})
-        return guarded(**{f.name: getattr(params, f.name) for f in fields(params)})
+    def guard(cls, params: TokenizeParams, plan: Plan | None) -> GuardedTokenizeParams:
+        """The same parameters, guarded by a plan."""
+        return cls(**{f.name: getattr(params, f.name) for f in fields(TokenizeParams)}, plan=plan)
 
-    def with_kwargs(self, **tokenization_kwargs: Any) -> TokenizeParams:
+    def with_kwargs(self, **tokenization_kwargs: Any) -> GuardedTokenizeParams:
         return self.guard(super().with_kwargs(**tokenization_kwargs), self.plan)
 
     def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
         ids = prompt.get("prompt_token_ids")
-        if ids is not None:
+        if ids is not None and self.plan is not None:
             self.plan.check_ids(ids)
             if not prompt.get("multi_modal_data"):
                 self.plan.check_bare(ids)
@@ -63,12 +76,15 @@ class ProcessingInfo(BaseProcessingInfo):
     @cached_property
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
-        uses_processor = any(repr(leaf).startswith("proc") for m in self.spec.modalities for leaf in m.leaves())
-        processor = self.get_hf_processor() if uses_processor else None
+        processor = LazyProcessor(self.get_hf_processor)
         return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor)
 
     def get_data_parser(self) -> Parser:
-        return Parser(self.plan, expected_hidden_size=self._get_expected_hidden_size())
+        return Parser(
+            self.plan,
+            expected_hidden_size=self._get_expected_hidden_size(),
+            allow_missing_mm_embeddings=self.allow_missing_mm_embeddings,
+        )
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {name: modality.limit for name, modality in self.plan.modalities.items()}
@@ -99,13 +115,13 @@ class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
     """The worst-case request of a spec; generated classes set `spec`."""
 
     spec: ClassVar[ModelSpec]
+    processor: Processor
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         return ""  # dummy prompts are built as token ids, so that models without a tokenizer have them too
 
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
-        modalities = self.info.plan.modalities
-        return {name: [modalities[name].item.candidates()[0]] * count for name, count in mm_counts.items() if count}
+        return {name: [self.processor.largest(name)] * count for name, count in mm_counts.items() if count}
 
 
 class Processor(BaseMultiModalProcessor[ProcessingInfo]):
@@ -113,6 +129,10 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     spec: ClassVar[ModelSpec]
     requires_tokenizer = False
+
+    def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs) -> None:
+        super().__init__(info, dummy_inputs)
+        dummy_inputs.processor = self
 
     @property
     def plan(self) -> Plan:
@@ -123,27 +143,27 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     # -- dummy inputs ------------------------------------------------------------------------------------------------
 
     def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> ProcessorInputs:
-        data: dict[str, list[Any]] = {}
+        data = self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        items = self.info.parse_mm_data(data, validate=False)
         prompt: list[int] = []
-        for name, count in mm_counts.items():
-            if not count:
-                continue
+        for name, values in items.items():
             modality = self.plan.modalities[name]
-
-            def process(values: list[Any], name: str = name) -> list[dict[str, Any]]:
-                items = self.info.parse_mm_data({name: values}, validate=False)
-                return self._process(items, {})[name].parts
-
-            value, _ = modality.largest(process if modality.needs_out else None)
-            data[name] = [value] * count
-            out = process([value])[0] if modality.needs_out else None
-            for index in range(count):
+            parts = self._parts(name, values.get_all()) if modality.needs_out else [None] * len(values)
+            for index, (value, out) in enumerate(zip(values.get_all(), parts, strict=True)):
                 way = modality.ways(modality.scope(value, index, out))[0]
                 if way.kind in ("replace", "in_place"):
                     prompt += way.target if way.kind == "replace" else way.laid.ids
                 elif way.kind == "after" and not index:
                     prompt = [*way.target, *prompt]
-        return ProcessorInputs(prompt=prompt, mm_data_items=self.info.parse_mm_data(data, validate=False))
+        return ProcessorInputs(prompt=prompt, mm_data_items=items)
+
+    def _parts(self, name: str, values: list[Any]) -> list[dict[str, Any]]:
+        return self._process(self.info.parse_mm_data({name: values}, validate=False), {})[name].parts
+
+    def largest(self, name: str) -> Any:
+        """The item of a modality with the most tokens."""
+        modality = self.plan.modalities[name]
+        return modality.largest((lambda values: self._parts(name, values)) if modality.needs_out else None)[0]
 
     # -- processing --------------------------------------------------------------------------------------------------
 
@@ -178,7 +198,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def _get_hf_mm_text(self, mm_counts: Mapping[str, int]) -> str | None:
         texts = [
-            str(m.spec.process.text) * mm_counts.get(name, 0)
+            str(evaluate(m.spec.process.text, m.whole())) * mm_counts.get(name, 0)
             for name, m in self.plan.modalities.items()
             if isinstance(m.spec.process, HF) and m.spec.process.text is not None
         ]
@@ -225,7 +245,8 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                     raise InputError(
                         sentence(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
                     )
-                contents.append([details(way, n, scope, embeds) for n, way in enumerate(ways)])
+                kept = scope if modality.depends_on_index else None  # it holds the tensors
+                contents.append([details(way, n, kept, embeds) for n, way in enumerate(ways)])
             if contents:
                 updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
         return updates
@@ -234,11 +255,24 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         update = replace(cached_update, item_idx=new_item_idx)
         content: WayDetails = update.content
         modality = self.plan.modalities[update.modality]
-        if not modality.depends_on_index or content.scope.item.index == new_item_idx:
+        if content.scope is None or content.scope.item.index == new_item_idx:
             return update
         scope = content.at(new_item_idx)
         way = modality.ways(scope, embeds=content.embeds)[content.number]
-        return update.with_content(details(way, content.number, scope, content.embeds))
+        return update.with_target(target(way)).with_content(details(way, content.number, scope, content.embeds))
+
+    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
+        # vLLM parses the missing items again; they are canonical already
+        cached = {name: cache.is_cached(hashes) for name, hashes in mm_hashes.items()}
+        missing = type(mm_data_items)()
+        for name, flags in cached.items():
+            if not all(flags):
+                missing[name] = part = copy(mm_data_items[name])
+                indices = [i for i, flag in enumerate(flags) if not flag]
+                part.data = [part.data[i] for i in indices]
+                if isinstance(getattr(part, "metadata", None), list):
+                    part.metadata = [part.metadata[i] for i in indices]
+        return cached, missing
 
     def _apply_prompt_updates(
         self, token_ids: list[int], mm_prompt_updates: Any
@@ -247,16 +281,24 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             name: [[update.content.way for update in ways] for ways in alternatives]
             for name, alternatives in mm_prompt_updates.items()
         }
+        for name, alternatives in mm_prompt_updates.items():
+            for i, ways in enumerate(alternatives):
+                if ways[0].modality != name:
+                    where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
+                    raise InputError(sentence(where, f"the uuid of one of {name}", got, "Use each uuid for one item."))
         try:
             ids, placements = self.plan.place(token_ids, items)
-        except NotFound:
+        except NotFound as error:
             if self.info.ctx.tokenizer is None or not any(m.text_target for m in self.plan.modalities.values()):
                 raise
             # a text target can be tokenized differently inside the prompt: vLLM's own search in the decoded text
-            by_text: tuple[list[int], Mapping[str, list[Any]]] = super()._apply_prompt_updates(
-                token_ids, mm_prompt_updates
-            )
-            return by_text
+            try:
+                ids, by_text = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
+            except AssertionError:  # vLLM's way to say that an item was not found
+                raise error from None
+            if any(len(by_text.get(name, ())) != len(alternatives) for name, alternatives in items.items()):
+                raise error from None
+            return ids, by_text
         found: dict[str, list[Any]] = {}
         for place in placements:
             laid = items[place.modality][place.index][place.way].laid
@@ -267,11 +309,26 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         self.plan.check_ids(inputs.prompt)
+        self._check_uuids(inputs)
+        try:
+            return super().apply(inputs, timing_ctx)
+        except Exception:
+            if (
+                inputs.cache is not None
+            ):  # vLLM cached the items, but the engine, which shares the cache, never sees them
+                for hashes in self._get_mm_hashes(inputs).values():
+                    for item_hash in hashes:
+                        inputs.cache.invalidate(item_hash)
+            raise
+
+    def _check_uuids(self, inputs: ProcessorInputs) -> None:
         for name, items in inputs.mm_data_items.items():
+            modality = self.plan.modalities[name]
             uuids = (inputs.mm_uuid_items or {}).get(name) or [None] * len(items)
             for i, (value, uuid) in enumerate(zip(items.get_all(), uuids, strict=True)):
+                if uuid is not None and not isinstance(uuid, str):
+                    got = f"{type(uuid).__name__} {uuid!r}"
+                    raise InputError(sentence(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got))
                 if value is None and uuid is None:
-                    modality = self.plan.modalities[name]
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, "None", remedy))
-        return super().apply(inputs, timing_ctx)
