@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .errors import SpecError
+from .errors import SpecError, sentence
 
 __all__ = [
     "Expr",
@@ -78,9 +78,10 @@ class Scope:
     kwargs: Mapping[str, Any] | None = None
     loop: tuple[Any, ...] = ()
 
-    def looped(self, value: Any) -> Scope:
-        """This scope inside one more `each`, whose current element is `value`."""
-        return replace(self, loop=(*self.loop, value))
+    def looped(self, depth: int, value: Any) -> Scope:
+        """This scope inside an `each` at that depth, whose current element is `value`."""
+        outer = (*self.loop, *[None] * depth)[:depth]  # an each that was bound on its own sees no outer elements
+        return replace(self, loop=(*outer, value))
 
 
 _BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
@@ -124,7 +125,7 @@ class Expr:
         return Attribute(self, name)
 
     def __getitem__(self, key: Any) -> Expr:
-        return Index(self, key)
+        return Index(self, Slice(key.start, key.stop, key.step) if isinstance(key, slice) else key)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -234,6 +235,19 @@ class Index(Expr):
         return f"{_wrap(self._base, 9)}[{self._key!r}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice as a key: unlike Python's, it can be hashed."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+    def __repr__(self) -> str:
+        ends = ["" if end is None else repr(end) for end in (self.start, self.stop, self.step)]
+        return ":".join(ends if ends[2] else ends[:2])
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Binary(Expr):
     _op: str
@@ -242,7 +256,9 @@ class Binary(Expr):
 
     def __repr__(self) -> str:
         level = _BINARY[self._op][1]
-        return f"{_wrap(self._left, level)} {self._op} {_wrap(self._right, level + 1)}"
+        left, right = (level + 1, level) if self._op == "**" else (level, level + 1)
+        left += level == _COMPARISON  # Python would chain two comparisons
+        return f"{_wrap(self._left, left)} {self._op} {_wrap(self._right, right)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -294,8 +310,14 @@ class Opaque(Expr):
         return getattr(self._function, "__qualname__", repr(self._function))
 
 
+_COMPARISON = _BINARY["<"][1]
+
+
 def _wrap(value: Any, level: int) -> str:
+    """The source of an operand, in parentheses if it binds less tightly than `level`."""
     inner = _BINARY[value._op][1] if isinstance(value, Binary) else 9
+    if isinstance(value, (int, float)) and value < 0:
+        inner = 7  # unary minus
     return f"({value!r})" if inner < level else repr(value)
 
 
@@ -342,6 +364,8 @@ def fmt(template: str, *args: Value) -> Any:
 
 def where(test: Value, then: Value, other: Value) -> Any:
     """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
+    if isinstance(test, bool):
+        raise SpecError(sentence("where()", "an expression", repr(test), "Compare with equal(a, b), not with ==."))
     return Where(*map(expression, (test, then, other)))
 
 
@@ -427,15 +451,16 @@ def evaluate(value: Value, scope: Scope) -> Any:
         case Attribute(_base=base, _name=name):
             return _attribute(evaluate(base, scope), name, value)
         case Index(_base=base, _key=key):
-            holder, index = evaluate(base, scope), evaluate(key, scope)
+            holder = evaluate(base, scope)
+            index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
             try:
                 return holder[index]
             except (KeyError, IndexError, TypeError) as error:
                 raise SpecError(f"{value!r} has no value: {base!r} is {_brief(holder)}.") from error
         case Binary(_op=op, _left=left, _right=right):
-            return _BINARY[op][0](evaluate(left, scope), evaluate(right, scope))
+            return _compute(value, _BINARY[op][0], evaluate(left, scope), evaluate(right, scope))
         case Function(_name=name, _args=args):
-            return _FUNCTIONS[name](*(evaluate(arg, scope) for arg in args))
+            return _compute(value, _FUNCTIONS[name], *(evaluate(arg, scope) for arg in args))
         case Where(_test=test, _then=then, _other=other):
             return evaluate(then if evaluate(test, scope) else other, scope)
         case Token(_text=text):
@@ -445,6 +470,14 @@ def evaluate(value: Value, scope: Scope) -> Any:
         case Opaque(_function=function):
             return function(scope)
     return value
+
+
+def _compute(source: Expr, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except (ArithmeticError, TypeError, ValueError, LookupError) as error:
+        values = ", ".join(map(_brief, args))
+        raise SpecError(f"{source!r} has no value: {error}, with {values}.") from error
 
 
 def _vocabulary(scope: Scope, asking: Expr) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError, sentence
-from .expr import Expr, Loop, Scope, Text, Token, Value, evaluate, expression, fold, leaves
+from .expr import Expr, Loop, Scope, Text, Token, Value, evaluate, expression, fold, leaves, plain, root
 
 __all__ = ["Laid", "Layout", "each", "embed", "nothing", "tok", "token"]
 
@@ -69,10 +69,10 @@ class Layout:
     __slots__ = ()
 
     def __add__(self, other: Any) -> Layout:
-        return Sequenced((*_parts(self), *_parts(_layout(other))))
+        return _sequence(self, layout(other))
 
     def __radd__(self, other: Any) -> Layout:
-        return Sequenced((*_parts(_layout(other)), *_parts(self)))
+        return _sequence(layout(other), self)
 
     def __mul__(self, count: Value) -> Layout:
         return Repeated(self, expression(count))
@@ -252,13 +252,13 @@ class Each(Layout):
         return self.body, self.sep, self.last
 
     def _emit(self, scope: Scope) -> Piece:
-        over = evaluate(self.over, scope)
-        if isinstance(over, Integral):
-            over = range(_whole(over, self.over, "the number of elements of each()"))
+        over = plain(evaluate(self.over, scope))
+        if not isinstance(over, (tuple, range)):
+            over = range(_whole(over, self.over, "the number of elements of each(), or a sequence"))
         ids: list[int] = []
         masks: list[bytes] = []
         for index, element in enumerate(over):
-            inner = scope.looped(element)
+            inner = scope.looped(self.depth, element)
             for part in (self.sep, self.body) if index else (self.body,):
                 part_ids, part_mask = part._emit(inner)
                 ids += part_ids
@@ -312,7 +312,7 @@ def embed(token: Value) -> Layout:
 
 def token(value: Value) -> Layout:
     """Literal ids as a layout: ``token(cfg.bos_token_id) + ...``; `tok[...]` is one already."""
-    return value if isinstance(value, Layout) else Tokens(expression(value))
+    return layout(value)
 
 
 def each(over: Value, body: Callable[[Any], Any], *, sep: Any = nothing, last: Any = nothing) -> Layout:
@@ -327,10 +327,10 @@ def each(over: Value, body: Callable[[Any], Any], *, sep: Any = nothing, last: A
     depth = _depth.get()
     reset = _depth.set(depth + 1)
     try:
-        inner = _layout(body(Loop(depth)))
+        inner = layout(body(Loop(depth)))
     finally:
         _depth.reset(reset)
-    return Each(expression(over), inner, _layout(sep), _layout(last), depth)
+    return Each(tuple(over) if isinstance(over, list) else expression(over), inner, layout(sep), layout(last), depth)
 
 
 class _Tok:
@@ -357,23 +357,19 @@ def layout(value: Any) -> Layout:
     Raises:
         SpecError: a string; it could mean one token or a text.
     """
-    return _layout(value)
-
-
-def _layout(value: Any) -> Layout:
     if isinstance(value, Layout):
         return value
     if isinstance(value, str):
-        raise SpecError(
-            sentence(
-                "layout", "token ids", repr(value), f"Write tok[{value!r}] for one token or tok({value!r}) for text."
-            )
-        )
+        remedy = f"Write tok[{value!r}] for one token or tok({value!r}) for text."
+        raise SpecError(sentence("layout", "token ids", repr(value), remedy))
+    if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
+        return _sequence(*map(layout, value))
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
 
 
-def _parts(value: Layout) -> tuple[Layout, ...]:
-    return value.parts if isinstance(value, Sequenced) else (value,)
+def _sequence(*layouts: Layout) -> Layout:
+    parts = [part for each in layouts for part in (each.parts if isinstance(each, Sequenced) else (each,))]
+    return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
 
 
 def _frozen(piece: Piece) -> tuple[tuple[int, ...], bytes]:
@@ -381,8 +377,6 @@ def _frozen(piece: Piece) -> tuple[tuple[int, ...], bytes]:
 
 
 def _loop_depth(leaf: Expr) -> int | None:
-    from .expr import root
-
     start = root(leaf)
     return start._depth if isinstance(start, Loop) else None
 
@@ -397,8 +391,7 @@ def _token_id(value: Any, source: Any) -> int:
 
 
 def _whole(value: Any, source: Any, what: str) -> int:
-    if hasattr(value, "item") and not isinstance(value, Integral):  # a tensor or array of one element
-        value = value.item()
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise SpecError(sentence(repr(source), f"{what}, a whole number >= 0", repr(value)))
     return int(value)

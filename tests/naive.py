@@ -21,7 +21,9 @@ def value(v: Any, env: dict[str, dict[str, Any]], loops: list[int]) -> Any:
     return v
 
 
-def lay(tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: list[int] | None = None) -> list[tuple[int, bool]]:
+def lay(
+    tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: list[int] | None = None
+) -> list[tuple[int, bool]]:
     """The tokens of a layout, each with whether it receives an encoder row."""
     loops = loops or []
     kind = tree[0]

@@ -63,7 +63,9 @@ def build(tree):
     if kind in ("cfg", "item"):
         return getattr({"cfg": cfg, "item": item}[kind], rest[0])
     if kind == "where":
-        return where(*map(build, rest))
+        test, *branches = map(build, rest)
+        # a comparison of two constants is decided by Python, and where() refuses its result
+        return where(equal(test, True) if isinstance(test, bool) else test, *branches)
     parts = list(map(build, rest[1:]))
     return OPERATORS[rest[0]](*parts) if kind == "binary" else FUNCTIONS[rest[0]][0](*parts)
 
@@ -84,8 +86,8 @@ def compute(tree):
 def outcome(call, *args):
     try:
         return call(*args)
-    except ArithmeticError as error:
-        return type(error)
+    except (ArithmeticError, SpecError):
+        return "fails"
 
 
 def constant_free(tree) -> bool:
@@ -125,7 +127,7 @@ def test_structure_survives_repr_pickle_and_hash(tree):
     assert pickle.loads(pickle.dumps(expr)) == expr
 
 
-@given(trees(), trees())
+@given(trees().filter(constant_free), trees().filter(constant_free))
 def test_equality_is_structural(one, other):
     if build(one) == build(other):
         # 1 == 1.0 for Python, so the two may differ in the type of a constant
@@ -133,7 +135,7 @@ def test_equality_is_structural(one, other):
         assert repr(build(one)).replace(".0", "") == repr(build(other)).replace(".0", "")
 
 
-@given(trees())
+@given(trees().filter(constant_free))
 def test_leaves_are_what_the_value_depends_on(tree):
     def used(t):
         if not isinstance(t, tuple):
@@ -145,7 +147,6 @@ def test_leaves_are_what_the_value_depends_on(tree):
     assert leaves(build(tree)) == used(tree)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: repr leaves out the parentheses that ** and chained comparisons need")
 @pytest.mark.parametrize(
     "expr", [(cfg.a**2) ** 3, (-2) ** cfg.a, (cfg.a < 2) < 3, (cfg.a < 2) >= cfg.b], ids=["pow", "minus", "lt", "ge"]
 )
@@ -214,7 +215,6 @@ def test_fold_reports_a_missing_attribute_in_a_branch_that_an_item_may_take():
         fold(where(item.n > 3, cfg.missing, 1), Scope(cfg=SimpleNamespace()))
 
 
-@pytest.mark.xfail(strict=True, reason="AWKWARD: where(cfg.a == 3, ...) is silently where(False, ...); could be refused")
 def test_where_refuses_a_comparison_that_python_has_decided():
     with pytest.raises(SpecError, match="equal"):
         where(cfg.a == 3, 1, 2)
@@ -271,15 +271,14 @@ def test_missing_values_name_the_expression(expr, scope, parts):
     assert all(part in str(caught.value) for part in parts)
 
 
-@pytest.mark.parametrize("name", [name for name in Scope.__dataclass_fields__ if name in ("cfg", "item", "out", "proc")])
+@pytest.mark.parametrize(
+    "name", [name for name in Scope.__dataclass_fields__ if name in ("cfg", "item", "out", "proc")]
+)
 def test_every_root_reads_its_own_part_of_the_scope(name):
     scope = Scope(**{name: SimpleNamespace(x=name)})
     assert evaluate(getattr(NAMES[name], "x"), scope) == name  # noqa: B009
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: errors of arithmetic escape as ZeroDivisionError, TypeError: no SpecError, no expression"
-)
 @pytest.mark.parametrize("expr", [cfg.a // cfg.zero, cfg.a + cfg.text, isqrt(cfg.text), total(cfg.a)], ids=repr)
 def test_failing_arithmetic_names_the_expression(expr):
     with pytest.raises(SpecError, match=r"cfg\."):
@@ -296,7 +295,7 @@ def test_no_truth_value_and_no_iteration(expr):
     with pytest.raises(TypeError, match="cannot be iterated"):
         list(expr)
     with pytest.raises(TypeError, match="truth value"):
-        expr > 1 and expr < 3  # noqa: B015
+        1 if expr > 1 else 3  # noqa: B018
     with pytest.raises(TypeError):
         3 in expr  # noqa: B015
 
@@ -326,7 +325,6 @@ def test_private_attributes_are_not_recorded():
         assert not hasattr(cfg.a, name)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: slices are unhashable before Python 3.12, so leaves() and hash() fail")
 def test_slices():
     expr = total(item.shape[1:])
     assert evaluate(expr, Scope(item=SimpleNamespace(shape=(2, 3, 4)))) == 7
@@ -336,7 +334,14 @@ def test_slices():
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
-    [(torch.tensor(3), 3), (np.array([1, 2]), (1, 2)), ([[1], [2]], ((1,), (2,))), ("x", "x"), (None, None), (2.5, 2.5)],
+    [
+        (torch.tensor(3), 3),
+        (np.array([1, 2]), (1, 2)),
+        ([[1], [2]], ((1,), (2,))),
+        ("x", "x"),
+        (None, None),
+        (2.5, 2.5),
+    ],
 )
 def test_plain_values_can_be_keys(value, wanted):
     assert plain(value) == wanted
