@@ -418,6 +418,13 @@ def _is_chain(value: Any) -> bool:
     return isinstance(value, (Root, Loop))
 
 
+def branches(value: Value) -> tuple[Any, ...]:
+    """The values that nested `where` choose from; a value that is no `where` alone."""
+    if isinstance(value, Where):
+        return (*branches(value._then), *branches(value._other))
+    return (value,)
+
+
 def root(leaf: Expr) -> Expr:
     """The root, loop variable or opaque function at which a leaf starts."""
     while isinstance(leaf, (Attribute, Index)):
@@ -525,7 +532,9 @@ def fold(value: Value, scope: Scope) -> Any:
     Raises:
         SpecError: a config or processor attribute is missing.
     """
-    if not isinstance(value, Expr) or isinstance(value, Opaque):
+    if not isinstance(value, Expr):
+        return value.bind(scope) if hasattr(value, "bind") else value  # a layout inside where()
+    if isinstance(value, Opaque):
         return value
     roots = {root(leaf) for leaf in leaves(value)}
     if all(isinstance(r, Root) and r._name in STATIC for r in roots):

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError, sentence
-from .expr import Expr, Loop, Scope, Text, Token, Value, evaluate, expression, fold, leaves, plain, root
+from .expr import Expr, Loop, Scope, Text, Token, Value, branches, evaluate, expression, fold, leaves, plain, root
 
 __all__ = ["Laid", "Layout", "each", "embed", "nothing", "tok", "token"]
 
@@ -155,6 +155,9 @@ class Tokens(Layout):
         if isinstance(value, Layout):
             return value.bind(scope)
         return Tokens(value) if leaves(value) else Fixed(*_frozen(self._emit(scope)))
+
+    def _inner(self) -> tuple[Layout, ...]:
+        return tuple(branch for branch in branches(self.value) if isinstance(branch, Layout))
 
     def leaves(self) -> frozenset[Expr]:
         return leaves(self.value)

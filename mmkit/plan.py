@@ -70,8 +70,9 @@ class BoundModality:
             self.updates = [update.bind(scope) for update in spec.update]
         with self._binding("fields"):
             self.fields = {name: declared.bind(scope) for name, declared in spec.fields.items()}
-        with self._binding("limit"):
-            self.limit = self._limit()
+        with self._binding("process"):
+            self.process_by = spec.process.bind(scope) if isinstance(spec.process, HF) else spec.process
+        self.limit = self._limit()
         self.embeds: Layout | None = None
         if isinstance(spec.embeds, Layout):
             with self._binding("embeds"):
@@ -100,9 +101,10 @@ class BoundModality:
             raise SpecError(f"{self.where}, {part}: {error}") from error
 
     def _limit(self) -> int | None:
-        limit = evaluate(self.spec.limit, self._scope)
+        with self._binding("limit"):
+            limit: int | None = evaluate(self.spec.limit, self._scope)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise SpecError(sentence("limit", "a whole number >= 0 or None", repr(limit)))
+            raise SpecError(sentence(f"{self.where}, limit", "a whole number >= 0 or None", repr(limit)))
         return limit
 
     @property
@@ -156,7 +158,7 @@ class BoundModality:
         Raises:
             SpecError: the outputs contradict the declared fields.
         """
-        process = self.spec.process
+        process = self.process_by
         if isinstance(process, Identity):
             ((name, declared),) = self.fields.items()
             if declared.kind == "batched":
@@ -168,6 +170,7 @@ class BoundModality:
                     sentence(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
                 )
         else:
+            assert not isinstance(process, HF)
             raw = process(values, self.whole(kwargs))
             if unknown := set(raw) - set(self.fields):
                 expected = f"process to return declared fields, {sorted(self.fields)}"
@@ -186,7 +189,7 @@ class BoundModality:
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype than stated.
         """
-        process = self.spec.process
+        process = self.process_by
         if isinstance(process, HF):
             raw = {process.outputs.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self.fields if raw.get(name) is None]:
@@ -226,12 +229,9 @@ class BoundModality:
         Raises:
             SpecError: an id outside the vocabulary, or an item without any placeholder.
         """
-        if not self._cacheable:
+        key = (embeds, *(_geometry(leaf, scope) for leaf in self._key_leaves[embeds]))
+        if not self._cacheable or not _hashable(key):
             return self._resolve(scope, embeds)
-        key = (
-            embeds,
-            *(plain(evaluate(leaf, scope)) for leaf in self._key_leaves[embeds]),
-        )
         found = self._layouts.get(key)
         if found is None:
             found = self._layouts[key] = self._resolve(scope, embeds)
@@ -301,7 +301,7 @@ class Plan:
         self.modalities = {m.name: BoundModality(m, f"{spec.name}.{m.name}", scope) for m in spec.modalities}
         owners: dict[int, list[str]] = {}
         for modality in self.modalities.values():
-            fixed = list(modality.layout.fixed())
+            fixed = [*modality.layout.fixed(), *(modality.embeds.fixed() if modality.embeds else ())]
             for laid in fixed:
                 _check_ids(laid.ids, scope, f"{modality.where}, layout")
             # a layout that needs, or may need, processed fields cannot be evaluated yet
@@ -365,8 +365,27 @@ class Plan:
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]
     ) -> tuple[list[int], list[Placement]]:
         """Bring the layouts of all items into a prompt; see `mmkit.updates.place`."""
-        self.check_bare(prompt, items)
+        self.check_bare(prompt, [name for name, alternatives in items.items() if alternatives])
         return place(prompt, items, self.spec.name)
+
+
+def _geometry(leaf: Expr, scope: Scope) -> Any:
+    """The value of a leaf as part of a key; None where it has none. A layout that needs it will say so, and one that
+    guards it by `where` does not need it."""
+    if isinstance(leaf, Opaque):
+        return None
+    try:
+        return plain(evaluate(leaf, scope))
+    except SpecError:
+        return None
+
+
+def _hashable(key: tuple[Any, ...]) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 def vocab_size(config: Any) -> int:

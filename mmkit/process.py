@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from .expr import Scope, Value, evaluate, expression
+from .expr import Scope, Value, evaluate, expression, fold
 
 __all__ = ["HF", "Identity", "Process", "hf", "identity"]
 
@@ -32,6 +32,11 @@ class HF:
     outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
     text: Value = None
     unpad: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def bind(self, scope: Scope) -> HF:
+        """This processor call with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
+        unpad = {name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()}
+        return HF(self.inputs, self.outputs, fold(self.text, scope), unpad)
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in ("inputs", "outputs", "text", "unpad")}

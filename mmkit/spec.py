@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from .errors import SpecError, sentence
 from .expr import Expr, Value, expression, first_key, item, leaves, out, root
 from .fields import Field
-from .items import Between, ItemType, Tensor
-from .layout import Layout, embed, layout, tok
+from .items import ItemType, Tensor
+from .layout import Layout, embed, tok
+from .layout import layout as as_layout
 from .process import HF, Identity, Process, hf, identity
 from .updates import Update, replace
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Modality", "ModelSpec"]
 
 M = TypeVar("M", bound=type)
+_PARTS = {
+    "update": "replace(), insert(), in_place() or a list of them",
+    "fields": "a dict of batched(), flat() or shared()",
+}
 
 
 class _Declared(BaseModel):
@@ -96,18 +102,21 @@ class Modality(_Declared):
             raise SpecError(
                 sentence(f"modality {name!r}", "layout and update", "neither" if layout is update else "one of them")
             )
+        for part, value, kind in (("update", update, (Update, list, tuple)), ("fields", fields, Mapping)):
+            if not isinstance(value, kind):
+                raise SpecError(sentence(f"modality {name!r}, {part}", _PARTS[part], repr(value)))
         if process is None:
             process = identity() if isinstance(item, Tensor) else hf()
         self._declare(
             f"modality {name!r}",
             name=name,
             item=item,
-            layout=_as_layout(layout),
+            layout=as_layout(layout),
             update=(update,) if isinstance(update, Update) else tuple(update),
             fields=dict(fields),
             process=process,
             limit=expression(limit),
-            embeds=embeds if isinstance(embeds, bool) else _as_layout(embeds),
+            embeds=embeds if isinstance(embeds, bool) else as_layout(embeds),
         )
         self._check()
 
@@ -141,19 +150,16 @@ class Modality(_Declared):
                         "Declare it in fields.",
                     )
                 )
+        if self.embeds and f"{self.name}_embeds" in self.fields:
+            expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
+            raise SpecError(sentence(where, expected, "one"))
         if self.embeds is True and (dynamic := [leaf for leaf in self.layout.leaves() if root(leaf) in (item, out)]):
             expected = f"a layout over item.length, because the layout depends on {dynamic[0]!r}"
             raise SpecError(sentence(f"{where}, embeds", expected, "True"))
 
     def leaves(self) -> frozenset[Expr]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
-        parts: list[Any] = [self.limit, *(update for update in self.update)]
-        parts += [f.sizes for f in self.fields.values()] + [s for f in self.fields.values() for s in f.shape or ()]
-        if isinstance(self.item, Tensor):
-            parts += [end for s in self.item.shape for end in ((s.least, s.most) if isinstance(s, Between) else (s,))]
-        if isinstance(self.process, HF):
-            parts += [self.process.text, *(size for sizes in self.process.unpad.values() for size in sizes)]
-        return self.layout.leaves().union(*map(leaves, parts))
+        return _leaves([getattr(self, name) for name in type(self).model_fields])
 
     def __repr__(self) -> str:
         update = self.update[0] if len(self.update) == 1 else list(self.update)
@@ -168,9 +174,7 @@ class Modality(_Declared):
         return f"Modality({', '.join(parts)})"
 
     def __hash__(self) -> int:
-        return hash(
-            (self.name, self.item, self.layout, self.update, tuple(self.fields.items()), self.limit, self.embeds)
-        )
+        return hash((self.name, self.item, self.layout, self.update, frozenset(self.fields.items()), self.limit))
 
 
 class ModelSpec(_Declared):
@@ -297,8 +301,17 @@ class ModelSpec(_Declared):
         return hash((self.name, self.modalities))
 
 
-def _as_layout(value: Any) -> Layout:
-    return layout(value)
+def _leaves(part: Any) -> frozenset[Expr]:
+    """The leaves of every expression and layout in a part of a declaration."""
+    if isinstance(part, (Expr, Layout)):
+        return leaves(part)
+    if dataclasses.is_dataclass(part):
+        part = [getattr(part, f.name) for f in dataclasses.fields(part)]
+    elif isinstance(part, Mapping):
+        part = part.values()
+    elif not isinstance(part, (list, tuple)):
+        return frozenset()
+    return frozenset().union(*map(_leaves, part))
 
 
 def _calling_module() -> str:

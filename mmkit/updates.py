@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from .errors import InputError, sentence
+from .errors import InputError, SpecError, sentence
 from .expr import Expr, Scope, Value
 from .layout import Laid, Layout, layout
 
@@ -79,6 +79,8 @@ def replace(target: Value) -> Update:
 
 def insert(anchor: Anchor) -> Update:
     """The layouts are inserted, in the order of the items, at `start()`, `after(prefix)` or `end()`."""
+    if not isinstance(anchor, Anchor):
+        raise SpecError(sentence("insert()", "start(), after(prefix) or end()", repr(anchor)))
     return Update("insert", anchor)
 
 
@@ -147,22 +149,25 @@ def place(
         NotFound: an item's target is not in the prompt.
         InputError: a target or a placeholder id is left over.
     """
-    try:
-        return _Pass(prompt, items, where, expanded=False).run()
-    except InputError as error:
-        # Only now consider that the caller may have expanded some placeholders: where a layout can be read as several
-        # targets, the reading that uses every target once is the right one.
+    errors: list[InputError] = []
+    # A prompt that holds every layout is expanded already. Else every item has a target, or the caller expanded some.
+    for reading in _READINGS:
         try:
-            return _Pass(prompt, items, where, expanded=True).run()
-        except InputError:
-            raise error from None
+            return _Pass(prompt, items, where, reading).run()
+        except InputError as error:
+            errors.append(error)
+    raise errors[_READINGS.index("targets")]
+
+
+Reading: TypeAlias = Literal["layouts", "targets", "either"]
+_READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
 
 
 class _Pass:
     def __init__(
-        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str, *, expanded: bool
+        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str, reading: Reading
     ) -> None:
-        self.prompt, self.items, self.where, self.expanded = prompt, items, where, expanded
+        self.prompt, self.items, self.where, self.reading = prompt, items, where, reading
 
     def run(self) -> tuple[list[int], list[Placement]]:
         ids: list[int] = []
@@ -171,7 +176,7 @@ class _Pass:
         position = 0
         for begin, stop, modality, index, way in sorted(self._matches(), key=lambda match: match[0]):
             if begin < position:  # an anchor inside a target that another layout replaces
-                raise self._not_found(modality)
+                raise self._not_found(modality, index)
             rest.append((position, begin))
             ids += self.prompt[position:begin]
             placements.append(Placement(modality, index, len(ids), way))
@@ -199,7 +204,7 @@ class _Pass:
                 if modality not in found or found[modality][0] < cursor:
                     match = self._search(self.items[modality][index], cursor)
                     if match is None:
-                        raise self._not_found(modality)
+                        raise self._not_found(modality, index)
                     found[modality] = match
             modality = min(searching, key=lambda m: found[m][0])  # min keeps the first of equals
             begin, cursor, way = found.pop(modality)
@@ -209,7 +214,7 @@ class _Pass:
                 del searching[modality]
 
     def _anchored(self, ways: Sequence[Resolved]) -> tuple[int, int] | None:
-        if self.expanded:
+        if self.reading != "targets":
             return None
         for number, way in enumerate(ways):
             prefix = list(way.target)
@@ -223,9 +228,11 @@ class _Pass:
         """The first match at or after the cursor: begin, end, alternative."""
         best: tuple[int, int, int] | None = None
         for number, way in enumerate(ways):
-            targets: list[Sequence[int]] = [way.target] if way.kind == "replace" else []
-            if self.expanded or way.kind == "in_place":
-                targets.insert(0, way.laid.ids)
+            targets: list[Sequence[int]] = []
+            if self.reading != "targets" or way.kind == "in_place":
+                targets.append(way.laid.ids)
+            if self.reading != "layouts" and way.kind == "replace":
+                targets.append(way.target)
             for target in targets:
                 begin = find(self.prompt, target, cursor)
                 if begin is not None and (best is None or begin < best[0]):
@@ -242,34 +249,45 @@ class _Pass:
                 if any(find(segment, target, 0) is not None for target in targets) or not embeds.isdisjoint(segment):
                     raise self._wrong_count(modality, items)
 
-    def _not_found(self, modality: str) -> InputError:
-        error = self._wrong_count(modality, self.items[modality])
-        return NotFound(*error.args)
+    def _not_found(self, modality: str, index: int) -> InputError:
+        way = self.items[modality][index][0]
+        where = f"{self.where}.{modality}"
+        if way.kind == "after":
+            got = f"one that starts with {_brief(self.prompt[: len(way.target)])}"
+            return NotFound(sentence(where, f"a prompt that starts with {_brief(way.target)}", got))
+        if (
+            len({_sought(ways[0]) for ways in self.items[modality]}) > 1
+        ):  # item-numbered text, layouts of several lengths
+            expected = f"the placeholder {_brief(_sought(way))} in the prompt, after those of the items before it"
+            return NotFound(
+                sentence(f"{where}[{index}]", expected, "none", "Write one placeholder per item, in order.")
+            )
+        return NotFound(*self._wrong_count(modality, self.items[modality]).args)
 
     def _wrong_count(self, modality: str, ways: Sequence[Sequence[Resolved]]) -> InputError:
-        way = ways[0][0]
-        if way.kind == "after":
-            return InputError(
-                sentence(
-                    f"{self.where}.{modality}",
-                    f"a prompt that starts with {_brief(way.target)}",
-                    f"one that starts with {_brief(self.prompt[: len(way.target)])}",
-                )
-            )
-        target = way.target if way.kind == "replace" else way.laid.ids
-        count, cursor = 0, 0
-        while target and (begin := find(self.prompt, target, cursor)) is not None:
-            count, cursor = count + 1, begin + len(target)
+        way, where = ways[0][0], f"{self.where}.{modality}"
         stray = sum(self.prompt.count(token) for token in way.laid.embed_ids)
+        if way.kind not in ("replace", "in_place"):
+            got, remedy = f"{stray} of them", "Leave them out: the items' placeholders are inserted."
+            return InputError(sentence(where, "a prompt without placeholder ids", got, remedy))
+        target = _sought(way)
+        count, cursor = 0, 0
+        while (begin := find(self.prompt, target, cursor)) is not None:
+            count, cursor = count + 1, begin + len(target)
         items = f"{len(ways)} item" + ("s" if len(ways) != 1 else "")
         return InputError(
             sentence(
-                f"{self.where}.{modality}",
+                where,
                 f"{len(ways)} placeholder(s) {_brief(target)} in the prompt for {items}",
                 f"{count}, and {stray} placeholder id(s) in all",
                 "Write one placeholder per item, and nothing else with its id.",
             )
         )
+
+
+def _sought(way: Resolved) -> tuple[int, ...]:
+    """The ids that stand for an item in a prompt that is not expanded yet."""
+    return way.target if way.kind == "replace" else tuple(way.laid.ids)
 
 
 def find(prompt: list[int], target: Sequence[int], begin: int) -> int | None:

@@ -56,17 +56,18 @@ Placed = tuple[list[int], list[tuple[str, int, int, int]]]
 def place(prompt: list[int], items: dict[str, list[list[Way]]]) -> Placed | None:
     """The new prompt and (modality, index, start, way) per item; None where the request is refused.
 
-    The prompt is first read as if the caller had expanded nothing; only if that fails, as if layouts may stand in it.
+    A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
+    fit either, the caller has expanded some items and not others.
     """
-    return _scan(prompt, items, False) or _scan(prompt, items, True)
+    return _scan(prompt, items, "layouts") or _scan(prompt, items, "targets") or _scan(prompt, items, "either")
 
 
-def _scan(prompt: list[int], items: dict[str, list[list[Way]]], expanded: bool) -> Placed | None:
+def _scan(prompt: list[int], items: dict[str, list[list[Way]]], reading: str) -> Placed | None:
     anchors: dict[int, list[tuple[str, int, int]]] = {}
     waiting: dict[str, list[int]] = {}
     for modality, ways_of in items.items():
         for index, ways in enumerate(ways_of):
-            anchor = None if expanded or waiting.get(modality) else _anchor(prompt, ways)
+            anchor = None if reading != "targets" or waiting.get(modality) else _anchor(prompt, ways)
             if anchor is None:
                 waiting.setdefault(modality, []).append(index)
             else:
@@ -83,7 +84,7 @@ def _scan(prompt: list[int], items: dict[str, list[list[Way]]], expanded: bool) 
             untouched.append([])
         if position == len(prompt):
             break
-        found = _at(prompt, position, items, waiting, expanded)
+        found = _at(prompt, position, items, waiting, reading)
         if found is None:
             result.append(prompt[position])
             untouched[-1].append(prompt[position])
@@ -118,15 +119,15 @@ def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
 
 
 def _at(
-    prompt: list[int], position: int, items: dict[str, list[list[Way]]], waiting: dict[str, list[int]], expanded: bool
+    prompt: list[int], position: int, items: dict[str, list[list[Way]]], waiting: dict[str, list[int]], reading: str
 ) -> tuple[str, int, int] | None:
     for modality in items:
         if not waiting.get(modality):
             continue
         for number, (kind, target, layout, _) in enumerate(items[modality][waiting[modality][0]]):
-            if (expanded or kind == "in_place") and prompt[position : position + len(layout)] == layout:
+            if (reading != "targets" or kind == "in_place") and prompt[position : position + len(layout)] == layout:
                 return modality, number, len(layout)
-            if kind == "replace" and prompt[position : position + len(target)] == target:
+            if reading != "layouts" and kind == "replace" and prompt[position : position + len(target)] == target:
                 return modality, number, len(target)
     return None
 

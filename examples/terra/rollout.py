@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 BLOCK_SIZE = 32
-"""Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world has 70 positions; 32 is
-the smallest size that vLLM's attention on CPUs takes."""
+"""Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world has 70 positions; 32
+is the smallest size that vLLM's attention on CPUs takes."""
 
 
 @dataclass(frozen=True)
