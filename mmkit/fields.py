@@ -5,14 +5,16 @@ A field may state the shape and dtype of one item's part; what `process` returns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 
 from .errors import SpecError, sentence
 from .expr import Scope, Value, evaluate, expression, fold
+from .items import fits, map_size, shape_text
 
 __all__ = ["Field", "batched", "flat", "shared"]
 
@@ -28,9 +30,13 @@ class Field:
     shape: tuple[Any, ...] | None = None
     dtype: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
+            raise SpecError(sentence("dtype of a field", "the name of a torch dtype", repr(self.dtype)))
+
     def bind(self, scope: Scope) -> Field:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
-        shape = None if self.shape is None else tuple(fold(size, scope) for size in self.shape)
+        shape = None if self.shape is None else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
         return Field(self.kind, fold(self.sizes, scope), self.dim, self.keep_on_cpu, shape, self.dtype)
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
@@ -38,7 +44,7 @@ class Field:
 
         Args:
             data: what `process` returned for this field.
-            sizes: for a flat field, the extent of each item along `dim`.
+            sizes: for a flat field, the extent of each item along `dim`; whole numbers >= 0.
             count: number of items.
             where: names the field in errors.
 
@@ -47,20 +53,27 @@ class Field:
         """
         if self.kind == "shared":
             return [data] * count
+        extent = self._extent(data, where)
         if self.kind == "batched":
-            if len(data) != count:
-                raise SpecError(sentence(where, f"{count} items along the first dimension", str(len(data))))
+            if extent != count:
+                raise SpecError(sentence(where, f"{count} items along the first dimension", str(extent)))
             return [data[i] for i in range(count)]
         assert sizes is not None
-        extent = data.shape[self.dim] if isinstance(data, torch.Tensor) else len(data)
         if sum(sizes) != extent:
             raise SpecError(
                 sentence(where, f"sizes that add up to {extent}, the extent of dimension {self.dim}", str(sum(sizes)))
             )
         if isinstance(data, torch.Tensor):
             return list(torch.split(data, list(sizes), dim=self.dim))
-        ends = [sum(sizes[: i + 1]) for i in range(count)]
-        return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def _extent(self, data: Any, where: str) -> int:
+        """Extent of `dim`; of what is no tensor, vLLM knows the first dimension alone."""
+        tensor = isinstance(data, torch.Tensor)
+        if self.dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
+            got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
+            raise SpecError(sentence(where, f"a tensor with a dimension {self.dim}", got))
+        return int(data.shape[self.dim]) if tensor else len(data)
 
     def check(self, part: Any, scope: Scope, where: str) -> None:
         """Compare one item's part with the stated shape and dtype.
@@ -71,9 +84,10 @@ class Field:
         if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
             raise SpecError(sentence(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__))))
         if self.shape is not None:
-            wanted = tuple(evaluate(size, scope) for size in self.shape)
-            if tuple(getattr(part, "shape", ())) != wanted:
-                raise SpecError(sentence(where, f"shape {wanted} per item", str(tuple(getattr(part, "shape", ())))))
+            shape = tuple(getattr(part, "shape", ()))
+            wanted = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
+            if not fits(shape, wanted):
+                raise SpecError(sentence(where, f"shape {shape_text(wanted)} per item", str(shape)))
 
     def __repr__(self) -> str:
         stated = {

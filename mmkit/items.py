@@ -8,8 +8,9 @@ instance, from which dummy inputs and the token maximum are derived.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from .errors import InputError, SpecError, sentence
-from .expr import Expr, Scope, Value, evaluate, expression, fold
+from .expr import Scope, Value, evaluate, expression, plain
 
 __all__ = ["Audio", "Between", "Image", "ItemType", "Tensor", "Video", "between"]
 
@@ -25,6 +26,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = {str(d).removeprefix("torch."): d for d in (*_FLOATS, *_INTEGERS, torch.bool)}
 LARGEST_FLOAT16 = 65504.0
+_SCALARS = (int, float, np.generic)
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
@@ -36,6 +38,9 @@ class Between:
     most: Value
 
     def __repr__(self) -> str:
+        return f"between({self.least!r}, {self.most!r})"
+
+    def __str__(self) -> str:
         return f"{self.least!r}..{self.most!r}"
 
 
@@ -46,6 +51,10 @@ def between(least: Value, most: Value) -> Between:
 
 class ItemType:
     """Base of the item types. A bound item type holds numbers only."""
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            object.__setattr__(self, name, _hashable(value))
 
     def bind(self, scope: Scope) -> ItemType:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -76,8 +85,12 @@ class ItemType:
         raise NotImplementedError
 
     def candidates(self) -> list[Any]:
-        """Canonical items among which is the one with the most tokens."""
+        """Canonical items among which is the one with the most encoder rows."""
         raise NotImplementedError
+
+    def extremes(self) -> list[Any]:
+        """The candidates, and the smallest item where there is one."""
+        return self.candidates()
 
     @property
     def expected(self) -> str:
@@ -94,13 +107,14 @@ class Tensor(ItemType):
 
     A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to nearest) and lists of
     numbers; bool, integer and complex arrays are refused rather than cast. An integer `dtype` accepts integer values
-    that fit.
+    that fit, and bool only bools. A scalar (shape ``()``) may also be a number.
 
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
         dtype: name of the canonical torch dtype.
         finite: refuse NaN and infinities.
-        bound: largest magnitude. The default is the largest float16, which no model dtype overflows when it casts.
+        bound: largest magnitude of finite values, rounded to `dtype` as they are. The default is the largest float16,
+            which no model dtype overflows when it casts; for an integer `dtype` it is the range of that dtype.
         largest: shape of the item with the most encoder rows, or a list of shapes among which it is, where that is not
             the item with every size at its most.
 
@@ -114,37 +128,38 @@ class Tensor(ItemType):
     largest: Any = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dtype not in _DTYPES:
             raise SpecError(sentence("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype)))
-        object.__setattr__(self, "shape", tuple(s if isinstance(s, Between) else expression(s) for s in self.shape))
+        if not isinstance(self.shape, tuple):
+            raise SpecError(sentence("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape)))
 
-    @property
+    @cached_property
     def torch_dtype(self) -> torch.dtype:
         """The canonical dtype."""
         return _DTYPES[self.dtype]
 
     def bind(self, scope: Scope) -> Tensor:
-        sizes: list[Any] = []
-        for axis, size in enumerate(self.shape):
-            ends = [fold(end, scope) for end in ((size.least, size.most) if isinstance(size, Between) else (size,))]
-            if any(not isinstance(end, int) or isinstance(end, bool) or end < 0 for end in ends) or ends[0] > ends[-1]:
-                got = "..".join(map(repr, ends))
-                raise SpecError(sentence(f"Tensor.shape[{axis}] = {size!r}", "whole numbers >= 0, in order", got))
-            sizes.append(Between(*ends) if isinstance(size, Between) else ends[0])
-        bound = fold(self.bound, scope)
-        if isinstance(bound, Expr) or not bound > 0:
-            raise SpecError(sentence("Tensor.bound", "a number > 0 from cfg", repr(bound)))
+        sizes = tuple(_bound_size(size, scope, axis) for axis, size in enumerate(self.shape))
         most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
-        largest = _sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else [most]
+        largest = _sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else (most,)
         for shape in largest:
-            if not all(map(_fits, shape, sizes)):
-                raise SpecError(sentence("Tensor.largest", f"a shape within {tuple(sizes)}", repr(shape)))
-        return replace(self, shape=tuple(sizes), bound=bound, largest=tuple(largest))
+            if not fits(shape, sizes):
+                raise SpecError(sentence("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)))
+        return replace(self, shape=sizes, bound=self._bind_bound(scope), largest=largest)
 
-    @property
+    def _bind_bound(self, scope: Scope) -> int | float:
+        bound, dtype = _positive(self.bound, scope, "Tensor.bound"), self.torch_dtype
+        default = bound == LARGEST_FLOAT16
+        if not dtype.is_floating_point:
+            most = 1 if dtype == torch.bool else torch.iinfo(dtype).max
+            return most if default else min(bound, most)
+        bound = min(bound, torch.finfo(dtype).max)
+        return bound if default else max(bound, float(torch.tensor(float(bound), dtype=dtype)))
+
+    @cached_property
     def expected(self) -> str:
-        sizes = ", ".join(map(repr, self.shape)) + ("," if len(self.shape) == 1 else "")
-        return f"a ({sizes}) {self.dtype} tensor"
+        return f"a {shape_text(self.shape)} {self.dtype} tensor"
 
     def split(self, data: object, where: str) -> list[Any]:
         rank = len(self.shape)
@@ -154,55 +169,54 @@ class Tensor(ItemType):
             return [data]  # one item; canonical() refuses a wrong rank
         if isinstance(data, (list, tuple)):
             return list(data) if _is_sequence_of_items(data, rank) else [data]
+        if rank == 0 and isinstance(data, _SCALARS):
+            return [data]
         raise InputError(sentence(where, f"{self.expected} or a list of them", _describe(data)))
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
-        tensor, listed = _as_tensor(value, where, self)
-        wanted = self.torch_dtype
-        if not self._accepts(tensor.dtype, listed):
-            raise InputError(
-                sentence(where, self.expected, f"dtype {_name(tensor.dtype)}", f"Convert it to {self.dtype}.")
-            )
-        if len(tensor.shape) != len(self.shape) or not all(map(_fits, tensor.shape, self.shape)):
+        tensor = _as_tensor(value, where, self)
+        if not self._accepts(tensor.dtype):
+            got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+            raise InputError(sentence(where, self.expected, got, f"Convert it to {self.dtype}."))
+        if not fits(tensor.shape, self.shape):
             raise InputError(
                 sentence(where, self.expected, f"shape {tuple(tensor.shape)}", "Send one tensor per item.")
             )
-        if not wanted.is_floating_point:
-            return self._integers(tensor, where)
-        if tensor.numel() and (self.finite or math.isfinite(self.bound)):
-            largest = float(tensor.abs().max())  # NaN wins every max, so one comparison sees all three faults
-            if not largest <= self.bound and (self.finite or math.isfinite(largest)):
-                raise InputError(self._out_of_bounds(tensor, where))
-        return _own(tensor, wanted)
+        if tensor.numel() and tensor.dtype.is_floating_point:
+            self._check_floats(tensor, where)
+        elif tensor.numel() and tensor.dtype != torch.bool:
+            self._check_integers(tensor, where)
+        # a copy: what is cached must not change when the caller reuses its memory
+        return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def _accepts(self, dtype: torch.dtype, listed: bool) -> bool:
-        if self.torch_dtype.is_floating_point:
-            return dtype in _FLOATS or (listed and dtype in _INTEGERS)
-        if self.torch_dtype == torch.bool:
-            return dtype == torch.bool
-        return dtype in _INTEGERS
+    def _accepts(self, dtype: torch.dtype) -> bool:
+        wanted = self.torch_dtype
+        if wanted.is_floating_point:
+            return dtype in _FLOATS
+        return dtype == torch.bool if wanted == torch.bool else dtype in _INTEGERS
 
-    def _integers(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
-        if tensor.dtype != torch.bool and tensor.numel():
-            limits = torch.iinfo(self.torch_dtype)
-            least, most = int(tensor.min()), int(tensor.max())
-            most_allowed = min(limits.max, int(self.bound)) if self.bound != LARGEST_FLOAT16 else limits.max
-            if least < max(limits.min, -most_allowed - 1) or most > most_allowed:
-                expected = f"values that fit {self.dtype}, at most {most_allowed}"
-                raise InputError(sentence(where, expected, f"values from {least} to {most}"))
-        return _own(tensor, self.torch_dtype)
+    def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
+        limits = torch.iinfo(self.torch_dtype)
+        lowest = limits.min if self.bound == limits.max else max(limits.min, -self.bound)
+        least, most = int(tensor.min()), int(tensor.max())
+        if least < lowest or most > self.bound:
+            expected = f"values that fit {self.dtype}, at most {self.bound}"
+            raise InputError(sentence(where, expected, f"values from {least} to {most}"))
 
-    def _out_of_bounds(self, tensor: torch.Tensor, where: str) -> str:
-        flat = tensor.reshape(-1)
-        bad = (~torch.isfinite(flat)).nonzero() if self.finite else flat.new_empty(0)
-        if not len(bad):
-            bad = (flat.abs() > self.bound).nonzero()
-        position = int(bad[0])
-        index = ", ".join(map(str, np.unravel_index(position, tuple(tensor.shape)))) if tensor.ndim else ""
-        remedy = "Check the units." if math.isfinite(float(flat[position])) else ""
-        return sentence(
-            where, f"finite values of magnitude <= {self.bound:g}", f"{float(flat[position]):g} at [{index}]", remedy
-        )
+    def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
+        if float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
+            return
+        flat = tensor.double().flatten()
+        bad = ~(flat.abs() <= self.bound)
+        if not self.finite:
+            bad &= flat.isfinite()
+        if not bad.any():
+            return
+        position = int(bad.nonzero()[0])
+        index, value = map(int, np.unravel_index(position, tensor.shape)), float(flat[position])
+        remedy = "Check the units." if math.isfinite(value) else ""
+        got = f"{value:g} at [{', '.join(map(str, index))}]"
+        raise InputError(sentence(where, f"finite values of magnitude <= {self.bound:g}", got, remedy))
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -210,6 +224,10 @@ class Tensor(ItemType):
 
     def candidates(self) -> list[torch.Tensor]:
         return [torch.zeros(shape, dtype=self.torch_dtype) for shape in self.largest]
+
+    def extremes(self) -> list[torch.Tensor]:
+        least = [size.least if isinstance(size, Between) else size for size in self.shape]
+        return [*self.candidates(), torch.zeros(least, dtype=self.torch_dtype)]
 
 
 @dataclass(frozen=True)
@@ -227,7 +245,7 @@ class Image(ItemType):
     largest: Any
 
     def bind(self, scope: Scope) -> Image:
-        return Image(largest=tuple(_sizes(self.largest, scope, 2, "Image.largest")))
+        return Image(largest=_sizes(self.largest, scope, 2, "Image.largest"))
 
     @property
     def expected(self) -> str:
@@ -248,15 +266,13 @@ class Image(ItemType):
             return value
         if not isinstance(media, (np.ndarray, torch.Tensor)):
             raise InputError(sentence(where, "a PIL image or an array", _describe(value)))
-        if media.ndim != 3 or 0 in media.shape or not {media.shape[0], media.shape[-1]} & {1, 3, 4}:
-            raise InputError(
-                sentence(
-                    where, "an array of shape (height, width, 3) or (3, height, width)", f"shape {tuple(media.shape)}"
-                )
-            )
-        array = np.asarray(media) if media.shape[-1] == 3 else None
-        if array is not None and array.dtype == np.uint8:
-            return PILImage.fromarray(array, "RGB")
+        expected = "an array of shape (height, width, 3) or (3, height, width)"
+        if not _holds_pixels(media.shape, 3):
+            raise InputError(sentence(where, expected, f"shape {tuple(media.shape)}"))
+        if isinstance(media, torch.Tensor):
+            value = media = _strided(media, where, expected)
+        if media.shape[-1] == 3 and media.dtype in (np.uint8, torch.uint8):
+            return PILImage.fromarray(np.asarray(media), "RGB")
         check_finite(media, where)
         return value
 
@@ -285,7 +301,7 @@ class Video(ItemType):
     metadata: bool = False
 
     def bind(self, scope: Scope) -> Video:
-        return replace(self, largest=tuple(_sizes(self.largest, scope, 3, "Video.largest")))
+        return replace(self, largest=_sizes(self.largest, scope, 3, "Video.largest"))
 
     @property
     def expected(self) -> str:
@@ -294,9 +310,7 @@ class Video(ItemType):
     def split(self, data: object, where: str) -> list[Any]:
         if isinstance(data, (np.ndarray, torch.Tensor)):
             return list(data) if data.ndim == 5 else [data]
-        if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
-            return [data]
-        if isinstance(data, (list, tuple)) and data and _is_frame(data[0]):
+        if _is_pair(data) or (isinstance(data, (list, tuple)) and data and _is_frame(data[0])):
             return [data]
         return list(data) if isinstance(data, (list, tuple)) else [data]
 
@@ -304,14 +318,14 @@ class Video(ItemType):
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
             raise InputError(sentence(where, "a (frames, metadata) pair", "frames without metadata"))
+        expected = "an array of shape (frames, height, width, 3)"
         if isinstance(frames, (list, tuple)) and frames and all(map(_is_frame, frames)):
-            sizes = {_image_size(f) for f in frames}
-            if len(sizes) > 1:
-                raise InputError(sentence(where, "frames of one size", f"sizes {sorted(sizes)}"))
-            frames = np.stack([np.asarray(f) for f in frames])
-        if not isinstance(frames, (np.ndarray, torch.Tensor)) or frames.ndim != 4 or 0 in frames.shape:
+            frames = _stacked([_array(frame, where, expected) for frame in frames], where)
+        if not isinstance(frames, (np.ndarray, torch.Tensor)) or not _holds_pixels(frames.shape, 4):
             got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else _describe(value)
-            raise InputError(sentence(where, "an array of shape (frames, height, width, 3)", got))
+            raise InputError(sentence(where, expected, got))
+        if isinstance(frames, torch.Tensor):
+            frames = _strided(frames, where, expected)
         check_finite(frames, where)
         return frames if metadata is None else (frames, metadata)
 
@@ -353,8 +367,8 @@ class Audio(ItemType):
     rate: Value = None
 
     def bind(self, scope: Scope) -> Audio:
-        ((length,),) = _sizes((self.largest,), scope, 1, "Audio.largest")
-        return Audio(largest=length, rate=fold(self.rate, scope))
+        ((length,),) = _sizes(self.largest, scope, 1, "Audio.largest")
+        return Audio(largest=length, rate=None if self.rate is None else _positive(self.rate, scope, "Audio.rate"))
 
     @property
     def expected(self) -> str:
@@ -363,23 +377,18 @@ class Audio(ItemType):
     def split(self, data: object, where: str) -> list[Any]:
         if isinstance(data, (np.ndarray, torch.Tensor)):
             return list(data) if data.ndim == 2 else [data]
-        if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], (int, float)):
+        if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], _SCALARS):
             return [data]
-        if isinstance(data, list) and data and isinstance(data[0], (int, float)):
+        if isinstance(data, list) and data and isinstance(data[0], _SCALARS):
             return [data]
         return list(data) if isinstance(data, (list, tuple)) else [data]
 
     def canonical(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        if isinstance(samples, torch.Tensor):
-            samples = samples.detach().cpu().numpy()
-        try:
-            array = np.asarray(samples)
-        except ValueError as error:
-            raise InputError(sentence(where, self.expected, _describe(value))) from error
+        rate, array = plain(rate), _array(samples, where, self.expected)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
             raise InputError(sentence(where, self.expected, f"shape {array.shape}, dtype {array.dtype}"))
-        if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
+        if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
             raise InputError(sentence(where, "a sampling rate > 0 in Hz", repr(rate)))
         check_finite(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
@@ -392,14 +401,57 @@ class Audio(ItemType):
         return [np.zeros(self.largest, dtype=np.float32)]
 
 
-def _sizes(value: Any, scope: Scope, width: int, where: str) -> list[tuple[int, ...]]:
-    value = evaluate(expression(value), scope)
-    rows = value if value and isinstance(value[0], (list, tuple)) else [value]
-    sizes = [tuple(evaluate(expression(v), scope) for v in row) for row in rows]
-    for row in sizes:
-        if len(row) != width or any(not isinstance(v, int) or v < 1 for v in row):
-            raise SpecError(sentence(where, f"{width} whole number(s) >= 1", repr(row)))
-    return sizes
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _known(value: Value, scope: Scope, where: str) -> Any:
+    """The value of an expression that needs `cfg` and `proc` alone."""
+    try:
+        return evaluate(expression(value), scope)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def _positive(value: Value, scope: Scope, where: str) -> int | float:
+    number = _known(value, scope, where)
+    if not _is_number(number) or not number > 0:
+        raise SpecError(sentence(where, "a number > 0 from cfg", repr(number)))
+    return number  # type: ignore[no-any-return]
+
+
+def shape_text(shape: Sequence[Any]) -> str:
+    """A shape for messages: ``(6, 1..3)``."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _bound_size(size: Any, scope: Scope, axis: int) -> Any:
+    where = f"Tensor.shape[{axis}] = {size}"
+    known = map_size(lambda end: _known(end, scope, where), size)
+    least, most = (known.least, known.most) if isinstance(known, Between) else (known, known)
+    if not _is_whole(least, 0) or not _is_whole(most, least):
+        raise SpecError(sentence(where, "whole numbers >= 0, in order", str(known)))
+    return known
+
+
+def _sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int, ...], ...]:
+    """One shape, or several, of `width` sizes each."""
+    value = _known(value, scope, where)
+    several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
+    sizes = []
+    for row in value if several else [value]:
+        sizes.append(tuple(_known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])))
+        if len(sizes[-1]) != width or not all(_is_whole(v, 1) for v in sizes[-1]):
+            raise SpecError(sentence(where, f"{width} whole number(s) >= 1", repr(sizes[-1])))
+    return tuple(sizes)
 
 
 def _is_sequence_of_items(data: Sequence[Any], rank: int) -> bool:
@@ -412,55 +464,80 @@ def _is_sequence_of_items(data: Sequence[Any], rank: int) -> bool:
         if not inner:
             break
         inner = inner[0]
-    return depth > rank or not isinstance(inner, (list, tuple, int, float))
+    return depth > rank or not isinstance(inner, (list, tuple, *_SCALARS))
 
 
-def _as_tensor(value: object, where: str, kind: Tensor) -> tuple[torch.Tensor, bool]:
-    """The value as a tensor of its own dtype, and whether it came as nested lists, which have no dtype."""
+def _strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
+    """A plain tensor in host memory, apart from autograd."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+        raise InputError(sentence(where, expected, f"a {tensor.layout} tensor on {tensor.device}"))
+    return tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
+
+
+def _array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
+    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as float32."""
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_quantized:
-            raise InputError(sentence(where, kind.expected, f"a {value.layout} tensor on {value.device}"))
-        return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg(), False
+        value = _strided(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(sentence(where, kind.expected, "a masked array", "Fill its gaps."))
+        raise InputError(sentence(where, expected, "a masked array", "Fill its gaps."))
+    try:
+        return np.asarray(value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise InputError(sentence(where, expected, _describe(value))) from error
+
+
+def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
+    """The value as a strided CPU tensor of its own dtype, which may share its memory."""
+    if isinstance(value, torch.Tensor):
+        return _strided(value, where, kind.expected)
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        if array.dtype.kind not in "fiubc":
-            raise InputError(sentence(where, kind.expected, f"dtype {array.dtype}"))
-        if not array.dtype.isnative or (array.dtype.kind == "f" and array.dtype.itemsize > 8):
-            raise InputError(sentence(where, kind.expected, f"dtype {array.dtype.str}", f"Convert it to {kind.dtype}."))
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch has no arithmetic on these
-            if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
-                raise InputError(sentence(where, kind.expected, f"the value {int(array.max())}"))
-            array = array.astype(np.int64)
-        writable = array if array.flags.writeable else array.copy()
-        return torch.from_numpy(np.ascontiguousarray(writable)).reshape(array.shape), False
-    if isinstance(value, (list, tuple)):
-        odd = _first_odd(value)
-        if odd is not None:
-            raise InputError(sentence(where, kind.expected, f"a list that holds {odd}"))
-        try:
-            array = np.array(value)
-            return torch.from_numpy(array if array.size else array.astype(np.float64)), True
-        except (ValueError, TypeError) as error:
-            raise InputError(sentence(where, kind.expected, "a ragged list")) from error
-    raise InputError(sentence(where, kind.expected, _describe(value)))
+        array = _array(value, where, kind.expected)
+    else:
+        array = _from_list(value, where, kind)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch has no arithmetic on these
+        if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
+            raise InputError(sentence(where, kind.expected, f"the value {int(array.max())}"))
+        array = array.astype(np.int64)
+    try:
+        return torch.from_numpy(array.copy())  # torch refuses negative strides and warns of read-only memory
+    except (TypeError, ValueError) as error:  # no number, not of this machine's byte order, or too long for torch
+        raise InputError(
+            sentence(where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}.")
+        ) from error
 
 
-def _own(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous CPU copy: what is cached must not change when the caller reuses its memory."""
-    return tensor.to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
+    """An array of a number or of nested lists of numbers; these have no dtype, so integers will do for floats."""
+    numbers = (bool, np.bool_) if kind.torch_dtype == torch.bool else (int, float, np.integer, np.floating)
+    odd = _first_odd(value, numbers)
+    if odd is not None:
+        listed = isinstance(value, (list, tuple))
+        raise InputError(sentence(where, kind.expected, f"a list that holds {odd}" if listed else odd))
+    try:
+        return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
+    except ValueError as error:
+        raise InputError(sentence(where, kind.expected, "a ragged list")) from error
 
 
-def _first_odd(value: Any, depth: int = 0) -> str | None:
-    """The first element of nested lists that is no number."""
+def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | None:
+    """The first element of nested lists that is none of these numbers."""
     if isinstance(value, (list, tuple)):
         if depth == _DEEPEST:
             return f"more than {_DEEPEST} levels"
-        return next((odd for odd in (_first_odd(v, depth + 1) for v in value) if odd is not None), None)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return next((odd for odd in (_first_odd(v, numbers, depth + 1) for v in value) if odd is not None), None)
+    if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
         return _describe(value)
-    return None if abs(value) < 2**63 or isinstance(value, float) else repr(value)
+    return _describe(value).removeprefix("int ") if isinstance(value, int) and abs(value) >= 2**63 else None
+
+
+def map_size(function: Callable[[Value], Any], size: Any) -> Any:
+    """A size after a function; both ends of `between`."""
+    return Between(function(size.least), function(size.most)) if isinstance(size, Between) else function(size)
+
+
+def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
+    """Whether a shape has these sizes; `between` may stand for one."""
+    return len(shape) == len(sizes) and all(map(_fits, shape, sizes))
 
 
 def _fits(size: int, wanted: Any) -> bool:
@@ -473,7 +550,7 @@ def check_finite(value: Any, where: str) -> None:
     Raises:
         InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the largest float16.
     """
-    array = value.detach().cpu().float().numpy() if isinstance(value, torch.Tensor) else value
+    array = _array(value, where, "real numbers")
     if array.dtype.kind not in "fiub":
         raise InputError(sentence(where, "real numbers", f"dtype {array.dtype}"))
     if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
@@ -485,9 +562,25 @@ def _is_frame(value: Any) -> bool:
     return hasattr(value, "getbands") or (isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 3)
 
 
+def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, Any]:
+    forms = [f"{frame.dtype} {frame.shape}" for frame in frames]
+    if other := next((form for form in forms if form != forms[0]), None):
+        raise InputError(sentence(where, "frames of one shape and dtype", f"{forms[0]} and {other}"))
+    return np.stack(frames)
+
+
+def _holds_pixels(shape: Sequence[int], rank: int) -> bool:
+    return len(shape) == rank and 0 not in shape and not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is (frames, metadata)."""
+    return isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Mapping))
+
+
 def _video_parts(value: Any) -> tuple[Any, Any]:
     value = getattr(value, "media", value)
-    if isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Mapping)):
+    if _is_pair(value):
         return getattr(value[0], "media", value[0]), value[1]
     return value, None
 
@@ -501,12 +594,11 @@ def _image_size(image: Any) -> tuple[int, int]:
     return image.shape[2], image.shape[1]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _describe(value: object) -> str:
     if value is None:
         return "None"
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) <= 40 else f"a {type(value).__name__}"
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits, or somebody's class
+        text = ""
+    return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"

@@ -1,10 +1,9 @@
 """Layouts: what one item becomes in the prompt.
 
-Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`. `embed(id)` marks
-    the positions
-that receive encoder rows; every other id is literal. One evaluation gives the token ids, the embed mask and the number
-of embeddings, so the three cannot disagree. Fuyu's rows of patches are ``(embed(patch) * cols + newline) * rows +
-bos``.
+Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`. `embed(id)` marks the
+positions that receive encoder rows; every other id is literal. One evaluation gives the token ids, the embed mask and
+the number of embeddings, so the three cannot disagree. Fuyu's rows of patches are
+``(embed(patch) * cols + newline) * rows + bos``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,22 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError, sentence
-from .expr import Expr, Loop, Scope, Text, Token, Value, branches, evaluate, expression, fold, leaves, plain, root
+from .expr import (
+    Binary,
+    Expr,
+    Loop,
+    Scope,
+    Text,
+    Token,
+    Value,
+    branches,
+    evaluate,
+    expression,
+    fold,
+    leaves,
+    plain,
+    root,
+)
 
 __all__ = ["Laid", "Layout", "each", "embed", "nothing", "tok", "token"]
 
@@ -60,7 +74,6 @@ class Laid:
 _MOST_IDS = 1 << 22  # longer than any context; a count from a caller's arguments must not take all memory
 
 Piece: TypeAlias = tuple[list[int], bytes]
-_EMPTY: Piece = ([], b"")
 
 
 class Layout:
@@ -196,7 +209,7 @@ class Repeated(Layout):
 
     def _emit(self, scope: Scope) -> Piece:
         ids, mask = self.body._emit(scope)
-        count = _whole(evaluate(self.count, scope), self.count, "a repetition count")
+        count = whole(evaluate(self.count, scope), self.count, "a repetition count")
         _check_length(count * len(ids), self)
         return ids * count, mask * count
 
@@ -204,7 +217,7 @@ class Repeated(Layout):
         body, count = self.body.bind(scope), fold(self.count, scope)
         if leaves(count):
             return Repeated(body, count)
-        bound = Repeated(body, _whole(count, self.count, "a repetition count"))
+        bound = Repeated(body, whole(count, self.count, "a repetition count"))
         return bound if body.leaves() else Fixed(*_frozen(bound._emit(scope)))
 
     def leaves(self) -> frozenset[Expr]:
@@ -212,7 +225,7 @@ class Repeated(Layout):
 
     def __repr__(self) -> str:
         body = f"({self.body!r})" if isinstance(self.body, Sequenced) else repr(self.body)
-        count = f"({self.count!r})" if isinstance(self.count, Expr) and " " in repr(self.count) else repr(self.count)
+        count = f"({self.count!r})" if isinstance(self.count, Binary) else repr(self.count)
         return f"{body} * {count}"
 
 
@@ -257,7 +270,7 @@ class Each(Layout):
     def _emit(self, scope: Scope) -> Piece:
         over = plain(evaluate(self.over, scope))
         if not isinstance(over, (tuple, range)):
-            over = range(_whole(over, self.over, "the number of elements of each(), or a sequence"))
+            over = range(whole(over, self.over, "the number of elements of each(), or a sequence"))
         ids: list[int] = []
         masks: list[bytes] = []
         for index, element in enumerate(over):
@@ -390,10 +403,15 @@ def _check_length(length: int, source: Layout) -> None:
 
 
 def _token_id(value: Any, source: Any) -> int:
-    return _whole(value, source, "a token id")
+    return whole(value, source, "a token id")
 
 
-def _whole(value: Any, source: Any, what: str) -> int:
+def whole(value: Any, source: Any, what: str) -> int:
+    """A whole number >= 0, also from a tensor of one element.
+
+    Raises:
+        SpecError: names the expression that the value came from.
+    """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise SpecError(sentence(repr(source), f"{what}, a whole number >= 0", repr(value)))

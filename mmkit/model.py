@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -19,10 +18,12 @@ class MultiModalModel(SupportsMultiModal):
     """Mixin for a vLLM model class; put it first among the bases, and decorate the class with `ModelSpec.register`.
 
     For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the modality's fields as
-    vLLM batches them (a batched field of equal shapes is one stacked tensor) and returns one (rows, hidden_size) tensor
-    per item, as a list or stacked. In return
+    vLLM batches them (a batched field is one stacked tensor, or a list where the items' shapes differ; a flat field is
+    one concatenated tensor) and returns one (rows, hidden_size) tensor per item, as a list or stacked. In return
 
-    - rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently;
+    - items and rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently. The
+      device knows the processed fields, not the raw items, so a layout that depends on `item` cannot be compared; write
+      ``out.series.shape[0]`` for ``item.length`` where both say the same;
     - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a request that passed
       no processor cannot take the engine down;
     - placeholder ids are never sampled.
@@ -53,8 +54,12 @@ class MultiModalModel(SupportsMultiModal):
             if not fields:
                 continue
             made = list(getattr(self, f"embed_{name}")(**fields))
+            batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
+            count = len(next(iter(batched.values()), made))
+            if len(made) != count:
+                raise MmkitError(sentence(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made))))
             for i, item in enumerate(made):
-                wanted = modality.rows(_part(fields, modality.fields, i, len(made)))
+                wanted = modality.rows({key: value[i] for key, value in batched.items()})
                 if wanted is not None and len(item) != wanted:
                     raise MmkitError(
                         sentence(f"{modality.where}, embed_{name}, item {i}", f"{wanted} encoder rows", str(len(item)))
@@ -89,8 +94,3 @@ class MultiModalModel(SupportsMultiModal):
         if reserved is None or reserved.device != device:
             reserved = self.__dict__["_reserved"] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
         return reserved
-
-
-def _part(fields: Mapping[str, Any], declared: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
-    """One item's part of the batched fields; flat fields are left out, as their extents are not known here."""
-    return {k: v if declared[k].kind == "shared" else v[index] for k, v in fields.items() if declared[k].kind != "flat"}

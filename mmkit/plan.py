@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import InputError, SpecError, sentence
+from .errors import InputError, MmkitError, SpecError, sentence
 from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
-from .layout import Layout
+from .layout import Laid, Layout, whole
 from .process import HF, Identity, unpadded
 from .updates import Placement, Resolved, place
 from .vocabulary import Vocabulary
@@ -25,7 +25,7 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from .spec import Modality, ModelSpec
 
-__all__ = ["BoundModality", "Plan", "Processed"]
+__all__ = ["BoundModality", "Plan", "Preview", "Processed"]
 
 _GEOMETRIES = 4096
 """Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
@@ -46,6 +46,21 @@ class Processed:
     parts: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Preview:
+    """What a request becomes.
+
+    Attributes:
+        prompt_token_ids: the prompt with the layouts in it.
+        placements: where each item's layout stands, in prompt order.
+        fields: per modality and item, the processed fields.
+    """
+
+    prompt_token_ids: list[int]
+    placements: list[Placement]
+    fields: dict[str, list[dict[str, Any]]]
+
+
 class BoundModality:
     """One modality of a plan.
 
@@ -55,6 +70,7 @@ class BoundModality:
         item: the item type, bound.
         layout: the layout, with its static parts evaluated.
         fields: the fields, bound.
+        hf: how to call the Hugging Face processor, bound; None where `process` is another way.
         limit: the most items in one request, or None.
         depends_on_index: an item's layout or target depends on its position among the items.
     """
@@ -71,7 +87,7 @@ class BoundModality:
         with self._binding("fields"):
             self.fields = {name: declared.bind(scope) for name, declared in spec.fields.items()}
         with self._binding("process"):
-            self.process_by = spec.process.bind(scope) if isinstance(spec.process, HF) else spec.process
+            self.hf = spec.process.bind(scope) if isinstance(spec.process, HF) else None
         self.limit = self._limit()
         self.embeds: Layout | None = None
         if isinstance(spec.embeds, Layout):
@@ -87,9 +103,9 @@ class BoundModality:
             True: sorted(embeds | targets, key=repr),
         }
         varying = {leaf for leaves in self._key_leaves.values() for leaf in leaves}
-        self._cacheable = not any(isinstance(leaf, Opaque) for leaf in varying)
+        self._cacheable = not any(isinstance(leaf, Opaque) for leaf in varying)  # a function may read anything
+        self._reads_out = not self._cacheable or any(root(leaf) == out for leaf in varying)
         self.depends_on_index = not self._cacheable or item.index in varying
-        self.text_target = any("tok(" in repr(u.target) for u in spec.update)
         self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
 
     @contextmanager
@@ -144,7 +160,7 @@ class BoundModality:
         s = self._scope
         return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, item=facts, out=out, kwargs=kwargs or {})
 
-    def whole(self, kwargs: Mapping[str, Any] | None = None) -> Scope:
+    def process_scope(self, kwargs: Mapping[str, Any] | None = None) -> Scope:
         """What a `process` function sees: everything but one item."""
         s = self._scope
         return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, kwargs=kwargs or {})
@@ -158,7 +174,7 @@ class BoundModality:
         Raises:
             SpecError: the outputs contradict the declared fields.
         """
-        process = self.process_by
+        process = self.spec.process
         if isinstance(process, Identity):
             ((name, declared),) = self.fields.items()
             if declared.kind == "batched":
@@ -170,8 +186,9 @@ class BoundModality:
                     sentence(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
                 )
         else:
-            assert not isinstance(process, HF)
-            raw = process(values, self.whole(kwargs))
+            raw = process(values, self.process_scope(kwargs))
+            if not isinstance(raw, Mapping):
+                raise SpecError(sentence(f"{self.where}, process", "a dict of tensors", type(raw).__name__))
             if unknown := set(raw) - set(self.fields):
                 expected = f"process to return declared fields, {sorted(self.fields)}"
                 raise SpecError(
@@ -189,36 +206,39 @@ class BoundModality:
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype than stated.
         """
-        process = self.process_by
-        if isinstance(process, HF):
-            raw = {process.outputs.get(name, name): value for name, value in raw.items()}
+        if self.hf is not None:
+            raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self.fields if raw.get(name) is None]:
             raise SpecError(
                 sentence(
                     f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
                 )
             )
-        count = len(values)
         parts: list[dict[str, Any]] = [{} for _ in values]
         scopes = [self.scope(value, i, parts[i], kwargs) for i, value in enumerate(values)]
-        data: dict[str, Any] = {}
         extents: dict[str, list[int]] = {}
         # flat fields come last: their sizes may be other fields of the same item
         for name, declared in sorted(self.fields.items(), key=lambda entry: entry[1].kind == "flat"):
             where = f"{self.where}, fields[{name!r}]"
-            sizes = None
             if declared.kind == "flat":
-                sizes = extents[name] = [int(plain(evaluate(declared.sizes, s))) for s in scopes]
-            split = declared.split(raw[name], sizes, count, where)
-            if isinstance(process, HF) and name in process.unpad:
-                for i in range(count):
-                    parts[i][name] = split[i]
-                split = [unpadded(part, process.unpad[name], s) for part, s in zip(split, scopes, strict=True)]
-            for i, part in enumerate(split):
-                if declared.shape is not None or declared.dtype is not None:
-                    declared.check(part, scopes[i], f"{where}, item {i}")
-                parts[i][name] = part
-            data[name] = split if declared.kind == "batched" else raw[name]
+                with self._binding(f"fields[{name!r}]"):
+                    extents[name] = [whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes]
+            split = declared.split(raw[name], extents.get(name), len(values), where)
+            for fields, part in zip(parts, split, strict=True):
+                fields[name] = part
+        for name, sizes in self.hf.unpad.items() if self.hf else ():
+            cut = [unpadded(fields[name], sizes, s) for fields, s in zip(parts, scopes, strict=True)]
+            for fields, part in zip(parts, cut, strict=True):
+                fields[name] = part
+        for name, declared in self.fields.items():
+            if declared.shape is not None or declared.dtype is not None:
+                for i, fields in enumerate(parts):
+                    with self._binding(f"fields[{name!r}]"):
+                        declared.check(fields[name], scopes[i], f"item {i}")
+        data = {
+            name: [fields[name] for fields in parts] if declared.kind == "batched" else raw[name]
+            for name, declared in self.fields.items()
+        }
         return Processed(data, extents, parts)
 
     # -- placeholders ------------------------------------------------------------------------------------------------
@@ -240,7 +260,8 @@ class BoundModality:
         return found
 
     def _resolve(self, scope: Scope, embeds: bool) -> list[Resolved]:
-        laid = ((self.embeds or self.layout) if embeds else self.layout).lay(scope)
+        with self._binding("layout"):
+            laid = ((self.embeds or self.layout) if embeds else self.layout).lay(scope)
         if not laid.num_embeds:
             raise SpecError(
                 sentence(f"{self.where}, layout", "at least one embed() position per item", f"{len(laid)} literal ids")
@@ -248,7 +269,8 @@ class BoundModality:
         _check_ids(laid.ids, scope, f"{self.where}, layout")
         ways = []
         for update in self.updates:
-            kind, target = update.resolve(scope)
+            with self._binding("update"):
+                kind, target = update.resolve(scope)
             _check_ids(target, scope, f"{self.where}, update")
             if kind == "replace" and not target:
                 raise SpecError(sentence(f"{self.where}, update", "a target of at least one token", "none"))
@@ -266,11 +288,13 @@ class BoundModality:
         """The item with the most encoder rows, and how many they are.
 
         Args:
-            process: canonical items to their processed fields, for layouts that depend on `out`.
+            process: canonical items to their processed fields; wanted where `needs_hf` holds.
         """
         best: tuple[Any, int] | None = None
         for value in self.item.candidates():
-            fields = process([value])[0] if process else None
+            fields: dict[str, Any] | None = None
+            if self._reads_out:
+                fields = self.process([value]).parts[0] if process is None else process([value])[0]
             rows = self.ways(self.scope(value, 0, fields))[0].laid.num_embeds
             if best is None or rows > best[1]:
                 best = value, rows
@@ -278,9 +302,31 @@ class BoundModality:
         return best
 
     @property
-    def needs_out(self) -> bool:
-        """The layout or the targets depend, or may depend, on processed fields."""
-        return not self._cacheable or any(root(leaf) == out for leaf in self._key_leaves[False])
+    def needs_hf(self) -> bool:
+        """The layout or the targets need, or may need, the output of the Hugging Face processor."""
+        return self.hf is not None and self._reads_out
+
+    def rehearse(self) -> list[Laid]:
+        """Take the largest and the smallest item to their layouts, as far as that goes without the HF processor.
+
+        Raises:
+            SpecError: what would fail at the first request.
+        """
+        made = []
+        for value in self.item.extremes():
+            fields = None
+            if self.hf is None:
+                try:
+                    fields = self.process([value]).parts[0]
+                except MmkitError:
+                    raise
+                except Exception as error:
+                    got = f"{type(error).__name__}: {error}"
+                    raise SpecError(sentence(f"{self.where}, process", "to take a well-formed item", got)) from error
+            elif self._reads_out:
+                continue
+            made.append(self.ways(self.scope(value, 0, fields))[0].laid)
+        return made
 
 
 class Plan:
@@ -304,15 +350,36 @@ class Plan:
             fixed = [*modality.layout.fixed(), *(modality.embeds.fixed() if modality.embeds else ())]
             for laid in fixed:
                 _check_ids(laid.ids, scope, f"{modality.where}, layout")
-            # a layout that needs, or may need, processed fields cannot be evaluated yet
-            with suppress(Exception) if modality.needs_out else nullcontext():
-                value, _ = modality.largest()
-                fixed.append(modality.ways(modality.scope(value, 0))[0].laid)
-            for laid in fixed:
+            for laid in fixed + modality.rehearse():
                 for token in laid.embed_ids:
                     owners.setdefault(token, []).append(modality.name)
         self._owners = owners
         self.embed_ids = frozenset(owners)
+
+    def preview(self, prompt: Sequence[int], data: Mapping[str, object]) -> Preview:
+        """What a request becomes, without vLLM.
+
+        Args:
+            prompt: token ids.
+            data: what a caller puts into ``multi_modal_data``.
+
+        Raises:
+            InputError: the request would be refused.
+            SpecError: a modality wants the Hugging Face processor, which vLLM calls.
+        """
+        self.check_ids(prompt)
+        ways, fields = {}, {}
+        for name, sent in data.items():
+            if (modality := self.modalities.get(name)) is None:
+                raise InputError(
+                    sentence(f"{self.spec.name}.data", f"modalities among {sorted(self.modalities)}", repr(name))
+                )
+            if modality.hf is not None:
+                raise SpecError(sentence(modality.where, "a process that runs without vLLM", repr(modality.hf)))
+            values = modality.parse(sent)
+            fields[name] = modality.process(values).parts
+            ways[name] = [modality.ways(modality.scope(v, i, fields[name][i])) for i, v in enumerate(values)]
+        return Preview(*self.place(list(prompt), ways), fields)
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.
@@ -395,7 +462,7 @@ def vocab_size(config: Any) -> int:
         SpecError: the config does not tell.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    size = getattr(text, "vocab_size", None)
+    size = text.get("vocab_size") if isinstance(text, Mapping) else getattr(text, "vocab_size", None)
     if not isinstance(size, int):
         raise SpecError(sentence("config", "a vocab_size in the language model's part", repr(size)))
     return size

@@ -1,8 +1,17 @@
 """Processing: how canonical items become tensors.
 
-`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor, and any function ``(items, scope) ->
-dict of tensors`` does the rest. Whatever the way, item i must not depend on the other items of the request (law L5):
-nothing may be padded to the batch.
+`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor, and any function does the rest::
+
+    def patches(items, scope):                      # canonical items, in order; a Scope without an item
+        made = [item.unfold(0, 4, 4) for item in items]
+        return {
+            "patches": torch.cat(made),             # a flat field: the items' parts, one after the other
+            "counts": torch.tensor([len(p) for p in made]),   # a batched field: one part per item, also as a list
+            "scale": torch.tensor(scope.cfg.scale), # a shared field: the same for every item
+        }
+
+Whatever the way, an item's part must not depend on the other items of the request: nothing is padded to the batch,
+since vLLM caches each item by itself.
 """
 
 from __future__ import annotations

@@ -105,6 +105,9 @@ class Modality(_Declared):
         for part, value, kind in (("update", update, (Update, list, tuple)), ("fields", fields, Mapping)):
             if not isinstance(value, kind):
                 raise SpecError(sentence(f"modality {name!r}, {part}", _PARTS[part], repr(value)))
+        for key, declared in fields.items():
+            if not isinstance(declared, Field):
+                raise SpecError(sentence(f"modality {name!r}, fields[{key!r}]", _PARTS["fields"], repr(declared)))
         if process is None:
             process = identity() if isinstance(item, Tensor) else hf()
         self._declare(
@@ -193,6 +196,10 @@ class ModelSpec(_Declared):
         Raises:
             SpecError: no modality, or two that share a name or a field name.
         """
+        for modality in modalities:
+            if not isinstance(modality, Modality):
+                got = f"a {type(modality).__name__}"
+                raise SpecError(sentence(f"spec {name!r}", "modalities, each as an argument of its own", got))
         self._declare(f"spec {name!r}", name=name, modalities=modalities)
         self._module = _calling_module()
         if not name.isidentifier():

@@ -174,7 +174,7 @@ class _Pass:
         placements: list[Placement] = []
         rest: list[tuple[int, int]] = []
         position = 0
-        for begin, stop, modality, index, way in sorted(self._matches(), key=lambda match: match[0]):
+        for begin, stop, modality, index, way in sorted(self._matches(), key=self._order):
             if begin < position:  # an anchor inside a target that another layout replaces
                 raise self._not_found(modality, index)
             rest.append((position, begin))
@@ -186,6 +186,11 @@ class _Pass:
         ids += self.prompt[position:]
         self._refuse_leftovers(rest)
         return ids, placements
+
+    def _order(self, match: tuple[int, int, str, int, int]) -> tuple[int, bool]:
+        """From left to right; what is inserted at the end stays there in an empty prompt too."""
+        begin, _, modality, index, way = match
+        return begin, self.items[modality][index][way].kind == "end"
 
     def _matches(self) -> Iterator[tuple[int, int, str, int, int]]:
         """(begin, end) of what the layout takes the place of, modality, item and alternative; anchored ones first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.terra.train import CHECKPOINT
+from examples.terra import CHECKPOINT
 from examples.terra.world import make_episode
 
 ROOT = Path(__file__).parents[1]

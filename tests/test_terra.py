@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from examples.terra import register
+from examples.terra import CHECKPOINT, register
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.reference import LlamaActionForCausalLM
 from examples.terra.spec import TERRA
-from examples.terra.train import CHECKPOINT
 from examples.terra.world import Episode, make_episode
 from mmkit import InputError
 
@@ -282,7 +281,7 @@ def test_tensor_parallel_gives_the_same_ids(tmp_path: Path) -> None:
     """Two processes share each layer; two streams at once."""
     report = run_demo(tmp_path, "--tensor-parallel-size", "2", "--streams", "2", "--frames", "4", "--seed", "7")
     assert report["identical_tokens"]
-    assert report["vllm"]["token_accuracy"] == 1.0
+    assert report["vLLM"]["token_accuracy"] == 1.0
 
 
 PUBLISHED = {"vocab_size": 262_145, "num_image_patches": 576, "num_spatio_embeddings": 582, "pad_token_id": 262_144}
@@ -322,10 +321,10 @@ def test_published_names(published: Path) -> None:
 def test_published_layout_runs(published: Path, tmp_path: Path) -> None:
     """Frames of 576 tokens in the CPU engine, identical to the reference: so the published names load completely."""
     report = run_demo(tmp_path, "--model", str(published), "--frames", "2")
-    assert report["vllm"]["prompt_tokens"] == [3 * 582, 4 * 582]
-    assert report["vllm"]["cached_tokens"][1] >= 0.95 * 4 * 582
+    assert report["vLLM"]["prompt_tokens"] == [3 * 582, 4 * 582]
+    assert report["vLLM"]["cached_tokens"][1] >= 0.95 * 4 * 582
     assert report["identical_tokens"]
-    assert "token_accuracy" not in report["vllm"]
+    assert "token_accuracy" not in report["vLLM"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,10 @@
 """Terra: an action-conditioned video world model, served frame by frame."""
 
+from pathlib import Path
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+"""The trained checkpoint of the road world."""
+
 
 def register() -> None:
     """Tell transformers and vLLM about Terra: the plugin that vLLM runs in each process. Can be called again."""

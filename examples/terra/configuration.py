@@ -54,8 +54,3 @@ class LlamaActionConfig(LlamaConfig):
             raise ValueError(
                 f"pad_token_id ({self.pad_token_id}) must lie inside the vocabulary of {self.vocab_size} ids."
             )
-
-    @property
-    def max_positions(self) -> int:
-        """Positions of the longest sequence, that of ``num_temporal_embeddings`` frames."""
-        return self.num_spatio_embeddings * self.num_temporal_embeddings

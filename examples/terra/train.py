@@ -20,10 +20,8 @@ from tqdm import tqdm
 from . import world
 from .configuration import LlamaActionConfig
 from .reference import LlamaActionForCausalLM
+from .world import CONTEXT_FRAMES
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
-CONTEXT_FRAMES = 3
-"""Frames a rollout is given."""
 POSITIONS_PER_STEP = 4480
 """Positions of a batch, at most, whatever the length of its windows: 16 windows of 4 frames."""
 WINDOW_FRAMES, WINDOW_SHARES = (4, 8, world.NUM_FRAMES), (0.5, 0.2, 0.3)
@@ -129,7 +127,8 @@ def predict(model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, mome
 @torch.no_grad()
 def check(model: LlamaActionForCausalLM) -> float:
     """Return the share of right tokens on held-out windows, each frame predicted from true ones."""
-    frames, actions = make_batch(list(range(16)), WINDOW_FRAMES[0])
+    last = world.HELD_OUT_EPISODES  # far from the episodes that are evaluated, which count from 0
+    frames, actions = make_batch(list(range(last - 16, last)), WINDOW_FRAMES[0])
     moments = torch.arange(16)[:, None]
     return (predict(model, frames, actions, moments).argmax(-1) == frames[:, 1:]).float().mean().item()
 
@@ -197,13 +196,13 @@ def evaluate(model: LlamaActionForCausalLM, num_episodes: int) -> dict[str, floa
         "shuffled actions": roll_out(model, frames, torch.from_numpy(shuffled), "shuffled actions"),
         "repeated last context frame": frames[:, CONTEXT_FRAMES - 1 : CONTEXT_FRAMES],
     }
-    return {kind: (frames == truth).float().mean().item() for kind, frames in predictions.items()}
+    return {kind: (predicted == truth).float().mean().item() for kind, predicted in predictions.items()}
 
 
 def main(
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the episodes.", min=0)] = 0,
-    out: Annotated[Path, typer.Option(help="Where to save the checkpoint.")] = CHECKPOINT,
+    out: Annotated[Path, typer.Option(help="Where to save the checkpoint.")] = Path("out/checkpoint"),
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     evaluate_dir: Annotated[
         Path | None, typer.Option("--evaluate", help="Evaluate this checkpoint instead of training one.")

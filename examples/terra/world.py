@@ -18,6 +18,8 @@ TOKENS_PER_FRAME = GRID * GRID
 CAR_ROW, CAR_COL = 4, 4
 """The cell the car is always drawn in."""
 NUM_FRAMES = 25
+CONTEXT_FRAMES = 3
+"""Frames a rollout is given; the others are generated."""
 NUM_WAYPOINTS = 6
 FRAME_SECONDS = 0.5
 """Time from one frame to the next."""

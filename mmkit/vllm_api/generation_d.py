@@ -23,7 +23,6 @@ from vllm.renderers import TokenizeParams
 from ..errors import InputError, sentence
 from ..expr import evaluate
 from ..plan import Plan, Processed
-from ..process import HF
 from ..spec import ModelSpec
 from ..updates import NotFound
 from .common import (
@@ -92,18 +91,12 @@ class ProcessingInfo(BaseProcessingInfo):
     def validate_num_items(self, modality: str, num_items: int) -> None:
         limit = self.allowed_mm_limits[modality]
         if num_items > limit:
-            raise InputError(
-                sentence(
-                    self.plan.modalities[modality].where,
-                    f"at most {limit} item(s)",
-                    str(num_items),
-                    "Send fewer items.",
-                )
-            )
+            where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
+            raise InputError(sentence(where, expected, str(num_items), "Send fewer items."))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
         wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if any(m.needs_out for m in wanted):
+        if any(m.needs_hf for m in wanted):
             return None  # vLLM then processes the dummy inputs and counts
         return {m.name: m.largest()[1] for m in wanted}
 
@@ -148,7 +141,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         prompt: list[int] = []
         for name, values in items.items():
             modality = self.plan.modalities[name]
-            parts = self._parts(name, values.get_all()) if modality.needs_out else [None] * len(values)
+            parts = self._parts(name, values.get_all())
             for index, (value, out) in enumerate(zip(values.get_all(), parts, strict=True)):
                 way = modality.ways(modality.scope(value, index, out))[0]
                 if way.kind in ("replace", "in_place"):
@@ -163,7 +156,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     def largest(self, name: str) -> Any:
         """The item of a modality with the most tokens."""
         modality = self.plan.modalities[name]
-        return modality.largest((lambda values: self._parts(name, values)) if modality.needs_out else None)[0]
+        return modality.largest((lambda values: self._parts(name, values)) if modality.needs_hf else None)[0]
 
     # -- processing --------------------------------------------------------------------------------------------------
 
@@ -175,18 +168,15 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             modality, values = self.plan.modalities[name], items.get_all()
             for i, value in enumerate(values):
                 if value is None:
-                    raise InputError(
-                        sentence(
-                            f"{modality.where}[{i}]", modality.item.expected, "None, and no such item in the cache"
-                        )
-                    )
+                    got = "None, and no such item in the cache"
+                    raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, got))
             if not values:
                 continue
             if isinstance(items, EmbedItems):
                 done[name] = Processed(
                     {modality.embeds_field: values}, {}, [{modality.embeds_field: v} for v in values]
                 )
-            elif isinstance(modality.spec.process, HF):
+            elif modality.hf is not None:
                 hf_items[name] = items
             else:
                 done[name] = modality.process(values, merged)
@@ -198,20 +188,15 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def _get_hf_mm_text(self, mm_counts: Mapping[str, int]) -> str | None:
         texts = [
-            str(evaluate(m.spec.process.text, m.whole())) * mm_counts.get(name, 0)
+            str(evaluate(m.hf.text, m.process_scope())) * mm_counts.get(name, 0)
             for name, m in self.plan.modalities.items()
-            if isinstance(m.spec.process, HF) and m.spec.process.text is not None
+            if m.hf is not None and m.hf.text is not None
         ]
         return "".join(texts) if texts else None
 
     def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
         inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
-        renames = {
-            k: v
-            for m in self.plan.modalities.values()
-            if isinstance(m.spec.process, HF)
-            for k, v in m.spec.process.inputs.items()
-        }
+        renames = {k: v for m in self.plan.modalities.values() if m.hf is not None for k, v in m.hf.inputs.items()}
         return inputs._replace(hf_data={renames.get(key, key): value for key, value in inputs.hf_data.items()})
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
@@ -289,9 +274,10 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         try:
             ids, placements = self.plan.place(token_ids, items)
         except NotFound as error:
-            if self.info.ctx.tokenizer is None or not any(m.text_target for m in self.plan.modalities.values()):
+            ways = [way for alternatives in items.values() for ways in alternatives for way in ways]
+            if self.info.ctx.tokenizer is None or all(way.kind != "replace" or len(way.target) == 1 for way in ways):
                 raise
-            # a text target can be tokenized differently inside the prompt: vLLM's own search in the decoded text
+            # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
             try:
                 ids, by_text = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
             except AssertionError:  # vLLM's way to say that an item was not found

@@ -1,0 +1,427 @@
+"""Placing layouts in prompts: against requests whose result is known by construction, and against tests/naive.py."""
+
+import pickle
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from mmkit import InputError, SpecError, after, cfg, embed, end, fmt, in_place, insert, item, replace, start, tok, token
+from mmkit.expr import Scope
+from mmkit.layout import Laid, nothing
+from mmkit.updates import NotFound, Placement, Resolved, find, place
+
+from . import naive
+
+
+def way(kind, target, ids, embeds):
+    """One way to place an item. `embeds` are the ids at which encoder rows go."""
+    return Resolved(kind, tuple(target), Laid(list(ids), bytes(token in embeds for token in ids)))
+
+
+def check(prompt, items, ids, placements):
+    """Law L2: what holds of every result, whatever the request."""
+    assert [(p.modality, p.index) for p in placements] != [] or not any(items.values())
+    assert sorted((p.modality, p.index) for p in placements) == sorted(
+        (modality, index) for modality, ways in items.items() for index in range(len(ways))
+    )
+    position = 0
+    outside = []
+    for p in placements:
+        laid = items[p.modality][p.index][p.way].laid
+        assert p.start >= position, "ranges overlap, or are not in prompt order"
+        outside += ids[position : p.start]
+        position = p.start + len(laid)
+        assert ids[p.start : position] == laid.ids
+    outside += ids[position:]
+    for modality in items:
+        of_modality = [p.index for p in placements if p.modality == modality]
+        assert of_modality == sorted(of_modality), "the items of a modality change places"
+    assert is_subsequence(outside, prompt), "something outside the ranges is not the caller's"
+
+
+def is_subsequence(short, long):
+    rest = iter(long)
+    return all(any(token == other for other in rest) for token in short)
+
+
+def run(prompt, items):
+    """Place, with everything that always holds checked; None where the request is refused."""
+    before = list(prompt)
+    try:
+        ids, placements = place(prompt, items, "spec")
+    except InputError:
+        assert prompt == before, "the caller's prompt was changed"
+        return None
+    assert prompt == before, "the caller's prompt was changed"
+    check(prompt, items, ids, placements)
+    return ids, placements
+
+
+def as_naive(items):
+    return {
+        modality: [[(w.kind, list(w.target), w.laid.ids, set(w.laid.embed_ids)) for w in ways] for ways in of]
+        for modality, of in items.items()
+    }
+
+
+def as_tuples(result):
+    return result and (result[0], [(p.modality, p.index, p.start, p.way) for p in result[1]])
+
+
+# -- by construction: fillers, targets and layouts of separate alphabets ---------------------------------------------
+
+FILLER = st.lists(st.integers(0, 4), max_size=4)
+# modality: its target, its embed id, its brackets; "same" shares its target with "image"
+KINDS = {
+    "image": ([10], 11, [12], [13]),
+    "bare": ([20], 20, [], []),
+    "wrapped": ([30], 30, [31], [32]),
+    "long": ([40, 41, 42], 43, [41], [42]),
+    "gemma": ([50], 51, [5, 50], [52]),
+    "same": ([10], 61, [], [10]),
+}
+# Where the target is the embed id itself, two adjacent placeholders also read as one expanded item of two tokens.
+CLEAR = tuple(name for name, (target, embed_id, *_) in KINDS.items() if target != [embed_id])
+
+
+@st.composite
+def requests(draw, modes=("replace", "in_place", "start", "end", "after"), kinds=tuple(KINDS)):
+    """A prompt in pieces, the items of several modalities, and the result that they must give."""
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3, unique=True))
+    mode = {name: draw(st.sampled_from(modes)) for name in chosen}
+    prefix = draw(FILLER)
+    items = {name: [] for name in chosen}
+    written = draw(st.lists(st.sampled_from(chosen), max_size=5))
+    # of modalities that share a target, the one that comes first takes the first occurrences
+    if {"image", "same"} <= set(chosen) and mode["image"] == mode["same"] == "replace":
+        shared = iter(sorted((n for n in written if n in ("image", "same")), key=chosen.index))
+        written = [next(shared) if n in ("image", "same") else n for n in written]
+    pieces = [(None, prefix)]
+    for name in written:
+        target, embed_id, opening, closing = KINDS[name]
+        # a layout with one embed position that is the target itself can be read in two ways
+        least = 2 if name == "wrapped" else 1
+        ids = opening + [embed_id] * draw(st.integers(least, 3)) + closing
+        aim = {"after": prefix, "replace": target}.get(mode[name], [])
+        items[name].append([way(mode[name], aim, ids, {embed_id})])
+        pieces += [(name, ids), (None, draw(FILLER))]
+    if "end" in mode.values():
+        pieces.append((None, [0]))  # see test_start_and_end_of_an_empty_prompt
+    prompt, ids, where = [], [], []
+    anchored = {kind: [n for n in chosen if mode[n] == kind] for kind in ("start", "after", "end")}
+
+    def emit(names):
+        for name in names:
+            for index, (only,) in enumerate(items[name]):
+                where.append(Placement(name, index, len(ids), 0))
+                ids.extend(only.laid.ids)
+
+    counts = dict.fromkeys(chosen, 0)
+    at_prefix = [n for n in chosen if mode[n] in ("start", "after")] if not prefix else anchored["after"]
+    emit(anchored["start"] if prefix else at_prefix)
+    for number, (name, piece) in enumerate(pieces):
+        if name is None:
+            prompt += piece
+            ids += piece
+        elif mode[name] in ("replace", "in_place"):
+            prompt += KINDS[name][0] if mode[name] == "replace" else piece
+            where.append(Placement(name, counts[name], len(ids), 0))
+            counts[name] += 1
+            ids += piece
+        if number == 0 and prefix:
+            emit(at_prefix)
+    emit(anchored["end"])
+    return prompt, items, ids, where
+
+
+@given(requests())
+def test_results_known_by_construction(request_):
+    prompt, items, ids, where = request_
+    result = run(prompt, items)
+    assert result is not None
+    assert result[0] == ids
+    assert sorted(result[1], key=str) == sorted(where, key=str)
+    assert [p.start for p in result[1]] == sorted(p.start for p in where)
+
+
+@given(requests())
+def test_an_expanded_prompt_is_not_expanded_again(request_):
+    """Law L10."""
+    prompt, items, *_ = request_
+    ids, placements = run(prompt, items)
+    again = run(ids, items)
+    assert again is not None, "the result is refused as a prompt"
+    assert again[0] == ids
+    assert [p.start for p in again[1]] == [p.start for p in placements]
+
+
+def test_start_and_end_of_an_empty_prompt():
+    items = {"last": [[way("end", [], [9], {9})]], "first": [[way("start", [], [8], {8})]]}
+    assert place([1], items, "spec")[0] == [8, 1, 9]
+    assert place([], items, "spec")[0] == [8, 9]
+
+
+def test_brackets_are_not_repeated():
+    items = {"image": [[way("replace", [9], [1, 9, 2], {9})]]}
+    ids, _ = place([9], items, "spec")
+    assert place(ids, items, "spec")[0] == ids == [1, 9, 2]
+
+
+@given(requests(modes=("replace",), kinds=CLEAR), st.data())
+def test_partly_expanded_prompts(request_, data):
+    """A caller may have expanded some of the placeholders."""
+    _, items, ids, where = request_
+    mixed, position = [], 0
+    for p in where:
+        ((only,),) = [items[p.modality][p.index]]
+        mixed += ids[position : p.start]
+        mixed += only.laid.ids if data.draw(st.booleans()) else only.target
+        position = p.start + len(only.laid)
+    mixed += ids[position:]
+    shared = {"image", "same"} <= items.keys()
+    result = run(mixed, items)
+    if not shared:  # which of two modalities a shared target belongs to is no longer determined
+        assert result is not None
+        assert result[0] == ids
+
+
+@given(requests(modes=("replace", "in_place")), st.data())
+def test_a_missing_placeholder_is_refused(request_, data):
+    prompt, items, _, where = request_
+    if not where:
+        return
+    lost = data.draw(st.sampled_from(where))
+    (only,) = items[lost.modality][lost.index]
+    text = list(only.target) if only.kind == "replace" else only.laid.ids
+    begin = find(prompt, text, 0)
+    assert begin is not None
+    assert run(prompt[:begin] + prompt[begin + len(text) :], items) is None
+
+
+@given(requests(modes=("replace", "in_place"), kinds=CLEAR), st.data())
+def test_a_surplus_placeholder_is_refused(request_, data):
+    prompt, items, _, where = request_
+    if not where:
+        return
+    extra = data.draw(st.sampled_from(where))
+    (only,) = items[extra.modality][extra.index]
+    stray = list(only.target) if only.kind == "replace" else [data.draw(st.sampled_from(sorted(only.laid.embed_ids)))]
+    assert run([*stray, 0, *prompt], items) is None
+    assert run([*prompt, 0, *stray], items) is None
+
+
+@given(requests(kinds=CLEAR), st.sampled_from(["first", "last"]))
+def test_a_surplus_or_missing_item_is_refused(request_, which):
+    prompt, items, _, where = request_
+    searched = [p for p in where if items[p.modality][p.index][0].kind in ("replace", "in_place")]
+    if not searched or {"image", "same"} <= items.keys():
+        return
+    name = searched[0 if which == "first" else -1].modality
+    more = {n: [*ways, ways[-1]] if n == name else ways for n, ways in items.items()}
+    assert run(prompt, more) is None
+    fewer = {n: ways[:-1] if n == name else ways for n, ways in items.items()}
+    if fewer[name]:  # a modality without items is the business of Plan.check_bare
+        assert run(prompt, fewer) is None
+
+
+# -- against the reference: small alphabets, where everything collides -----------------------------------------------
+
+small = st.integers(1, 4)
+layouts = st.lists(small, min_size=1, max_size=4)
+
+
+@st.composite
+def collisions(draw):
+    """Targets, layouts and text over four ids. Most prompts are pieced together from what they may contain."""
+    items = {}
+    pieces = [draw(st.lists(small, max_size=2))]
+    for name in draw(st.sampled_from([("a",), ("a", "b"), ("b", "a"), ("a", "b", "c")])):
+        kinds = draw(st.lists(st.sampled_from(["replace", "replace", "in_place", "start", "end", "after"]), max_size=1))
+        kinds = kinds or ["replace", draw(st.sampled_from(["replace", "in_place", "start", "end", "after"]))]
+        targets = [draw(st.lists(small, min_size=1, max_size=3)) if k in ("replace", "after") else [] for k in kinds]
+        items[name] = []
+        for _ in range(draw(st.integers(0, 3))):
+            ids = draw(layouts)
+            embeds = {draw(st.sampled_from(ids))}
+            items[name].append([way(k, t, ids, embeds) for k, t in zip(kinds, targets, strict=True)])
+            pieces.append(draw(st.sampled_from([*targets, ids])))
+            if draw(st.booleans()):
+                pieces.append(draw(st.lists(small, max_size=2)))
+    if draw(st.booleans()):
+        pieces = draw(st.permutations(pieces))
+    return [token for piece in pieces for token in piece], items
+
+
+@given(collisions())
+def test_agrees_with_the_naive_reference(request_):
+    prompt, items = request_
+    result = run(prompt, items)
+    event("placed" if result else "refused")
+    assert as_tuples(result) == naive.place(prompt, as_naive(items))
+
+
+@given(collisions())
+def test_placing_again_only_refuses_or_keeps_the_placements_consistent(request_):
+    """With colliding ids, L10 itself cannot hold; the laws of a single placement still must (see `run`)."""
+    prompt, items = request_
+    if result := run(prompt, items):
+        run(result[0], items)
+
+
+# -- examples --------------------------------------------------------------------------------------------------------
+
+E = 9  # embeds
+
+
+def only(kind, target, ids=(E, E)):
+    return [way(kind, target, ids, {E})]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ways", "ids", "starts"),
+    [
+        pytest.param([1, 9, 2], [only("replace", [9])], [1, 9, 9, 2], [1], id="replace"),
+        pytest.param([9, 9], [only("replace", [9])] * 2, [9] * 4, [0, 2], id="adjacent"),
+        pytest.param([9, 9, 9, 9], [only("replace", [9])] * 2, [9] * 4, [0, 2], id="adjacent, expanded"),
+        pytest.param([9, 9, 9], [only("replace", [9])] * 2, [9] * 4, [0, 2], id="adjacent, first expanded"),
+        pytest.param([9, 1, 9, 9], [only("replace", [9])] * 2, [9, 9, 1, 9, 9], [0, 3], id="second expanded"),
+        pytest.param([9, 9], [only("replace", [9])], [9, 9], [0], id="expanded"),
+        pytest.param([9], [only("replace", [9], [9])], [9], [0], id="one token, either way"),
+        pytest.param([1, 2, 3], [only("replace", [1, 2, 3])], [9, 9], [0], id="long target"),
+        pytest.param([1, 1, 2], [only("replace", [1, 2])], [1, 9, 9], [1], id="false start"),
+        pytest.param([1, 1, 1], [only("replace", [1, 1])], [9, 9, 1], [0], id="half a target is text"),
+        pytest.param([1], [only("start", [])] * 2, [9, 9, 9, 9, 1], [0, 2], id="start"),
+        pytest.param([1], [only("end", [])] * 2, [1, 9, 9, 9, 9], [1, 3], id="end"),
+        pytest.param([1, 2], [only("after", [1])], [1, 9, 9, 2], [1], id="after"),
+        pytest.param([1, 2], [only("after", [])], [9, 9, 1, 2], [0], id="after nothing"),
+        pytest.param([], [only("start", [])], [9, 9], [0], id="empty prompt, start"),
+        pytest.param([], [only("end", [])], [9, 9], [0], id="empty prompt, end"),
+        pytest.param([9, 9, 1], [only("start", [])], [9, 9, 1], [0], id="already at the start"),
+        pytest.param([1, 9, 9, 9, 9], [only("end", [])] * 2, [1, 9, 9, 9, 9], [1, 3], id="already at the end"),
+        pytest.param([1, 9, 9, 2, 9, 9], [only("in_place", [])] * 2, [1, 9, 9, 2, 9, 9], [1, 4], id="in place"),
+        pytest.param([2], [only("replace", [1]) + only("replace", [2])], [9, 9], [0], id="second alternative"),
+        pytest.param([1], [only("replace", [2]) + only("end", [])], [1, 9, 9], [1], id="or else at the end"),
+        pytest.param([2, 1], [only("replace", [2]) + only("end", [])], [9, 9, 1], [0], id="rather than at the end"),
+    ],
+)
+def test_examples(prompt, ways, ids, starts):
+    result = run(prompt, {"image": ways})
+    assert result is not None
+    assert result[0] == ids
+    assert [p.start for p in result[1]] == starts
+
+
+def test_the_first_alternative_wins_where_both_match_at_the_same_place():
+    both = [way("replace", [1, 2], [E, E], {E}), way("replace", [1], [E], {E})]
+    assert run([1, 2], {"image": [both]}) == ([E, E], [Placement("image", 0, 0, 0)])
+    assert run([1, 2], {"image": [both[::-1]]}) == ([E, 2], [Placement("image", 0, 0, 0)])
+    assert run([1, 3], {"image": [both]}) == ([E, 3], [Placement("image", 0, 0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ways"),
+    [
+        pytest.param([1], [only("replace", [2])], id="no target"),
+        pytest.param([2, 2], [only("replace", [2])], id="a target too many"),
+        pytest.param([2], [only("replace", [2])] * 2, id="a target too few"),
+        pytest.param([2, 9], [only("replace", [2])], id="a stray placeholder"),
+        pytest.param([9, 9, 9], [only("in_place", [])], id="a placeholder too many in place"),
+        pytest.param([9], [only("in_place", [])], id="a placeholder too few in place"),
+        pytest.param([9, 1], [only("start", [])], id="a stray placeholder beside an anchor"),
+        pytest.param([2, 1], [only("after", [1])], id="another start"),
+        pytest.param([], [only("after", [1])], id="an empty prompt after a prefix"),
+        pytest.param([], [only("replace", [1])], id="an empty prompt"),
+        pytest.param([9] * 5, [only("replace", [9])] * 2, id="neither raw nor expanded"),
+    ],
+)
+def test_refusals(prompt, ways):
+    assert run(prompt, {"image": ways}) is None
+
+
+def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():
+    image = [way("replace", [1], [8, 8], {8})]
+    audio = [way("replace", [1], [9], {9})]
+    assert run([1, 0, 1, 1], {"image": [image], "audio": [audio, audio]})[0] == [8, 8, 0, 9, 9]
+    assert run([1, 0, 1, 1], {"audio": [audio, audio], "image": [image]})[0] == [9, 0, 9, 8, 8]
+    assert run([1, 0, 1], {"image": [image], "audio": [audio, audio]}) is None
+
+
+def test_an_anchor_inside_a_target_is_refused():
+    items = {"a": [[way("after", [1, 2], [8], {8})]], "b": [[way("replace", [2, 3], [9], {9})]]}
+    assert run([1, 2, 3], items) is None
+
+
+def test_no_items_leave_the_prompt_alone():
+    assert place([1, 2, 3], {}, "spec") == ([1, 2, 3], [])
+
+
+def test_a_target_that_is_not_there_has_its_own_error():
+    with pytest.raises(NotFound):
+        place([1], {"image": [only("replace", [2])]}, "spec")
+    with pytest.raises(InputError) as caught:
+        place([2, 2], {"image": [only("replace", [2])]}, "spec")
+    assert not isinstance(caught.value, NotFound)
+
+
+@given(st.lists(small, max_size=12), st.lists(small, max_size=3), st.integers(0, 12))
+def test_find(prompt, target, begin):
+    places = [i for i in range(begin, len(prompt)) if target and prompt[i : i + len(target)] == target]
+    assert find(prompt, target, begin) == (places[0] if places else None)
+
+
+# -- declarations ----------------------------------------------------------------------------------------------------
+
+
+class Vocabulary:
+    def __getitem__(self, text):
+        return {"<image>": 7, "<|image_1|>": 101, "<|image_2|>": 102}[text]
+
+    def __call__(self, text):
+        return list(map(ord, text))
+
+
+@pytest.mark.parametrize(
+    ("update", "resolved"),
+    [
+        (replace(tok["<image>"]), ("replace", (7,))),
+        (replace(tok("ab")), ("replace", (97, 98))),
+        (replace([1, 2]), ("replace", (1, 2))),
+        (replace(5), ("replace", (5,))),
+        (replace(lambda s: [s.item.index, 5]), ("replace", (1, 5))),
+        (replace(tok[fmt("<|image_{}|>", item.index + 1)]), ("replace", (102,))),
+        (insert(start()), ("start", ())),
+        (insert(end()), ("end", ())),
+        (insert(after(cfg.bos)), ("after", (3,))),
+        (insert(after(nothing)), ("after", ())),
+        (insert(after(tok("a") + 1)), ("after", (97, 1))),
+        (in_place(), ("in_place", ())),
+    ],
+    ids=repr,
+)
+def test_resolving(update, resolved):
+    scope = Scope(cfg={"bos": 3}, tok=Vocabulary(), item={"index": 1})
+    # items are objects; a mapping works too, except for functions
+    scope = Scope(cfg=scope.cfg, tok=scope.tok, item=type("Item", (), {"index": 1})())
+    assert update.resolve(scope) == resolved
+    assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve(scope) == resolved
+    assert hash(update) == hash(update)
+    if "lambda" not in repr(update):
+        names = dict(replace=replace, insert=insert, in_place=in_place, start=start, end=end, after=after)
+        names |= dict(tok=tok, token=token, cfg=cfg, item=item, fmt=fmt, nothing=nothing)
+        assert pickle.loads(pickle.dumps(update)) == update
+        assert eval(repr(update), names).resolve(scope) == resolved
+
+
+def test_strings_are_no_targets():
+    for make in (replace, after):
+        with pytest.raises(SpecError, match=r"tok\["):
+            make("<image>")
+
+
+@pytest.mark.parametrize(
+    "anchor", [tok["<bos>"], embed(3), "start", None, start], ids=["tok", "embed", "text", "None", "function"]
+)
+def test_insert_wants_an_anchor(anchor):
+    with pytest.raises((SpecError, TypeError)):
+        insert(anchor)
