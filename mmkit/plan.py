@@ -372,7 +372,9 @@ class Plan:
         for name, sent in data.items():
             if (modality := self.modalities.get(name)) is None:
                 raise InputError(
-                    sentence(f"{self.spec.name}.data", f"modalities among {sorted(self.modalities)}", repr(name))
+                    sentence(
+                        f"{self.spec.name}.multi_modal_data", f"modalities among {sorted(self.modalities)}", repr(name)
+                    )
                 )
             if modality.hf is not None:
                 raise SpecError(sentence(modality.where, "a process that runs without vLLM", repr(modality.hf)))

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Modality", "ModelSpec"]
 
 M = TypeVar("M", bound=type)
-_PARTS = {
-    "update": "replace(), insert(), in_place() or a list of them",
-    "fields": "a dict of batched(), flat() or shared()",
-}
+_FIELD = "batched(), flat() or shared()"
+_PARTS = {"update": "replace(), insert(), in_place() or a list of them", "fields": f"a dict of {_FIELD}"}
 
 
 class _Declared(BaseModel):
@@ -107,7 +105,7 @@ class Modality(_Declared):
                 raise SpecError(sentence(f"modality {name!r}, {part}", _PARTS[part], repr(value)))
         for key, declared in fields.items():
             if not isinstance(declared, Field):
-                raise SpecError(sentence(f"modality {name!r}, fields[{key!r}]", _PARTS["fields"], repr(declared)))
+                raise SpecError(sentence(f"modality {name!r}, fields[{key!r}]", _FIELD, repr(declared)))
         if process is None:
             process = identity() if isinstance(item, Tensor) else hf()
         self._declare(

@@ -316,7 +316,12 @@ TABLE = [
         InputError,
         f"{FLOATS}, got dtype int64. Convert it to float32.",
     ),
-    ("odd array dtype", lambda: parse(np.full((2, 2), "a")), InputError, f"{FLOATS}, got dtype <U1. Convert it to float32."),
+    (
+        "odd array dtype",
+        lambda: parse(np.full((2, 2), "a")),
+        InputError,
+        f"{FLOATS}, got dtype <U1. Convert it to float32.",
+    ),
     (
         "byte order",
         lambda: parse(np.zeros((2, 2), ">f8")),
@@ -517,6 +522,55 @@ TABLE = [
         SpecError,
         "spec.m, x: expected a batched or flat field for identity(), got shared.",
     ),
+    (
+        "dtype of a field",
+        lambda: batched(dtype="flaot32"),
+        SpecError,
+        "dtype of a field: expected the name of a torch dtype, got 'flaot32'.",
+    ),
+    (
+        "no such dimension",
+        lambda: processed({"x": torch.zeros(2)}, fields={"x": flat(item.length, dim=1)}),
+        SpecError,
+        "spec.m, fields['x']: expected a tensor with a dimension 1, got shape (2,).",
+    ),
+    (
+        "no dict",
+        lambda: processed(3),
+        SpecError,
+        "spec.m, process: expected a dict of tensors, got int.",
+    ),
+    (
+        "process raises",
+        lambda: bind(process=lambda items, scope: {}["x"]),
+        SpecError,
+        "spec.m, process: expected to take a well-formed item, got KeyError: 'x'.",
+    ),
+    (
+        "preview of another modality",
+        lambda: bind().preview([5], {"x": [0.0]}),
+        InputError,
+        "spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
+    ),
+    (
+        "preview without the processor",
+        lambda: bind(process=hf()).preview([5], {"m": torch.zeros(2, 2)}),
+        SpecError,
+        "spec.m: expected a process that runs without vLLM, got hf().",
+    ),
+    (
+        "shape that is no tuple",
+        lambda: Tensor(shape=3),
+        SpecError,
+        "Tensor.shape: expected a tuple of sizes, one per dimension, got 3.",
+    ),
+    (
+        "attribute in a shape",
+        lambda: bind(item=Tensor(shape=(cfg.missing,))),
+        SpecError,
+        "spec.m, item: Tensor.shape[0] = cfg.missing: cfg.missing has no value: SimpleNamespace has no attribute "
+        "'missing'.",
+    ),
     # -- declarations
     (
         "pydantic",
@@ -625,6 +679,18 @@ TABLE = [
         lambda: insert(tok["<bos>"]),
         SpecError,
         "insert(): expected start(), after(prefix) or end(), got tok['<bos>'].",
+    ),
+    (
+        "a field that is none",
+        lambda: modality(fields={"x": "batched"}),
+        SpecError,
+        "modality 'm', fields['x']: expected batched(), flat() or shared(), got 'batched'.",
+    ),
+    (
+        "modalities in a list",
+        lambda: ModelSpec("spec", [modality()]),
+        SpecError,
+        "spec 'spec': expected modalities, each as an argument of its own, got a list.",
     ),
     # -- plans
     (
