@@ -299,9 +299,8 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         try:
             return super().apply(inputs, timing_ctx)
         except Exception:
-            if (
-                inputs.cache is not None
-            ):  # vLLM cached the items, but the engine, which shares the cache, never sees them
+            # vLLM may have cached the items, but the engine, which shares the cache, will never see them
+            if inputs.cache is not None:
                 for hashes in self._get_mm_hashes(inputs).values():
                     for item_hash in hashes:
                         inputs.cache.invalidate(item_hash)
