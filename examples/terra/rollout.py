@@ -40,11 +40,13 @@ class VllmTerra:
     """
 
     def __init__(self, model: Path | str, *, tensor_parallel_size: int = 1, **options: Any) -> None:
+        from transformers import AutoConfig
         from vllm import LLM
 
         self.llm = LLM(
             **{
                 "model": str(model),
+                "dtype": AutoConfig.from_pretrained(model).dtype,  # vLLM would run float32 checkpoints in 16 bits
                 "skip_tokenizer_init": True,  # prompts are ids of image tokens
                 "block_size": BLOCK_SIZE,
                 "enable_prefix_caching": True,

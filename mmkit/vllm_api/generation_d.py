@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.feature_extraction_utils import BatchFeature
 from vllm.multimodal.processing import (
@@ -23,7 +23,6 @@ from vllm.renderers import TokenizeParams
 from ..errors import InputError, sentence
 from ..expr import evaluate
 from ..plan import Plan, Processed
-from ..spec import ModelSpec
 from ..updates import NotFound
 from .common import (
     EmbedItems,
@@ -36,6 +35,9 @@ from .common import (
     prompt_update,
     target,
 )
+
+if TYPE_CHECKING:
+    from ..spec import ModelSpec
 
 __all__ = ["DummyInputs", "ProcessingInfo", "Processor"]
 
