@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -204,15 +205,11 @@ class ModelSpec(_Declared):
             raise SpecError(sentence(f"spec {name!r}", "a name that is a Python identifier", repr(name)))
         if not modalities:
             raise SpecError(sentence(f"spec {name!r}", "at least one modality", "none"))
-        seen: dict[str, str] = {}
-        for modality in modalities:
-            names = [*modality.fields, *([f"{modality.name}_embeds"] if modality.embeds else [])]
-            for key, kind in [(modality.name, "modality"), *((f, "field") for f in names)]:
-                # the model receives fields by name, so a name must tell the modality
-                if seen.setdefault(f"{kind} {key}", modality.name) != modality.name or (
-                    kind == "modality" and sum(m.name == key for m in modalities) > 1
-                ):
-                    raise SpecError(sentence(f"spec {name!r}", f"one {kind} named {key!r}", "several"))
+        # the model receives fields by name, so a name must tell the modality
+        fields = [key for m in modalities for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))]
+        for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
+            if twice := [key for key, count in Counter(names).items() if count > 1]:
+                raise SpecError(sentence(f"spec {name!r}", f"one {kind} named {twice[0]!r}", "several"))
 
     def __getitem__(self, name: str) -> Modality:
         """The modality of that name."""

@@ -129,10 +129,16 @@ class NotFound(InputError):
     """An item's target is not in the prompt."""
 
 
+Reading: TypeAlias = Literal["layouts", "targets", "either"]
+_READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
+"""How a prompt may be read, in this order: it holds every layout already; every item has a target or an anchor; the
+caller expanded some items and not others."""
+
+
 def place(
     prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str
 ) -> tuple[list[int], list[Placement]]:
-    """Bring the layouts of all items into a prompt, in one pass from left to right.
+    """Bring the layouts of all items into a prompt, from left to right, under the first reading that fits.
 
     The items of a modality are placed in order. Where targets of several modalities match at the same place, the
     modality that comes first in `items` goes first, as in vLLM. `prompt` is not changed.
@@ -150,7 +156,6 @@ def place(
         InputError: a target or a placeholder id is left over.
     """
     errors: list[InputError] = []
-    # A prompt that holds every layout is expanded already. Else every item has a target, or the caller expanded some.
     for reading in _READINGS:
         try:
             return _Pass(prompt, items, where, reading).run()
@@ -159,11 +164,9 @@ def place(
     raise errors[_READINGS.index("targets")]
 
 
-Reading: TypeAlias = Literal["layouts", "targets", "either"]
-_READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
-
-
 class _Pass:
+    """One attempt to place all items, under one reading of the prompt."""
+
     def __init__(
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str, reading: Reading
     ) -> None:
@@ -260,13 +263,11 @@ class _Pass:
         if way.kind == "after":
             got = f"one that starts with {_brief(self.prompt[: len(way.target)])}"
             return NotFound(sentence(where, f"a prompt that starts with {_brief(way.target)}", got))
-        if (
-            len({_sought(ways[0]) for ways in self.items[modality]}) > 1
-        ):  # item-numbered text, layouts of several lengths
+        # item-numbered targets, or layouts of several lengths in place
+        if len({_sought(ways[0]) for ways in self.items[modality]}) > 1:
+            where, remedy = f"{where}[{index}]", "Write one placeholder per item, in order."
             expected = f"the placeholder {_brief(_sought(way))} in the prompt, after those of the items before it"
-            return NotFound(
-                sentence(f"{where}[{index}]", expected, "none", "Write one placeholder per item, in order.")
-            )
+            return NotFound(sentence(where, expected, "none", remedy))
         return NotFound(*self._wrong_count(modality, self.items[modality]).args)
 
     def _wrong_count(self, modality: str, ways: Sequence[Sequence[Resolved]]) -> InputError:

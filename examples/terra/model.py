@@ -13,24 +13,8 @@ from vllm.sequence import IntermediateTensors
 
 from mmkit import MultiModalModel
 
+from .positions import SpatioTemporalEmbedding
 from .spec import TERRA
-
-
-class SpatioTemporalEmbedding(nn.Module):
-    """Learned position embedding, factorised into the place inside a frame and the index of the frame."""
-
-    def __init__(self, num_spatio: int, num_temporal: int, hidden_size: int) -> None:
-        super().__init__()
-        self.spatio_embeddings = nn.Embedding(num_spatio, hidden_size)
-        self.temporal_embeddings = nn.Embedding(num_temporal, hidden_size)
-
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions (tokens,), int64, to embeddings (tokens, hidden_size)."""
-        places = self.spatio_embeddings.num_embeddings
-        frames = (positions // places).clamp(
-            max=self.temporal_embeddings.num_embeddings - 1
-        )  # profiling may run past the end
-        return self.spatio_embeddings(positions % places) + self.temporal_embeddings(frames)
 
 
 @support_torch_compile(
@@ -47,9 +31,8 @@ class TerraModel(LlamaModel):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
-        self.pos_embedding_spatio_temporal = SpatioTemporalEmbedding(
-            config.num_spatio_embeddings, config.num_temporal_embeddings, config.hidden_size
-        )
+        self.pos_embedding_spatio_temporal = SpatioTemporalEmbedding(config)
+        self.last_position = config.num_spatio_embeddings * config.num_temporal_embeddings - 1
 
     def forward(
         self,
@@ -61,7 +44,8 @@ class TerraModel(LlamaModel):
         if intermediate_tensors is None:  # the first rank of a pipeline
             if inputs_embeds is None:
                 inputs_embeds = self.embed_input_ids(input_ids)
-            inputs_embeds = inputs_embeds + self.pos_embedding_spatio_temporal(positions)
+            known = positions.clamp(max=self.last_position)  # profiling may run past the end
+            inputs_embeds = inputs_embeds + self.pos_embedding_spatio_temporal(known)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
 
 

@@ -116,10 +116,8 @@ class Parser(MultiModalDataParser):
             raise InputError(sentence(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__))
         items = list(rows)
         for i, item in enumerate(items):
-            where, expected = (
-                f"{modality.where}[{i}]",
-                f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor",
-            )
+            where = f"{modality.where}[{i}]"
+            expected = f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor"
             if not isinstance(item, torch.Tensor) or item.ndim != 2 or not item.is_floating_point():
                 got = (
                     f"{item.dtype} tensor of shape {tuple(item.shape)}"

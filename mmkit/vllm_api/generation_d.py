@@ -62,10 +62,10 @@ class GuardedTokenizeParams(TokenizeParams):
 
     def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
         ids = prompt.get("prompt_token_ids")
-        if ids is not None and self.plan is not None:
+        # a prompt with items is checked by the processor
+        if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
             self.plan.check_ids(ids)
-            if not prompt.get("multi_modal_data"):
-                self.plan.check_bare(ids)
+            self.plan.check_bare(ids)
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
