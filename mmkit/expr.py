@@ -5,9 +5,11 @@ values:
 
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
-`item`    facts of one raw item: `index`, and by item type `shape`, `length`, `width`, `height`, `frames`
+`item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item type `shape`,
+          `length`, `width`, `height`, `frames`
 `out`     the processed fields of that item, by field name
 `proc`    the attributes of the model's Hugging Face processor
+`prompt`  the caller's token ids, for `ModelSpec(prompt=...)`
 `tok`     the tokenizer: ``tok["<image>"]`` is one token, ``tok("some text")`` its encoding (see `mmkit.layout`)
 ========  ==========================================================================================
 
@@ -44,6 +46,7 @@ __all__ = [
     "minimum",
     "out",
     "proc",
+    "prompt",
     "total",
     "where",
 ]
@@ -66,6 +69,7 @@ class Scope:
             tokenizer.
         item: facts of the current item.
         out: processed fields of the current item.
+        prompt: the caller's token ids.
         kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
         loop: values of the loop variables of enclosing `each` layouts, outermost first.
     """
@@ -75,6 +79,7 @@ class Scope:
     tok: Any = None
     item: Any = None
     out: Any = None
+    prompt: Any = None
     kwargs: Mapping[str, Any] | None = None
     loop: tuple[Any, ...] = ()
 
@@ -199,7 +204,7 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Root(Expr):
-    """One of `cfg`, `proc`, `item`, `out`."""
+    """One of `cfg`, `proc`, `item`, `out`, `prompt`."""
 
     _name: str
 
@@ -324,6 +329,7 @@ def _wrap(value: Any, level: int) -> str:
 cfg: Any = Root("cfg")
 item: Any = Root("item")
 out: Any = Root("out")
+prompt: Any = Root("prompt")
 proc: Any = Root("proc")
 
 
@@ -500,6 +506,7 @@ _ABSENT = {
     "proc": "the model has no Hugging Face processor",
     "item": "it describes one raw item and is only known inside layout, update, fields and process",
     "out": "it holds the processed fields of one item and is only known after processing",
+    "prompt": "it is the token ids of one request and is only known inside prompt and decoder_prompt",
 }
 
 
