@@ -16,7 +16,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, MmkitError, SpecError, VllmApiError
-from .expr import Scope, ceil_div, cfg, equal, fmt, isqrt, item, maximum, minimum, out, proc, total, where
+from .expr import Scope, ceil_div, cfg, equal, fmt, isqrt, item, maximum, minimum, out, proc, prompt, total, where
 from .fields import batched, flat, shared
 from .items import Audio, Image, ItemType, Tensor, Video, between
 from .layout import each, embed, nothing, tok, token
@@ -65,6 +65,7 @@ __all__ = [
     "nothing",
     "out",
     "proc",
+    "prompt",
     "replace",
     "shared",
     "start",

@@ -1,12 +1,13 @@
 """Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field configs.
 
-A field may state the shape and dtype of one item's part; what `process` returns is then checked, never cast.
+A field may state the shape and dtype of one item's part; what `process` returns is then checked, never cast. A field
+with a `value` is derived: it comes from an expression, not from `process`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import torch
 from .errors import SpecError, sentence
 from .expr import Scope, Value, evaluate, expression, fold
 from .items import fits, map_size, shape_text
+from .layout import Tokens
 
 __all__ = ["Field", "batched", "flat", "shared"]
 
@@ -29,6 +31,7 @@ class Field:
     keep_on_cpu: bool = False
     shape: tuple[Any, ...] | None = None
     dtype: str | None = None
+    value: Value = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
@@ -37,7 +40,17 @@ class Field:
     def bind(self, scope: Scope) -> Field:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
         shape = None if self.shape is None else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
-        return Field(self.kind, fold(self.sizes, scope), self.dim, self.keep_on_cpu, shape, self.dtype)
+        return replace(self, sizes=fold(self.sizes, scope), shape=shape, value=fold(self.value, scope))
+
+    def derive(self, scope: Scope) -> Any:
+        """The value of a derived field, for one item, or for all where it is shared: a tensor if a dtype is stated."""
+        value = evaluate(self.value, scope)
+        if self.dtype is None:
+            return value
+        try:
+            return torch.tensor(value, dtype=getattr(torch, self.dtype))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SpecError(sentence("value", f"numbers for a {self.dtype} tensor", repr(value))) from error
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         """One part per item of a processed tensor (or list of tensors).
@@ -95,6 +108,7 @@ class Field:
             "keep_on_cpu": self.keep_on_cpu or None,
             "shape": self.shape,
             "dtype": self.dtype,
+            "value": self.value,
         }
         options = [f"{name}={value!r}" for name, value in stated.items() if value is not None]
         return f"{self.kind}({', '.join([repr(self.sizes)] * (self.kind == 'flat') + options)})"
@@ -104,15 +118,27 @@ def _shape(shape: Sequence[Value] | None) -> tuple[Any, ...] | None:
     return None if shape is None else tuple(map(expression, shape))
 
 
-def batched(*, shape: Sequence[Value] | None = None, dtype: str | None = None, keep_on_cpu: bool = False) -> Field:
+def _derived(value: Value) -> Value:
+    return expression(value.value if isinstance(value, Tokens) else value)  # tok[...] is an id here, not a layout
+
+
+def batched(
+    *,
+    shape: Sequence[Value] | None = None,
+    dtype: str | None = None,
+    keep_on_cpu: bool = False,
+    value: Value = None,
+) -> Field:
     """Item i is ``data[i]``.
 
     Args:
         shape: shape of one item's part; sizes or expressions.
         dtype: name of its torch dtype.
         keep_on_cpu: the model reads this field on the host.
+        value: derive the field: an expression over the `item` facts and the other batched and shared `out` fields.
+            With a `dtype` the result becomes a tensor.
     """
-    return Field("batched", shape=_shape(shape), dtype=dtype, keep_on_cpu=keep_on_cpu)
+    return Field("batched", None, 0, keep_on_cpu, _shape(shape), dtype, _derived(value))
 
 
 def flat(
@@ -135,6 +161,12 @@ def flat(
     return Field("flat", expression(sizes), dim, keep_on_cpu, _shape(shape), dtype)
 
 
-def shared(*, shape: Sequence[Value] | None = None, dtype: str | None = None, keep_on_cpu: bool = False) -> Field:
-    """Every item has the whole of ``data``. Arguments as for `batched`."""
-    return Field("shared", shape=_shape(shape), dtype=dtype, keep_on_cpu=keep_on_cpu)
+def shared(
+    *,
+    shape: Sequence[Value] | None = None,
+    dtype: str | None = None,
+    keep_on_cpu: bool = False,
+    value: Value = None,
+) -> Field:
+    """Every item has the whole of ``data``. Arguments as for `batched`; a derived `value` cannot depend on the item."""
+    return Field("shared", None, 0, keep_on_cpu, _shape(shape), dtype, _derived(value))

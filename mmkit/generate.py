@@ -29,7 +29,7 @@ _TEMPLATE = '''\
 {listing}
 """
 
-from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+from mmkit.vllm_api import DummyInputs, ProcessingInfo, {base}
 
 {binding}
 
@@ -46,7 +46,7 @@ class {prefix}DummyInputs(DummyInputs):
     spec = SPEC
 
 
-class {prefix}Processor(Processor):
+class {prefix}Processor({base}):
     """Turns the items of {name} into fields and placeholders: {modalities}."""
 
     spec = SPEC
@@ -97,6 +97,7 @@ def source(spec: ModelSpec, home: str | None = None) -> str:
         prefix=class_prefix(spec.name),
         listing="\n".join(lines).replace("\\", "\\\\").replace('"""', "'''"),
         binding=binding,
+        base="Processor" if spec.decoder_prompt is None else "EncDecProcessor",
         modalities=", ".join(m.name for m in spec.modalities),
     )
 

@@ -6,12 +6,15 @@ evaluated once per item geometry and kept.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,6 +32,9 @@ __all__ = ["BoundModality", "Plan", "Preview", "Processed"]
 
 _GEOMETRIES = 4096
 """Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
+
+_CONFIGURED = 32
+"""Plans kept for distinct `mm_processor_kwargs`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class BoundModality:
         item: the item type, bound.
         layout: the layout, with its static parts evaluated.
         fields: the fields, bound.
-        hf: how to call the Hugging Face processor, bound; None where `process` is another way.
+        hf: how to call a Hugging Face processor, bound; None where `process` is another way.
         limit: the most items in one request, or None.
         depends_on_index: an item's layout or target depends on its position among the items.
     """
@@ -152,24 +158,32 @@ class BoundModality:
             )
         return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
 
-    def scope(
-        self, value: Any, index: int, out: Mapping[str, Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> Scope:
-        """What expressions see for one canonical item."""
+    def scope(self, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
+        """What expressions see for one canonical item of a request with `count` of them."""
         facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
-        s = self._scope
-        return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, item=facts, out=out, kwargs=kwargs or {})
+        facts.count = count
+        return replace(self._scope, item=facts, out=out)
 
-    def process_scope(self, kwargs: Mapping[str, Any] | None = None) -> Scope:
-        """What a `process` function sees: everything but one item."""
-        s = self._scope
-        return Scope(cfg=s.cfg, proc=s.proc, tok=s.tok, kwargs=kwargs or {})
+    def may_cache(self, count: int) -> bool:
+        """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
+        with self._binding("cache"):
+            return bool(evaluate(self.spec.cache, replace(self._scope, item=SimpleNamespace(count=count))))
 
     # -- processing --------------------------------------------------------------------------------------------------
 
-    def process(self, values: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Processed:
+    @cached_property
+    def hf_processor(self) -> Any:
+        """What `hf(processor)` names; None for the checkpoint's own."""
+        with self._binding("process"):
+            return evaluate(self.hf.processor, self._scope) if self.hf else None
+
+    def process(self, values: Sequence[Any], count: int | None = None) -> Processed:
         """Run `identity()` or the process function on canonical items; for `hf()` the caller runs the processor, then
         `finish`.
+
+        Args:
+            values: canonical items.
+            count: number of items of the modality in the request, where some of them are cached.
 
         Raises:
             SpecError: the outputs contradict the declared fields.
@@ -186,21 +200,20 @@ class BoundModality:
                     sentence(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
                 )
         else:
-            raw = process(values, self.process_scope(kwargs))
+            raw = process(values, self._scope)
             if not isinstance(raw, Mapping):
                 raise SpecError(sentence(f"{self.where}, process", "a dict of tensors", type(raw).__name__))
-            if unknown := set(raw) - set(self.fields):
-                expected = f"process to return declared fields, {sorted(self.fields)}"
+            wanted = {name for name, declared in self.fields.items() if declared.value is None}
+            if unknown := set(raw) - wanted:
+                expected = f"process to return declared fields, {sorted(wanted)}"
                 raise SpecError(
                     sentence(
                         self.where, expected, repr(sorted(unknown)), "Declare them in fields, or do not return them."
                     )
                 )
-        return self.finish(raw, values, kwargs)
+        return self.finish(raw, values, count)
 
-    def finish(
-        self, raw: Mapping[str, Any], values: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-    ) -> Processed:
+    def finish(self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
         Raises:
@@ -208,23 +221,28 @@ class BoundModality:
         """
         if self.hf is not None:
             raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
-        if missing := [name for name in self.fields if raw.get(name) is None]:
+        if missing := [name for name, f in self.fields.items() if f.value is None and raw.get(name) is None]:
             raise SpecError(
                 sentence(
                     f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
                 )
             )
         parts: list[dict[str, Any]] = [{} for _ in values]
-        scopes = [self.scope(value, i, parts[i], kwargs) for i, value in enumerate(values)]
+        scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
         extents: dict[str, list[int]] = {}
-        # flat fields come last: their sizes may be other fields of the same item
-        for name, declared in sorted(self.fields.items(), key=lambda entry: entry[1].kind == "flat"):
-            where = f"{self.where}, fields[{name!r}]"
-            if declared.kind == "flat":
-                with self._binding(f"fields[{name!r}]"):
+        # derived fields may depend on processed ones, and the sizes of flat fields on both
+        for name, declared in sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None)):
+            with self._binding(f"fields[{name!r}]"):
+                if declared.value is not None and declared.kind == "shared":
+                    made = [declared.derive(self._scope)] * len(values)
+                elif declared.value is not None:
+                    made = [declared.derive(scope) for scope in scopes]
+                elif declared.kind == "flat":
                     extents[name] = [whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes]
-            split = declared.split(raw[name], extents.get(name), len(values), where)
-            for fields, part in zip(parts, split, strict=True):
+            if declared.value is None:
+                where = f"{self.where}, fields[{name!r}]"
+                made = declared.split(raw[name], extents.get(name), len(values), where)
+            for fields, part in zip(parts, made, strict=True):
                 fields[name] = part
         for name, sizes in self.hf.unpad.items() if self.hf else ():
             cut = [unpadded(fields[name], sizes, s) for fields, s in zip(parts, scopes, strict=True)]
@@ -235,11 +253,16 @@ class BoundModality:
                 for i, fields in enumerate(parts):
                     with self._binding(f"fields[{name!r}]"):
                         declared.check(fields[name], scopes[i], f"item {i}")
-        data = {
-            name: [fields[name] for fields in parts] if declared.kind == "batched" else raw[name]
-            for name, declared in self.fields.items()
-        }
+        data = {name: self._joined(name, raw, parts) for name in self.fields}
         return Processed(data, extents, parts)
+
+    def _joined(self, name: str, raw: Mapping[str, Any], parts: list[dict[str, Any]]) -> Any:
+        match self.fields[name].kind:
+            case "batched":
+                return [fields[name] for fields in parts]
+            case "shared":
+                return parts[0][name]
+        return raw[name]
 
     # -- placeholders ------------------------------------------------------------------------------------------------
 
@@ -339,12 +362,20 @@ class Plan:
         embed_ids: the placeholder ids known when the plan is made.
     """
 
-    def __init__(self, spec: ModelSpec, config: Any, tokenizer: Any = None, processor: Any = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: Any,
+        tokenizer: Any = None,
+        processor: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self.spec = spec
         self.vocab_size = vocab_size(config)
         vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
-        scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs={})
-        self.modalities = {m.name: BoundModality(m, f"{spec.name}.{m.name}", scope) for m in spec.modalities}
+        scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
+        self._configured: OrderedDict[str, Plan] = OrderedDict()
+        self._bind(scope)
         owners: dict[int, list[str]] = {}
         for modality in self.modalities.values():
             fixed = [*modality.layout.fixed(), *(modality.embeds.fixed() if modality.embeds else ())]
@@ -355,6 +386,61 @@ class Plan:
                     owners.setdefault(token, []).append(modality.name)
         self._owners = owners
         self.embed_ids = frozenset(owners)
+
+    def _bind(self, scope: Scope) -> None:
+        self._scope = scope
+        present = []
+        for m in self.spec.modalities:
+            try:
+                if evaluate(m.when, scope):
+                    present.append(m)
+            except SpecError as error:
+                raise SpecError(f"{self.spec.name}.{m.name}, when: {error}") from error
+        self.modalities = {m.name: BoundModality(m, f"{self.spec.name}.{m.name}", scope) for m in present}
+        layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
+        self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
+
+    def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
+        """This plan for the `mm_processor_kwargs` of one request, with the Hugging Face processor that they configure
+        as `proc`."""
+        if kwargs == self._scope.kwargs:
+            return self
+        try:
+            key = json.dumps(kwargs, sort_keys=True)
+        except TypeError:  # values that JSON lacks: do not keep the plan
+            return self._with(kwargs, processor)
+        plan = self._configured.get(key)
+        if plan is None:
+            plan = self._configured[key] = self._with(kwargs, processor)
+            if len(self._configured) > _CONFIGURED:
+                self._configured.popitem(last=False)
+        return plan
+
+    def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
+        plan = copy(self)
+        plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor))
+        return plan
+
+    def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
+        """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself where it says none.
+
+        Raises:
+            InputError: an id that the model does not have, or a prompt that the function of the spec does not take.
+        """
+        if (declared := self._prompts.get(part)) is None:
+            return prompt
+        where = f"{self.spec.name}.{part}"
+        try:
+            laid = declared.lay(replace(self._scope, prompt=prompt))
+        except MmkitError:
+            raise
+        except Exception as error:  # the spec's own function, on what a caller sent
+            got = f"{type(error).__name__}: {error}"
+            raise InputError(sentence(where, "a prompt that the spec can rewrite", got)) from error
+        if laid.num_embeds:
+            raise SpecError(sentence(where, "literal ids, since placeholders belong to items", "embed()"))
+        _check_ids(laid.ids, self._scope, where)
+        return list(laid.ids)
 
     def preview(self, prompt: Sequence[int], data: Mapping[str, object]) -> Preview:
         """What a request becomes, without vLLM.
@@ -380,8 +466,9 @@ class Plan:
                 raise SpecError(sentence(modality.where, "a process that runs without vLLM", repr(modality.hf)))
             values = modality.parse(sent)
             fields[name] = modality.process(values).parts
-            ways[name] = [modality.ways(modality.scope(v, i, fields[name][i])) for i, v in enumerate(values)]
-        return Preview(*self.place(list(prompt), ways), fields)
+            scopes = [modality.scope(v, i, fields[name][i], len(values)) for i, v in enumerate(values)]
+            ways[name] = [*map(modality.ways, scopes)]
+        return Preview(*self.place(self.rewrite("prompt", list(prompt)), ways), fields)
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.

@@ -1,6 +1,7 @@
 """Processing: how canonical items become tensors.
 
-`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor, and any function does the rest::
+`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor or one of the model's own, and any
+function does the rest::
 
     def patches(items, scope):                      # canonical items, in order; a Scope without an item
         made = [item.unfold(0, 4, 4) for item in items]
@@ -35,8 +36,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class HF:
-    """The model's Hugging Face processor; make it with `hf`."""
+    """A Hugging Face processor or one that can be called like it; make it with `hf`."""
 
+    processor: Value = None
     inputs: Mapping[str, str] = field(default_factory=dict, hash=False)
     outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
     text: Value = None
@@ -45,10 +47,10 @@ class HF:
     def bind(self, scope: Scope) -> HF:
         """This processor call with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
         unpad = {name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()}
-        return HF(self.inputs, self.outputs, fold(self.text, scope), unpad)
+        return HF(self.processor, self.inputs, self.outputs, fold(self.text, scope), unpad)
 
     def __repr__(self) -> str:
-        stated = {name: getattr(self, name) for name in ("inputs", "outputs", "text", "unpad")}
+        stated = {name: getattr(self, name) for name in ("processor", "inputs", "outputs", "text", "unpad")}
         return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if value not in (None, {}))})"
 
 
@@ -61,17 +63,21 @@ def identity() -> Identity:
 
 
 def hf(
+    processor: Value = None,
     *,
     inputs: Mapping[str, str] | None = None,
     outputs: Mapping[str, str] | None = None,
     text: Value = None,
     unpad: Mapping[str, Any] | None = None,
 ) -> HF:
-    """Call the model's Hugging Face processor once with all missing items. Outputs that are no declared field are left
-    out.
+    """Call a Hugging Face processor once with all missing items. Outputs that are no declared field are left out.
 
     Args:
-        inputs: vLLM's argument name to the processor's: ``{"audios": "audio"}``.
+        processor: what to call in place of the checkpoint's processor: a method of it (``proc.process``), or a function
+            of a `Scope` that makes one from `cfg`, `tok` and `kwargs`, for a model that ships none. Made once per
+            distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
+            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``.
+        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``.
         outputs: the processor's output name to the field's.
         text: text of one item, for a processor that wants as many placeholders in a text as there are items.
         unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading dimensions), for a
@@ -81,7 +87,7 @@ def hf(
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
         for name, s in (unpad or {}).items()
     }
-    return HF(dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
+    return HF(expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
 
 
 def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:

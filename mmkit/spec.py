@@ -56,6 +56,10 @@ class Modality(_Declared):
         fields: the processed tensors, by the name under which the model receives them.
         process: how canonical items become these tensors.
         limit: the most items in one request; None for no limit.
+        cache: whether processed items may be kept in vLLM's processor cache: False, or an expression over `item.count`
+            (the number of items of the request) for processing that depends on it. Wanted where the declaration reads
+            `item.count`, since a cached item comes back in requests of other lengths.
+        when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for image, video and
             audio, as vLLM takes them. Give a layout over ``item.length`` (rows of the embedding) where `layout` depends
             on the raw item.
@@ -69,6 +73,8 @@ class Modality(_Declared):
     process: Any
     limit: Any = None
     embeds: bool | Layout = False
+    cache: Any = True
+    when: Any = True
 
     def __init__(
         self,
@@ -83,6 +89,8 @@ class Modality(_Declared):
         process: Process | None = None,
         limit: Value = None,
         embeds: Any = False,
+        cache: Value = True,
+        when: Value = True,
     ) -> None:
         """Declare a modality.
 
@@ -119,6 +127,8 @@ class Modality(_Declared):
             process=process,
             limit=expression(limit),
             embeds=embeds if isinstance(embeds, bool) else as_layout(embeds),
+            cache=expression(cache),
+            when=expression(when),
         )
         self._check()
 
@@ -152,6 +162,9 @@ class Modality(_Declared):
                         "Declare it in fields.",
                     )
                 )
+        if self.cache is True and item.count in self.leaves():
+            expected = "cache to say for which item.count processed items may be kept"
+            raise SpecError(sentence(where, expected, "none", "Write cache=False, or a condition on item.count."))
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
             raise SpecError(sentence(where, expected, "one"))
@@ -172,7 +185,7 @@ class Modality(_Declared):
             f"update={update!r}",
             f"fields={dict(self.fields)!r}",
         ]
-        parts += [f"process={self.process!r}", f"limit={self.limit!r}", f"embeds={self.embeds!r}"]
+        parts += [f"{name}={getattr(self, name)!r}" for name in ("process", "limit", "embeds", "cache", "when")]
         return f"Modality({', '.join(parts)})"
 
     def __hash__(self) -> int:
@@ -183,13 +196,23 @@ class ModelSpec(_Declared):
     """The multimodal side of one model: its name in messages and class names, and its modalities.
 
     Two specs are equal if they declare the same; a spec can be printed and hashed.
+
+    Attributes:
+        name: as above.
+        modalities: as above.
+        prompt: what becomes of a caller's prompt before items are placed, whether there are any or not: a layout of
+            literal ids over `prompt`, as in ``token(prompt) + tok["<sep>"]``, or a function of a `Scope`. None leaves
+            it as it is.
+        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the decoder's, likewise.
     """
 
     name: str
     modalities: tuple[Modality, ...]
+    prompt: Layout | None = None
+    decoder_prompt: Layout | None = None
     _module: str = PrivateAttr(default="__main__")
 
-    def __init__(self, name: str, *modalities: Modality) -> None:
+    def __init__(self, name: str, *modalities: Modality, prompt: Value = None, decoder_prompt: Value = None) -> None:
         """Declare a model.
 
         Raises:
@@ -199,7 +222,9 @@ class ModelSpec(_Declared):
             if not isinstance(modality, Modality):
                 got = f"a {type(modality).__name__}"
                 raise SpecError(sentence(f"spec {name!r}", "modalities, each as an argument of its own", got))
-        self._declare(f"spec {name!r}", name=name, modalities=modalities)
+        prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
+        layouts = {key: as_layout(value) for key, value in prompts.items() if value is not None}
+        self._declare(f"spec {name!r}", name=name, modalities=modalities, **layouts)
         self._module = _calling_module()
         if not name.isidentifier():
             raise SpecError(sentence(f"spec {name!r}", "a name that is a Python identifier", repr(name)))
@@ -218,7 +243,14 @@ class ModelSpec(_Declared):
                 return modality
         raise KeyError(name)
 
-    def bind(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> Plan:
+    def bind(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        *,
+        processor: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Plan:
         """Bind to a config and a tokenizer: the compiled form that requests run through. No engine and no vLLM is
         needed.
 
@@ -226,13 +258,14 @@ class ModelSpec(_Declared):
             config: the Hugging Face config of the model.
             tokenizer: its tokenizer; None for a model that runs without one.
             processor: its Hugging Face processor, for specs that use `proc`.
+            kwargs: `mm_processor_kwargs` for every request.
 
         Raises:
             SpecError: the first thing that cannot work, as for `check`.
         """
         from .plan import Plan
 
-        return Plan(self, config, tokenizer, processor)
+        return Plan(self, config, tokenizer, processor, kwargs)
 
     def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
         """Raise on the first thing that cannot work with this config and tokenizer: an attribute that the config lacks,
@@ -292,15 +325,19 @@ class ModelSpec(_Declared):
         return model
 
     def __repr__(self) -> str:
-        return f"ModelSpec({', '.join([repr(self.name), *map(repr, self.modalities)])})"
+        prompts = [f"{key}={v!r}" for key in ("prompt", "decoder_prompt") if (v := getattr(self, key)) is not None]
+        return f"ModelSpec({', '.join([repr(self.name), *map(repr, self.modalities), *prompts])})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelSpec):
             return NotImplemented
-        return (self.name, self.modalities) == (other.name, other.modalities)
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self.name, self.modalities))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self.name, self.modalities, self.prompt, self.decoder_prompt
 
 
 def _leaves(part: Any) -> frozenset[Expr]:

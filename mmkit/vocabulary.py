@@ -10,6 +10,9 @@ from .errors import SpecError, sentence
 
 __all__ = ["Vocabulary"]
 
+_SHORT = 256
+"""Characters of the longest text whose ids are kept."""
+
 
 class Vocabulary:
     """Read-only view of a Hugging Face tokenizer: ``v["<image>"]`` is an id, ``v("some text")`` a list of ids.
@@ -47,9 +50,14 @@ class Vocabulary:
                 f"Use tok({token!r}) for a text that the tokenizer splits."
             ) from None
 
+    def __contains__(self, token: str) -> bool:
+        """Whether the vocabulary has this token."""
+        return token in self._ids
+
     def __call__(self, text: str) -> list[int]:
         """The ids of a text, encoded without special tokens."""
-        return list(self._encode(text))
+        encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__  # prompts are not worth keeping
+        return list(encode(text))
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""

@@ -36,6 +36,7 @@ from mmkit import (
     expr,
     fields,
     flat,
+    fmt,
     hf,
     identity,
     in_place,
@@ -47,6 +48,7 @@ from mmkit import (
     plan,
     proc,
     process,
+    prompt,
     replace,
     shared,
     spec,
@@ -89,6 +91,10 @@ def parse(data, kind=None):
 def processed(result, count=1, **options):
     made = bind(process=lambda items, scope: result, **options)
     return made.modalities["m"].process([torch.zeros(2, 2)] * count)
+
+
+def rewritten(value):
+    return ModelSpec("spec", modality(), prompt=value).bind(CONFIG, Tokenizer()).rewrite("prompt", [1, 2])
 
 
 def put(prompt, kind, target, ids=(5, 5), count=1):
@@ -515,6 +521,65 @@ TABLE = [
         lambda: processed({}),
         SpecError,
         "spec.m, process: expected the fields ['x'], got [], without ['x'].",
+    ),
+    (
+        "derived from the item, shared",
+        lambda: processed({}, fields={"x": shared(value=item.length)}),
+        SpecError,
+        "spec.m, fields['x']: item has no value here: it describes one raw item and is only known inside layout, "
+        "update, fields and process.",
+    ),
+    (
+        "derived, no number",
+        lambda: processed({}, fields={"x": batched(value=fmt("a"), dtype="int64")}),
+        SpecError,
+        "spec.m, fields['x']: value: expected numbers for a int64 tensor, got 'a'.",
+    ),
+    (
+        "derived and processed",
+        lambda: processed({"x": [1]}, fields={"x": batched(value=1)}),
+        SpecError,
+        "spec.m: expected process to return declared fields, [], got ['x']. Declare them in fields, or do not return "
+        "them.",
+    ),
+    (
+        "cache of what depends on the number of items",
+        lambda: modality(layout=embed(5) * item.count),
+        SpecError,
+        "modality 'm': expected cache to say for which item.count processed items may be kept, got none. Write "
+        "cache=False, or a condition on item.count.",
+    ),
+    (
+        "when",
+        lambda: bind(when=cfg.vision),
+        SpecError,
+        "spec.m, when: cfg.vision has no value: SimpleNamespace has no attribute 'vision'.",
+    ),
+    (
+        "placeholders in the prompt of the spec",
+        lambda: rewritten(token(prompt) + embed(5)),
+        SpecError,
+        "spec.prompt: expected literal ids, since placeholders belong to items, got embed().",
+    ),
+    (
+        "prompt beyond the vocabulary",
+        lambda: rewritten(token(prompt) + token(100)),
+        SpecError,
+        "spec.prompt: expected token ids below the vocabulary size 100, got 100. Use a reserved id inside the "
+        "vocabulary: vLLM refuses prompts with other ids.",
+    ),
+    (
+        "prompt function",
+        lambda: rewritten(lambda s: s.prompt.index(7)),
+        InputError,
+        "spec.prompt: expected a prompt that the spec can rewrite, got ValueError: 7 is not in list.",
+    ),
+    (
+        "prompt elsewhere",
+        lambda: bind(limit=prompt),
+        SpecError,
+        "spec.m, limit: prompt has no value here: it is the token ids of one request and is only known inside prompt "
+        "and decoder_prompt.",
     ),
     (
         "identity, shared",

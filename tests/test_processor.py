@@ -70,6 +70,7 @@ from mmkit import (
     tok,
     token,
 )
+from mmkit.vllm_api.common import hf_inputs
 
 VOCABULARY = 64
 HIDDEN = 16
@@ -1140,10 +1141,9 @@ def test_malformed_images_are_refused(value: Any) -> None:
 
 def test_text_for_the_hf_processor_is_evaluated() -> None:
     spec = ModelSpec("llava", LLAVA["image"].model_copy(update={"process": hf(text=fmt("{}", "<image>"))}))
-    made = llava_processor()
-    other = spec.classes
-    info = other.info(made.info.ctx)
-    assert other.processor(info, other.dummy_inputs(info))._get_hf_mm_text({"image": 2}) == "<image><image>"
+    info = spec.classes.info(llava_processor().info.ctx)
+    items = info.parse_mm_data({"image": [picture(1, 8, 8)] * 2}, validate=False)
+    assert hf_inputs(items, info.plan)["text"] == "<image><image>"
 
 
 @pytest.mark.parametrize("part", ["layout", "process"])

@@ -26,11 +26,12 @@ if not hasattr(BaseMultiModalProcessor, "get_dummy_inputs"):
         "Install a newer vLLM."
     )
 
-from .generation_d import DummyInputs, ProcessingInfo, Processor
+from .generation_d import DummyInputs, EncDecProcessor, ProcessingInfo, Processor
 from .models import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings, register
 
 __all__ = [
     "DummyInputs",
+    "EncDecProcessor",
     "ProcessingInfo",
     "Processor",
     "SupportsMultiModal",

@@ -24,12 +24,24 @@ from vllm.multimodal.processing import (
 )
 
 from ..errors import InputError, sentence
-from ..expr import Scope
+from ..expr import Scope, evaluate
 from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
 
-__all__ = ["EmbedItems", "Parser", "WayDetails", "details", "embed_facts", "field_configs", "prompt_update"]
+__all__ = [
+    "EmbedItems",
+    "LazyProcessor",
+    "Parser",
+    "WayDetails",
+    "details",
+    "embed_facts",
+    "field_configs",
+    "hf_inputs",
+    "prompt_update",
+    "target",
+    "total",
+]
 
 
 class TensorItems(ProcessorBatchItems[torch.Tensor]):
@@ -156,26 +168,62 @@ def field_configs(modality: BoundModality, processed: Processed | None) -> dict[
     return configs
 
 
+def total(items: ModalityDataItems[Any, Any]) -> int:
+    """Number of items of the modality in the request: of those that are not cached, more than they are."""
+    return int(getattr(items, "mmkit_total", len(items)))
+
+
+def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> dict[str, Any]:
+    """The arguments of one call of a Hugging Face processor: the items of some modalities, and their text if it wants
+    one."""
+    inputs: dict[str, Any] = {}
+    texts = []
+    for name, items in group.items():
+        modality = plan.modalities[name]
+        assert modality.hf is not None
+        renames = {"audios": "audio", **modality.hf.inputs}
+        inputs.update({renames.get(key, key): value for key, value in items.get_processor_data().items()})
+        if modality.hf.text is not None:
+            texts.append(str(evaluate(modality.hf.text, modality.scope(SimpleNamespace(), 0))) * len(items))
+    return {"text": "".join(texts), **inputs} if texts else inputs
+
+
 @dataclass(kw_only=True)
 class WayDetails(PromptUpdateDetails):
     """One resolved alternative of one item, with what is needed to resolve it again at another index."""
 
     way: Resolved
+    modality: BoundModality
     scope: Scope | None  # None where nothing depends on the position: it would keep the processed tensors alive
     number: int
     embeds: bool
 
-    def at(self, index: int) -> Scope:
-        """The scope of the same item at another position among the request's items."""
-        assert self.scope is not None
-        return replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
+    def moved(self, index: int) -> WayDetails:
+        """The same alternative of the same item at another position among the request's items."""
+        if self.scope is None or self.scope.item.index == index:
+            return self
+        scope = replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
+        return details(self.modality.ways(scope, embeds=self.embeds), self.modality, scope, self.embeds)[self.number]
 
 
-def details(way: Resolved, number: int, scope: Scope | None, embeds: bool) -> WayDetails:
-    """vLLM's form of an alternative; the mask is built once per layout."""
-    laid = way.laid
-    mask: Any = None if laid.is_embed is None else (lambda _full: laid.is_embed)
-    return WayDetails(full=laid.ids, is_embed=mask, way=way, scope=scope, number=number, embeds=embeds)
+def details(ways: Sequence[Resolved], modality: BoundModality, scope: Scope | None, embeds: bool) -> list[WayDetails]:
+    """vLLM's form of the alternatives of one item; a mask is built once per layout."""
+    return [
+        WayDetails(
+            full=way.laid.ids,
+            is_embed=None if way.laid.is_embed is None else _mask(way),
+            way=way,
+            modality=modality,
+            scope=scope,
+            number=number,
+            embeds=embeds,
+        )
+        for number, way in enumerate(ways)
+    ]
+
+
+def _mask(way: Resolved) -> Callable[[Any], Any]:
+    return lambda _full: way.laid.is_embed
 
 
 def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptUpdate:

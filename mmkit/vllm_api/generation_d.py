@@ -15,31 +15,32 @@ from vllm.multimodal.processing import (
     BaseDummyInputsBuilder,
     BaseMultiModalProcessor,
     BaseProcessingInfo,
+    EncDecMultiModalProcessor,
     ProcessorInputs,
 )
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 from vllm.renderers import TokenizeParams
 
 from ..errors import InputError, sentence
-from ..expr import evaluate
 from ..plan import Plan, Processed
 from ..updates import NotFound
 from .common import (
     EmbedItems,
     LazyProcessor,
     Parser,
-    WayDetails,
     details,
     embed_facts,
     field_configs,
+    hf_inputs,
     prompt_update,
     target,
+    total,
 )
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
 
-__all__ = ["DummyInputs", "ProcessingInfo", "Processor"]
+__all__ = ["DummyInputs", "EncDecProcessor", "ProcessingInfo", "Processor"]
 
 _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
@@ -66,6 +67,7 @@ class GuardedTokenizeParams(TokenizeParams):
         if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
             self.plan.check_ids(ids)
             self.plan.check_bare(ids)
+            prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
@@ -78,7 +80,8 @@ class ProcessingInfo(BaseProcessingInfo):
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
         processor = LazyProcessor(self.get_hf_processor)
-        return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor)
+        kwargs = self.ctx.get_merged_mm_kwargs({})
+        return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor, kwargs=kwargs)
 
     def get_data_parser(self) -> Parser:
         return Parser(
@@ -162,12 +165,17 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     # -- processing --------------------------------------------------------------------------------------------------
 
-    def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
+    def _configured(self, kwargs: Mapping[str, object]) -> Plan:
+        """The plan for the `mm_processor_kwargs` of one request."""
         merged = self.info.ctx.get_merged_mm_kwargs(kwargs)
+        return self.plan.configured(merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs)))
+
+    def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
+        plan = self._configured(kwargs)
         done: dict[str, Processed] = {}
-        hf_items: dict[str, Any] = {}
+        calls: dict[Any, dict[str, Any]] = {}
         for name, items in mm_items.items():
-            modality, values = self.plan.modalities[name], items.get_all()
+            modality, values = plan.modalities[name], items.get_all()
             for i, value in enumerate(values):
                 if value is None:
                     got = "None, and no such item in the cache"
@@ -175,31 +183,33 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             if not values:
                 continue
             if isinstance(items, EmbedItems):
-                done[name] = Processed(
-                    {modality.embeds_field: values}, {}, [{modality.embeds_field: v} for v in values]
-                )
+                key = modality.embeds_field
+                done[name] = Processed({key: values}, {}, [{key: value} for value in values])
             elif modality.hf is not None:
-                hf_items[name] = items
+                calls.setdefault(modality.hf.processor, {})[name] = items
             else:
-                done[name] = modality.process(values, merged)
-        if hf_items:
-            raw = super()._apply_hf_processor_main(type(mm_items)(hf_items), kwargs)
-            for name, items in hf_items.items():
-                done[name] = self.plan.modalities[name].finish(raw, items.get_all(), merged)
+                done[name] = modality.process(values, total(items))
+        for group in calls.values():
+            raw = self._call(plan, group, kwargs)
+            for name, items in group.items():
+                done[name] = plan.modalities[name].finish(raw, items.get_all(), total(items))
         return done
 
-    def _get_hf_mm_text(self, mm_counts: Mapping[str, int]) -> str | None:
-        texts = [
-            str(evaluate(m.hf.text, m.process_scope())) * mm_counts.get(name, 0)
-            for name, m in self.plan.modalities.items()
-            if m.hf is not None and m.hf.text is not None
-        ]
-        return "".join(texts) if texts else None
-
-    def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
-        inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
-        renames = {k: v for m in self.plan.modalities.values() if m.hf is not None for k, v in m.hf.inputs.items()}
-        return inputs._replace(hf_data={renames.get(key, key): value for key, value in inputs.hf_data.items()})
+    def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+        """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
+        processor = plan.modalities[next(iter(group))].hf_processor
+        if processor is None:
+            processor = self.info.get_hf_processor(**kwargs)
+        inputs = hf_inputs(group, plan)
+        if "text" in inputs:  # as many placeholders as items, however long they make it
+            kwargs = {"truncation": False, **kwargs}
+        try:
+            made: Mapping[str, Any] = self.info.ctx.call_hf_processor(processor, inputs, kwargs)
+        except ValueError as error:  # vLLM's message shows all the data and not the reason
+            where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
+            expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
+            raise InputError(sentence(where, expected, got)) from error
+        return made
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
         processed = self._process(mm_items, hf_kwargs)
@@ -214,39 +224,22 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             k: v for name, m in self.plan.modalities.items() for k, v in field_configs(m, processed.get(name)).items()
         }
 
-    # -- prompt updates ----------------------------------------------------------------------------------------------
+    # -- caches ------------------------------------------------------------------------------------------------------
 
-    def _get_prompt_updates(
-        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
-    ) -> Sequence[Any]:
-        kwargs = self.info.ctx.get_merged_mm_kwargs(hf_processor_mm_kwargs)
-        updates = []
-        for name, items in mm_items.items():
-            modality, embeds = self.plan.modalities[name], isinstance(items, EmbedItems)
-            contents = []
-            for index, value in enumerate(items.get_all()):
-                facts = embed_facts(value, index) if embeds else modality.item.facts(value, index)
-                scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), kwargs)
-                ways = modality.ways(scope, embeds=embeds)
-                if embeds and len(value) != (rows := ways[0].laid.num_embeds):
-                    raise InputError(
-                        sentence(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
-                    )
-                kept = scope if modality.depends_on_index else None  # it holds the tensors
-                contents.append([details(way, n, kept, embeds) for n, way in enumerate(ways)])
-            if contents:
-                updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
-        return updates
+    def _may_cache(self, inputs: ProcessorInputs, name: str) -> bool:
+        return self.plan.modalities[name].may_cache(len(inputs.mm_data_items[name]))
 
-    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
-        update = replace(cached_update, item_idx=new_item_idx)
-        content: WayDetails = update.content
-        modality = self.plan.modalities[update.modality]
-        if content.scope is None or content.scope.item.index == new_item_idx:
-            return update
-        scope = content.at(new_item_idx)
-        way = modality.ways(scope, embeds=content.embeds)[content.number]
-        return update.with_target(target(way)).with_content(details(way, content.number, scope, content.embeds))
+    def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        if all(self._may_cache(inputs, name) for name in inputs.mm_data_items):
+            return super()._cached_apply_hf_processor(inputs, timing_ctx)
+        return self._apply_hf_processor(inputs, timing_ctx)
+
+    def _get_mm_hashes(self, inputs: ProcessorInputs) -> Any:
+        # the engine caches encoder outputs by hash: what depends on the number of items is not the same item
+        return {
+            name: hashes if self._may_cache(inputs, name) else [f"{item_hash}-of-{len(hashes)}" for item_hash in hashes]
+            for name, hashes in super()._get_mm_hashes(inputs).items()
+        }
 
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
         # vLLM parses the missing items again; they are canonical already
@@ -255,11 +248,43 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         for name, flags in cached.items():
             if not all(flags):
                 missing[name] = part = copy(mm_data_items[name])
+                part.mmkit_total = len(flags)
                 indices = [i for i, flag in enumerate(flags) if not flag]
                 part.data = [part.data[i] for i in indices]
                 if isinstance(getattr(part, "metadata", None), list):
                     part.metadata = [part.metadata[i] for i in indices]
         return cached, missing
+
+    # -- prompt updates ----------------------------------------------------------------------------------------------
+
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
+    ) -> Sequence[Any]:
+        plan = self._configured(hf_processor_mm_kwargs)
+        updates = []
+        for name, items in mm_items.items():
+            modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
+            contents = []
+            for index, value in enumerate(items.get_all()):
+                facts = embed_facts(value, index) if embeds else modality.item.facts(value, index)
+                scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
+                ways = modality.ways(scope, embeds=embeds)
+                if embeds and len(value) != (rows := ways[0].laid.num_embeds):
+                    raise InputError(
+                        sentence(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
+                    )
+                kept = scope if modality.depends_on_index else None  # it holds the tensors
+                contents.append(details(ways, modality, kept, embeds))
+            if contents:
+                updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
+        return updates
+
+    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
+        content = cached_update.content.moved(new_item_idx)
+        return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
+
+    def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
+        return self.plan.rewrite("prompt", prompt)
 
     def _apply_prompt_updates(
         self, token_ids: list[int], mm_prompt_updates: Any
@@ -319,3 +344,13 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, "None", remedy))
+
+
+class EncDecProcessor(Processor, EncDecMultiModalProcessor[ProcessingInfo]):
+    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's prompt."""
+
+    def create_encoder_prompt(self, prompt: list[int], mm_items: Any) -> list[int]:
+        return prompt
+
+    def create_decoder_prompt(self, prompt: Any, mm_items: Any) -> Any:
+        return self.plan.rewrite("decoder_prompt", prompt)
