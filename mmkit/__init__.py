@@ -16,7 +16,25 @@
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, MmkitError, SpecError, VllmApiError
-from .expr import Scope, ceil_div, cfg, equal, fmt, isqrt, item, maximum, minimum, out, proc, prompt, total, where
+from .expr import (
+    Scope,
+    call,
+    ceil_div,
+    cfg,
+    equal,
+    floor,
+    fmt,
+    isqrt,
+    item,
+    maximum,
+    minimum,
+    option,
+    out,
+    proc,
+    prompt,
+    total,
+    where,
+)
 from .fields import batched, flat, shared
 from .items import Audio, Image, ItemType, Tensor, Video, between
 from .layout import each, embed, nothing, tok, token
@@ -46,6 +64,7 @@ __all__ = [
     "after",
     "batched",
     "between",
+    "call",
     "ceil_div",
     "cfg",
     "each",
@@ -53,6 +72,7 @@ __all__ = [
     "end",
     "equal",
     "flat",
+    "floor",
     "fmt",
     "hf",
     "identity",
@@ -63,6 +83,7 @@ __all__ = [
     "maximum",
     "minimum",
     "nothing",
+    "option",
     "out",
     "proc",
     "prompt",

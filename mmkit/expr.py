@@ -32,11 +32,13 @@ __all__ = [
     "Expr",
     "Scope",
     "Value",
+    "call",
     "ceil_div",
     "cfg",
     "equal",
     "evaluate",
     "expression",
+    "floor",
     "fmt",
     "fold",
     "isqrt",
@@ -44,6 +46,7 @@ __all__ = [
     "leaves",
     "maximum",
     "minimum",
+    "option",
     "out",
     "proc",
     "prompt",
@@ -113,6 +116,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "equal": operator.eq,
     "maximum": max,
     "minimum": min,
+    "floor": math.floor,
     "isqrt": math.isqrt,
     "total": sum,
     "fmt": lambda template, *args: template.format(*args),
@@ -276,6 +280,18 @@ class Function(Expr):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Call(Expr):
+    """A call of a function outside this module."""
+
+    _function: Callable[..., Any]
+    _args: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        function = getattr(self._function, "__qualname__", repr(self._function))
+        return f"call({', '.join([function, *map(repr, self._args)])})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Where(Expr):
     _test: Any
     _then: Any
@@ -283,6 +299,17 @@ class Where(Expr):
 
     def __repr__(self) -> str:
         return f"where({self._test!r}, {self._then!r}, {self._other!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Option(Expr):
+    """An entry of the request's `mm_processor_kwargs`."""
+
+    _name: str
+    _default: Any
+
+    def __repr__(self) -> str:
+        return f"option({self._name!r}, {self._default!r})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -353,6 +380,11 @@ def equal(a: Value, b: Value) -> Any:
     return _function("equal", a, b)
 
 
+def floor(a: Value) -> Any:
+    """A real number, rounded down to an integer."""
+    return _function("floor", a)
+
+
 def isqrt(a: Value) -> Any:
     """The integer square root, rounded down."""
     return _function("isqrt", a)
@@ -366,6 +398,21 @@ def total(values: Value) -> Any:
 def fmt(template: str, *args: Value) -> Any:
     """``template.format(*args)``, for text that depends on the item: ``tok[fmt("<|image_{}|>", item.index + 1)]``."""
     return _function("fmt", template, *args)
+
+
+def call(function: Callable[..., Any], *args: Value) -> Any:
+    """``function(*args)``, once the arguments are known: ``call(best_grid, item.width, item.height)[0]``.
+
+    Unlike a plain function of a `Scope`, its result is known to depend on the arguments alone, so layouts that use it
+    are kept per geometry. The function must return the same for the same arguments.
+    """
+    return Call(function, tuple(map(expression, args)))
+
+
+def option(name: str, default: Value) -> Any:
+    """The request's (or the engine's) ``mm_processor_kwargs[name]``, or a default:
+    ``option("size", proc.image_processor.size)``."""
+    return Option(name, expression(default))
 
 
 def where(test: Value, then: Value, other: Value) -> Any:
@@ -394,12 +441,14 @@ def _children(expr: Expr) -> tuple[Any, ...]:
             return (base, key)
         case Binary(_left=left, _right=right):
             return (left, right)
-        case Function(_args=args):
+        case Function(_args=args) | Call(_args=args):
             return args
         case Where(_test=test, _then=then, _other=other):
             return (test, then, other)
         case Token(_text=text) | Text(_text=text):
             return (text,)
+        case Option(_default=default):
+            return (default,)
     return ()
 
 
@@ -474,8 +523,12 @@ def evaluate(value: Value, scope: Scope) -> Any:
             return _compute(value, _BINARY[op][0], evaluate(left, scope), evaluate(right, scope))
         case Function(_name=name, _args=args):
             return _compute(value, _FUNCTIONS[name], *(evaluate(arg, scope) for arg in args))
+        case Call(_function=function, _args=args):
+            return _compute(value, function, *(evaluate(arg, scope) for arg in args))
         case Where(_test=test, _then=then, _other=other):
             return evaluate(then if evaluate(test, scope) else other, scope)
+        case Option(_name=name, _default=default):
+            return (scope.kwargs or {}).get(name, evaluate(default, scope))
         case Token(_text=text):
             return _vocabulary(scope, value)[evaluate(text, scope)]
         case Text(_text=text):
@@ -551,6 +604,8 @@ def fold(value: Value, scope: Scope) -> Any:
             return Binary(op, fold(left, scope), fold(right, scope))
         case Function(_name=name, _args=args):
             return Function(name, tuple(fold(arg, scope) for arg in args))
+        case Call(_function=function, _args=args):
+            return Call(function, tuple(fold(arg, scope) for arg in args))
         case Where(_test=test, _then=then, _other=other):
             test = fold(test, scope)
             if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
@@ -558,6 +613,8 @@ def fold(value: Value, scope: Scope) -> Any:
             return Where(test, fold(then, scope), fold(other, scope))
         case Index(_base=base, _key=key):
             return Index(fold(base, scope), fold(key, scope))
+        case Option(_name=name, _default=default):
+            return Option(name, fold(default, scope))
         case Token(_text=text):
             return Token(fold(text, scope))
         case Text(_text=text):

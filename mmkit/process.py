@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from .expr import Scope, Value, evaluate, expression, fold
+from .expr import Expr, Opaque, Scope, Value, evaluate, expression, fold
 
 __all__ = ["HF", "Identity", "Process", "hf", "identity"]
 
@@ -73,10 +73,10 @@ def hf(
     """Call a Hugging Face processor once with all missing items. Outputs that are no declared field are left out.
 
     Args:
-        processor: what to call in place of the checkpoint's processor: a method of it (``proc.process``), or a function
-            of a `Scope` that makes one from `cfg`, `tok` and `kwargs`, for a model that ships none. Made once per
-            distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
-            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``.
+        processor: what to call in place of the checkpoint's processor: a part of it (``proc.process``), or, for a model
+            that ships none, one of its own (``call(Tiles, cfg.tile_size)``, or a function of a `Scope` that makes one).
+            Made once per distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
+            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those arguments that it takes.
         inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``.
         outputs: the processor's output name to the field's.
         text: text of one item, for a processor that wants as many placeholders in a text as there are items.
@@ -87,7 +87,8 @@ def hf(
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
         for name, s in (unpad or {}).items()
     }
-    return HF(expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
+    made = processor if processor is None or isinstance(processor, Expr) else Opaque(processor)
+    return HF(made, dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
 
 
 def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:

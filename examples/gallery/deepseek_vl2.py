@@ -1,0 +1,28 @@
+"""DeepSeek-VL2: one global view and a grid of local tiles; requests of more than two images are not tiled.
+
+A view is ``side`` rows of patches, each followed by a newline; one separator stands between the global and the local
+views. The model writes newlines and separator itself, so all positions take encoder rows.
+"""
+
+from mmkit import Image, Modality, ModelSpec, batched, ceil_div, cfg, embed, flat, hf, item, out, proc, replace, tok
+
+side = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
+columns, rows = out.images_spatial_crop[0], out.images_spatial_crop[1]
+image = embed(tok[proc.image_token])
+
+DEEPSEEK_VL2 = ModelSpec(
+    "deepseek_vl2",
+    Modality(
+        "image",
+        item=Image(largest=cfg.candidate_resolutions),
+        layout=image * (side * (side + 1) + 1 + rows * side * (columns * side + 1)),
+        update=replace(tok[proc.image_token]),
+        fields={
+            "pixel_values": flat(1 + columns * rows),
+            "images_spatial_crop": batched(keep_on_cpu=True),
+        },
+        process=hf(text=proc.image_token),
+        cache=item.count <= 2,
+        embeds=image * item.length,
+    ),
+)

@@ -1,0 +1,53 @@
+"""Fuyu: rows of patches that end in a newline, then the beginning-of-sequence token, in place of the tokenizer's own.
+
+Every prompt ends with the token that begins the answer.
+"""
+
+from mmkit import (
+    Image,
+    Modality,
+    ModelSpec,
+    Scope,
+    batched,
+    ceil_div,
+    cfg,
+    embed,
+    flat,
+    floor,
+    item,
+    minimum,
+    option,
+    out,
+    proc,
+    replace,
+    tok,
+    token,
+)
+
+size, patch = option("size", proc.image_processor.size), proc.image_processor.patch_size
+scale = minimum(1, size["height"] / item.height, size["width"] / item.width)
+columns = ceil_div(floor(item.width * scale), patch["width"])
+rows = ceil_div(floor(item.height * scale), patch["height"])
+
+
+def answered(s: Scope) -> list[int]:
+    """The prompt, with the token that begins the answer at its end."""
+    begin = s.tok["<0x04>"]
+    return s.prompt if s.prompt[-1:] == [begin] else [*s.prompt, begin]
+
+
+FUYU = ModelSpec(
+    "fuyu",
+    Modality(
+        "image",
+        item=Image(largest=(size["width"], size["height"])),
+        layout=(embed(tok["|SPEAKER|"]) * columns + tok["|NEWLINE|"]) * rows + token(cfg.bos_token_id),
+        update=replace(tok["|ENDOFTEXT|"]),
+        fields={
+            "image_patches": flat(out.patches_per_image),
+            "patches_per_image": batched(value=columns * rows, dtype="int64"),
+        },
+        limit=1,
+    ),
+    prompt=answered,
+)

@@ -1,0 +1,143 @@
+"""InternVL: an image becomes tiles of one size and a thumbnail, a video its frames; both between start and end tokens.
+
+InternVL ships no Hugging Face processor; `Tiles` is one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+
+from mmkit import (
+    Image,
+    Modality,
+    ModelSpec,
+    Video,
+    batched,
+    call,
+    cfg,
+    each,
+    embed,
+    flat,
+    floor,
+    fmt,
+    hf,
+    item,
+    option,
+    out,
+    replace,
+    shared,
+    tok,
+    where,
+)
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+
+def grids(least: int, most: int) -> list[tuple[int, int]]:
+    """All (columns, rows) of `least` to `most` tiles, fewer tiles first."""
+    # the model was trained with the order in which Python's sets hold grids of equally many tiles: it decides ties
+    candidates = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
+    return sorted((g for g in candidates if least <= g[0] * g[1] <= most), key=lambda grid: grid[0] * grid[1])
+
+
+class Tiles:
+    """Images to tiles and videos to frames, all of one size: float32 (tiles, 3, size, size), normalised."""
+
+    def __init__(self, size: int, least: int, most: int, thumbnail: bool) -> None:
+        self.size, self.thumbnail, self.grids = size, thumbnail, grids(least, most)
+
+    def __call__(
+        self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), return_tensors: str = "pt"
+    ) -> dict[str, torch.Tensor]:
+        made = {}
+        for items, pixels, count in (
+            ([self.tiles(image) for image in images], "pixel_values_flat", "image_num_patches"),
+            ([self.frames(video) for video in videos], "pixel_values_flat_video", "video_num_patches"),
+        ):
+            if items:
+                made[pixels] = torch.cat(items)
+                made[count] = torch.tensor([len(item) for item in items])
+        return made
+
+    def best_grid(self, width: int, height: int) -> tuple[int, int]:
+        """(columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a half."""
+        best, nearest = (1, 1), float("inf")
+        for columns, rows in self.grids:
+            distance = abs(width / height - columns / rows)
+            half_full = width * height > 0.5 * self.size**2 * columns * rows
+            if distance < nearest or (distance == nearest and half_full):
+                best, nearest = (columns, rows), distance
+        return best
+
+    def tiles(self, image: PILImage.Image) -> torch.Tensor:
+        """Tiles of an image, row by row, and its thumbnail if they are several."""
+        columns, rows = self.best_grid(*image.size)
+        whole = image.resize((self.size * columns, self.size * rows))
+        corners = [(self.size * x, self.size * y) for y in range(rows) for x in range(columns)]
+        parts = [whole.crop((x, y, x + self.size, y + self.size)) for x, y in corners]
+        if self.thumbnail and len(parts) > 1:
+            parts.append(image.resize((self.size, self.size)))
+        return self.normalised(parts)
+
+    def frames(self, video: np.ndarray) -> torch.Tensor:
+        """Frames (frames, height, width, 3) of a video, each as a whole."""
+        return self.normalised([PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video])
+
+    def normalised(self, images: list[PILImage.Image]) -> torch.Tensor:
+        pixels = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in images]))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        return (pixels.permute(0, 3, 1, 2).float().div(255) - mean) / std
+
+
+def sizes_of_grids(size: int, least: int, most: int) -> list[tuple[int, int]]:
+    """(width, height) of the images that fill each grid."""
+    return [(size * columns, size * rows) for columns, rows in grids(least, most)]
+
+
+size = cfg.vision_config.image_size
+tiled = option("dynamic_image_size", cfg.dynamic_image_size)
+least = where(tiled, option("min_dynamic_patch", cfg.min_dynamic_patch), 1)
+most = where(tiled, option("max_dynamic_patch", cfg.max_dynamic_patch), 1)
+tiles = hf(call(Tiles, size, least, most, option("use_thumbnail", cfg.use_thumbnail)))
+rows_per_tile = floor((size // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
+context = tok["<IMG_CONTEXT>"]
+VIDEO_CONTEXT = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>")
+video_context = tok[call(VIDEO_CONTEXT.get, cfg.llm_config.model_type)]
+
+
+def tile(token, count=1):
+    """Tiles between start and end token."""
+    return tok["<img>"] + embed(token) * (rows_per_tile * count) + tok["</img>"]
+
+
+INTERNVL = ModelSpec(
+    "internvl",
+    Modality(
+        "image",
+        item=Image(largest=call(sizes_of_grids, size, least, most)),
+        layout=tile(context, out.image_num_patches),
+        update=replace(tok("<image>")),
+        fields={
+            "pixel_values_flat": flat(out.image_num_patches),
+            "image_num_patches": batched(keep_on_cpu=True),
+            "image_token_id": shared(value=context, dtype="int64", keep_on_cpu=True),
+        },
+        process=tiles,
+        embeds=tok["<img>"] + embed(context) * item.length + tok["</img>"],
+    ),
+    Modality(
+        "video",
+        item=Video(largest=(32, size, size)),
+        layout=each(out.video_num_patches, lambda i: tok(fmt("Frame{}: ", i + 1)) + tile(video_context)),
+        update=replace(tok("<video>")),
+        fields={
+            "pixel_values_flat_video": flat(out.video_num_patches),
+            "video_num_patches": batched(keep_on_cpu=True),
+            "video_token_id": shared(value=video_context, dtype="int64", keep_on_cpu=True),
+        },
+        process=tiles,
+        when=lambda s: VIDEO_CONTEXT.get(s.cfg.llm_config.model_type) in s.tok,
+    ),
+)
