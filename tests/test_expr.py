@@ -12,7 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmkit
-from mmkit import SpecError, ceil_div, cfg, equal, fmt, isqrt, item, maximum, minimum, out, proc, total, where
+from mmkit import (
+    SpecError,
+    call,
+    ceil_div,
+    cfg,
+    equal,
+    floor,
+    fmt,
+    isqrt,
+    item,
+    maximum,
+    minimum,
+    option,
+    out,
+    proc,
+    total,
+    where,
+)
 from mmkit.expr import Expr, Scope, evaluate, expression, fold, leaves, plain, root
 
 NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
@@ -169,6 +186,9 @@ def test_repr_of_powers_and_chains(expr):
         (fmt("<|image_{}|>", item.index + 1), "fmt('<|image_{}|>', item.index + 1)"),
         (isqrt(item.length), "isqrt(item.length)"),
         (total(out.lengths), "total(out.lengths)"),
+        (call(isqrt, cfg.n, item.length)[0], "call(isqrt, cfg.n, item.length)[0]"),
+        (option("size", cfg.size)["height"], "option('size', cfg.size)['height']"),
+        (floor(cfg.a / 2), "floor(cfg.a / 2)"),
     ],
 )
 def test_repr_is_the_source(expr, text):
@@ -183,8 +203,37 @@ def test_functions():
     assert evaluate(fmt("{}-{}", cfg.n, 2), scope) == "17-2"
     assert evaluate(ceil_div(cfg.n, 4), scope) == 5
     assert evaluate(maximum(1, cfg.n, 3), scope) == 17
+    assert evaluate(floor(cfg.n / 10), scope) == 1
     assert evaluate(equal(cfg.n, 17), scope) is True
     assert evaluate(equal(cfg.n, 3), scope) is False
+
+
+def test_calls_are_folded_once_their_arguments_are_known():
+    asked = []
+
+    def area(width, height):
+        asked.append((width, height))
+        return width * height
+
+    made = call(area, cfg.a, item.width)
+    assert leaves(made) == {cfg.a, item.width}
+    folded = fold(made, SCOPE)
+    assert leaves(folded) == {item.width}
+    assert evaluate(folded, SCOPE) == CONFIG["a"] * ITEM["width"]
+    assert fold(call(area, cfg.a, 2), SCOPE) == 6
+    assert asked == [(CONFIG["a"], ITEM["width"]), (CONFIG["a"], 2)]
+    assert call(area, 1) == call(area, 1) != call(len, 1)
+    with pytest.raises(SpecError, match=r"^call\(int, cfg\.n\) has no value: .* with 'seven'\.$"):
+        evaluate(call(int, cfg.n), Scope(cfg=SimpleNamespace(n="seven")))
+
+
+def test_options_of_a_request():
+    size = option("size", cfg.a)
+    assert evaluate(size, SCOPE) == fold(size, SCOPE) == CONFIG["a"]
+    asked = Scope(cfg=SCOPE.cfg, kwargs={"size": 8, "other": 1})
+    assert evaluate(size, asked) == fold(size, asked) == 8
+    assert evaluate(option("missing", None), asked) is None
+    assert leaves(size) == {cfg.a}
 
 
 @given(st.integers(-50, 50), st.integers(-50, 50).filter(bool))

@@ -18,7 +18,7 @@ import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
@@ -54,6 +54,7 @@ from mmkit import (
     after,
     batched,
     between,
+    call,
     cfg,
     embed,
     end,
@@ -63,12 +64,15 @@ from mmkit import (
     in_place,
     insert,
     item,
+    option,
     out,
+    prompt,
     replace,
     shared,
     start,
     tok,
     token,
+    where,
 )
 from mmkit.vllm_api.common import hf_inputs
 
@@ -109,7 +113,7 @@ class MadeUpForCausalLM(nn.Module, SupportsMultiModal):
 
 
 class LlavaForConditionalGeneration(MadeUpForCausalLM):
-    """LLaVA's architecture, whose own class needs torchvision."""
+    """LLaVA's architecture."""
 
 
 def _folder() -> Path:
@@ -756,6 +760,159 @@ def test_numbered_text_targets_after_a_cache_hit() -> None:
     assert len(ranges(expected)["actions"]) == 2
     run(made, list(tokens), {"actions": [one, two]}, cache=cache)
     assert summary(run(made, list(tokens), {"actions": [two, one]}, cache=cache)) == summary(expected)
+
+
+# -- prompts, derived fields, own processors, conditions on the request --------------------------------------------
+
+
+def test_the_prompt_of_a_spec() -> None:
+    """It is the same with and without items, on the processor's way and on that of prompts that never reach it."""
+    spec = ModelSpec("plain", actions()["actions"], prompt=token(1) + token(prompt) + tok["</s>"])
+    made = processor(spec)
+    result = run(made, "a <item>", {"actions": ONES})
+    assert result["prompt_token_ids"] == ids("<s> a <row> <row> </s>")
+    assert ranges(result) == {"actions": [(2, 2, None)]}
+    params = made.info.get_default_tok_params()
+    assert params.apply_post_tokenization(None, {"prompt_token_ids": ids("a")})["prompt_token_ids"] == ids("<s> a </s>")
+    assert run(made, "a", {})["prompt_token_ids"] == ids("<s> a </s>")
+    assert spec.bind(made.info.get_hf_config(), made.info.ctx.tokenizer).preview(
+        ids("a <item>"), {"actions": ONES}
+    ).prompt_token_ids == list(result["prompt_token_ids"])
+
+
+def test_a_prompt_that_the_spec_cannot_rewrite_is_refused() -> None:
+    made = processor(ModelSpec("plain", actions()["actions"], prompt=lambda s: s.prompt[: s.prompt.index(B)]))
+    assert run(made, "a <item> b a", {"actions": ONES})["prompt_token_ids"] == ids("a <row> <row>")
+    with pytest.raises(
+        InputError, match=r"^plain\.prompt: expected a prompt that the spec can rewrite, got ValueError"
+    ):
+        run(made, "a <item>", {"actions": ONES})
+
+
+def test_an_encoder_decoder_model() -> None:
+    spec = ModelSpec(
+        "plain", actions(update=insert(start()))["actions"], decoder_prompt=token(cfg.eos_token_id) + token(prompt)
+    )
+    made = processor(spec)
+    assert type(made).__mro__[1].__name__ == "EncDecProcessor"
+    for cache in (None, MultiModalProcessorOnlyCache(model_config(checkpoint()))):
+        result = run(made, "a b", {"actions": ONES}, cache=cache)
+        assert result["encoder_prompt_token_ids"] == ids("<row> <row> a b")
+        assert result["prompt_token_ids"] == ids("</s> a b")
+        assert ranges(result) == {"actions": [(0, 2, None)]}
+
+
+def test_derived_fields() -> None:
+    spec = actions(
+        fields={
+            "actions": batched(),
+            "total": batched(value=item.index * 10 + item.count + item.length, dtype="int64"),
+            "twice": batched(value=out.total * 2),
+            "row": shared(value=tok["<row>"], dtype="int32"),
+            "plain": shared(value=tok["<row>"]),
+        },
+        process=lambda items, scope: {"actions": items},
+        cache=False,
+    )
+    (first, second) = run(processor(spec), "<item> <item>", {"actions": [ONES, ONES]})["mm_kwargs"]["actions"]
+    got = {key: element.data for key, element in second.items()}
+    assert got["total"].tolist() == 14
+    assert got["total"].dtype == torch.int64
+    assert got["twice"].tolist() == 28
+    assert got["row"].tolist() == ROW
+    assert got["row"].dtype == torch.int32
+    assert got["plain"] == ROW
+    assert type(got["plain"]) is int
+    assert first["total"].data.tolist() == 4
+
+
+class Doubler:
+    """Called like a Hugging Face processor."""
+
+    calls: ClassVar[list[list[str]]] = []
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, actions: Any = (), states: Any = (), return_tensors: str = "pt") -> dict[str, Any]:
+        self.calls.append([name for name, items in (("actions", actions), ("states", states)) if len(items)])
+        if any(float(value.max()) > 9 for value in (*actions, *states)):
+            raise OverflowError("too large")
+        made = {"actions": [value * self.factor for value in actions]} if len(actions) else {}
+        return {**made, "states": torch.cat(list(states)) * self.factor} if len(states) else made
+
+
+def test_a_processor_of_the_spec() -> None:
+    """One call for all modalities that name the same; made anew for other mm_processor_kwargs."""
+    doubled = hf(call(Doubler, option("factor", 2)))
+    made = processor(
+        ModelSpec("plain", actions(process=doubled)["actions"], STATES.model_copy(update={"process": doubled}))
+    )
+    data = {"actions": [ONES, ONES], "states": [torch.ones(3)]}
+    Doubler.calls.clear()
+    for factor, kwargs in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
+        got = fields(run(made, "<item> <item> <state>", data, kwargs=kwargs))
+        assert [item["actions"][1] for item in got["actions"]] == [(ONES * factor).tolist()] * 2
+        assert got["states"][0]["states"][1] == [float(factor)] * 3
+    assert Doubler.calls == [["actions", "states"]] * 4
+    with pytest.raises(InputError, match=r"^plain\.actions: expected items .*, got OverflowError: too large"):
+        run(made, "<item>", {"actions": ONES * 10})
+
+
+def _pooled(items: Any, scope: Any) -> dict[str, Any]:
+    return {"actions": items}
+
+
+POOLED = actions(
+    layout=embed(tok["<row>"]) * where(item.count <= 2, 4, 1),
+    fields={"actions": batched(), "rows": batched(value=where(item.count <= 2, 4, 1), dtype="int64")},
+    process=_pooled,
+    cache=item.count <= 2,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_processing_that_depends_on_the_number_of_items(requests: list[list[int]]) -> None:
+    """Requests of more than two items are processed anew, and their items have hashes of their own."""
+    made, config = processor(POOLED), model_config(checkpoint())
+    only = MultiModalProcessorOnlyCache(config)
+    sender, receiver = LruKeyReplicatedSenderCache(config), LruKeyReplicatedReceiverCache(config)
+    rows: dict[str, int] = {}
+    for picks in requests:
+        data = {"actions": [ONES * pick for pick in picks]}
+        prompt = " ".join(["<item>"] * len(picks))
+        expected = run(made, prompt, data)
+        wanted = 4 if len(picks) <= 2 else 1
+        assert [length for _, length, _ in ranges(expected)["actions"]] == [wanted] * len(picks)
+        assert summary(run(made, prompt, data, cache=only)) == summary(expected)
+        assert summary(run(made, prompt, data, cache=sender), receiver) == summary(expected)
+        for item_hash in hashes(expected):
+            assert rows.setdefault(item_hash, wanted) == wanted
+
+
+def test_a_modality_that_the_model_may_lack() -> None:
+    spec = ModelSpec("plain", actions()["actions"], STATES.model_copy(update={"when": cfg.num_hidden_layers > 1}))
+    made = processor(spec)
+    assert made.info.get_supported_mm_limits() == {"actions": None}
+    with pytest.raises(InputError, match=r"^plain\.multi_modal_data: expected modalities among \['actions'\]"):
+        run(made, "<item>", {"actions": ONES, "states": torch.ones(1)})
+
+
+def test_plans_for_mm_processor_kwargs_are_kept_but_not_without_end() -> None:
+    plan = actions(layout=embed(tok["<row>"]) * option("rows", 2)).bind(
+        types.SimpleNamespace(vocab_size=VOCABULARY), processor(actions()).info.ctx.tokenizer, kwargs={"rows": 3}
+    )
+    assert plan.configured({"rows": 3}, None) is plan
+    for rows in (1, 2, 1):
+        made = plan.configured({"rows": rows}, None)
+        assert made.modalities["actions"].largest()[1] == rows
+        assert made is plan.configured({"rows": rows}, None)
+    odd = {"rows": 4, "x": {1, 2}}  # JSON cannot write it
+    assert plan.configured(odd, None).modalities["actions"].largest()[1] == 4
+    for rows in range(200):
+        plan.configured({"rows": rows}, None)
+    assert len(plan._configured) < 50
 
 
 # -- precomputed embeddings ----------------------------------------------------------------------------------------

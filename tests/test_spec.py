@@ -25,6 +25,7 @@ from mmkit import (
     after,
     batched,
     between,
+    call,
     cfg,
     each,
     embed,
@@ -39,6 +40,7 @@ from mmkit import (
     maximum,
     out,
     proc,
+    prompt,
     replace,
     shared,
     tok,
@@ -89,6 +91,7 @@ LAYOUTS = [
 ]
 UPDATES = [in_place(), replace(tok["<image>"]), insert(after(tok("a"))), [replace(7), insert(end())]]
 FIELDS = [{"x": batched()}, {"x": batched(), "y": flat(item.n, dim=1)}, {"x": shared(shape=(cfg.n,)), "z": batched()}]
+FIELDS.append({"x": batched(value=item.n + 1, dtype="int64"), "z": shared(value=tok["<image>"])})
 
 
 @st.composite
@@ -96,6 +99,7 @@ def modalities(draw):
     fields = draw(st.sampled_from(FIELDS))
     kind = draw(st.sampled_from(ITEMS))
     processes = [hf(), hf(inputs={"a": "b"}, outputs={"c": "x"}, text="t", unpad={"x": (item.n, 2)}), len]
+    processes.append(hf(call(len, cfg.n), text="t"))
     processes += [None] if not isinstance(kind, Tensor) or len(fields) == 1 else []
     return dict(
         item=kind,
@@ -105,19 +109,28 @@ def modalities(draw):
         process=draw(st.sampled_from(processes)),
         limit=draw(st.sampled_from([None, 3, cfg.n - 1])),
         embeds=draw(st.sampled_from([False, embed(5) * item.length])),
+        cache=draw(st.sampled_from([True, False, item.count < 3])),
+        when=draw(st.sampled_from([True, cfg.n > 2])),
     )
 
 
-@given(modalities(), modalities())
-def test_structure(one, other):
-    spec = ModelSpec("spec", Modality("m", **one))
-    for again in (ModelSpec("spec", Modality("m", **one)), pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
+PROMPTS = [{}, {"prompt": token(prompt) + 5}, {"decoder_prompt": token(cfg.pad)}, {"prompt": token(5) + token(prompt)}]
+
+
+@given(modalities(), modalities(), st.sampled_from(PROMPTS), st.sampled_from(PROMPTS))
+def test_structure(one, other, prompts, other_prompts):
+    spec = ModelSpec("spec", Modality("m", **one), **prompts)
+    for again in (
+        ModelSpec("spec", Modality("m", **one), **prompts),
+        pickle.loads(pickle.dumps(spec)),
+        copy.deepcopy(spec),
+    ):
         assert again == spec
         assert hash(again) == hash(spec)
         assert repr(again) == repr(spec) == str(spec)
     if one["process"] is not len:  # a function's repr is its name
         assert eval(repr(spec), dict(NAMES)) == spec
-    different = ModelSpec("spec", Modality("m", **other))
+    different = ModelSpec("spec", Modality("m", **other), **other_prompts)
     assert (different == spec) == (repr(different) == repr(spec))
     assert spec != ModelSpec("other", Modality("m", **one))
     assert spec != "spec"
@@ -487,9 +500,9 @@ def test_placeholders_without_items_are_refused():
     assert plan.embed_ids == {5, 6}
     plan.check_bare([1, 2, 3])
     plan.check_bare([1, 5], ["a"])
-    for prompt, present in (([5], []), ([1, 6], ["a"]), ([5, 6], ["b"])):
+    for ids, present in (([5], []), ([1, 6], ["a"]), ([5, 6], ["b"])):
         with pytest.raises(InputError, match="no item"):
-            plan.check_bare(prompt, present)
+            plan.check_bare(ids, present)
     with pytest.raises(InputError, match=r"spec\.b"):
         place(plan, [5, 6], a=[[0.0, 0.0, 0.0]])
 

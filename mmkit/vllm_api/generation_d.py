@@ -67,7 +67,8 @@ class GuardedTokenizeParams(TokenizeParams):
         if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
             self.plan.check_ids(ids)
             self.plan.check_bare(ids)
-            prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
+            if self.plan.spec.decoder_prompt is None:  # else this may be the decoder's
+                prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
