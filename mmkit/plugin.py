@@ -25,11 +25,11 @@ def load() -> None:
         importlib.import_module(name)
 
 
-def announce(model: type) -> None:
-    """Have processes that start from now on import the module of a model class."""
+def announce(module: str) -> None:
+    """Have processes that start from now on import a module, which registers a model."""
     names = _names()
-    if model.__module__ not in (*names, *MAIN_MODULES):
-        os.environ[VARIABLE] = ",".join([*names, model.__module__])
+    if module not in (*names, *MAIN_MODULES):
+        os.environ[VARIABLE] = ",".join([*names, module])
 
 
 def _names() -> list[str]:

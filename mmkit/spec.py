@@ -301,11 +301,12 @@ class ModelSpec(_Declared):
         """Register the generated classes, and the model class itself, with vLLM. Use it as a decorator of the model
         class.
 
-        Spawned processes (engine core, workers, the registry's inspection) register it too: its module is noted in the
-        environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
+        Spawned processes (engine core, workers, the registry's inspection) register it too: the calling module is noted
+        in the environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
 
         Args:
-            model: the model class; its `__name__` is the architecture in the checkpoint's config.
+            model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
+                config.
             info, dummy_inputs, processor: subclasses to register in place of generated classes.
         """
         if model is None:
@@ -320,7 +321,7 @@ class ModelSpec(_Declared):
             dummy_inputs=dummy_inputs or made.dummy_inputs,
             processor=processor or made.processor,
         )
-        announce(model)
+        announce(_calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model
 
@@ -354,7 +355,7 @@ def _leaves(part: Any) -> frozenset[Expr]:
 
 
 def _calling_module() -> str:
-    """The module that declares the spec, as `enum` and `typing` find it."""
+    """The module whose code calls this one, as `enum` and `typing` find it."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
