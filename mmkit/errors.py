@@ -9,7 +9,10 @@ __all__ = ["InputError", "MmkitError", "SpecError", "VllmApiError", "sentence"]
 
 
 class MmkitError(ValueError):
-    """Base of every error that mmkit raises on purpose."""
+    """Base of every error that mmkit raises on purpose. Made of the parts of a `sentence`, or of a text as it is."""
+
+    def __init__(self, where: str, expected: str = "", got: str = "", remedy: str = "") -> None:
+        super().__init__(sentence(where, expected, got, remedy) if expected else where)
 
 
 class SpecError(MmkitError):

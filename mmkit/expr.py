@@ -20,39 +20,14 @@ wherever an expression is; it is opaque, so it is compared by identity and never
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
-from .errors import SpecError, sentence
-
-__all__ = [
-    "Expr",
-    "Scope",
-    "Value",
-    "call",
-    "ceil_div",
-    "cfg",
-    "equal",
-    "evaluate",
-    "expression",
-    "floor",
-    "fmt",
-    "fold",
-    "isqrt",
-    "item",
-    "leaves",
-    "maximum",
-    "minimum",
-    "option",
-    "out",
-    "proc",
-    "prompt",
-    "total",
-    "where",
-]
+from .errors import SpecError
 
 Value: TypeAlias = Any
 """A constant, an `Expr`, or a function of one `Scope`."""
@@ -106,13 +81,8 @@ _BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
     ">=": (operator.ge, 3),
 }
 
-
-def _ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "ceil_div": _ceil_div,
+    "ceil_div": lambda a, b: -(-a // b),
     "equal": operator.eq,
     "maximum": max,
     "minimum": min,
@@ -122,11 +92,40 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "fmt": lambda template, *args: template.format(*args),
 }
 
+_ABSENT = {
+    "cfg": "the spec is not bound to a config",
+    "proc": "the model has no Hugging Face processor",
+    "item": "it describes one raw item and is only known inside layout, update, fields and process",
+    "out": "it holds the processed fields of one item and is only known after processing",
+    "prompt": "it is the token ids of one request and is only known inside prompt and decoder_prompt",
+}
 
-class Expr:
-    """Base of all expressions. Build them from the roots; see the module's docstring."""
+_MISSING = object()
 
-    __slots__ = ()
+
+@dataclass_transform(frozen_default=True)
+class Node:
+    """Base of expressions and layouts: immutable data, compared by structure. Every subclass is a frozen dataclass."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, repr=False)(cls)
+
+    def _parts(self) -> Iterator[Any]:
+        """The values of the fields; those of a tuple one by one."""
+        for name in self.__match_args__:
+            part = getattr(self, name)
+            yield from part if isinstance(part, tuple) else (part,)
+
+    def _changed(self, change: Callable[[Any], Any]) -> Any:
+        """The same node with every part after a function."""
+        fields = [getattr(self, name) for name in self.__match_args__]
+        return type(self)(*(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields))
+
+
+class Expr(Node):
+    """Base of all expressions. Build them from the roots; see the module's docstring. Operators: `_BINARY`."""
 
     def __getattr__(self, name: str) -> Expr:
         if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
@@ -137,115 +136,81 @@ class Expr:
         return Index(self, Slice(key.start, key.stop, key.step) if isinstance(key, slice) else key)
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(
-            f"{self!r} is only known later and cannot be iterated; use each() in a layout, or a function of a Scope"
-        )
+        raise TypeError(self._later("cannot be iterated; use each() in a layout"))
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            f"{self!r} is only known later and has no truth value; use where() or equal(), or a function of a Scope"
-        )
+        raise TypeError(self._later("has no truth value; use where() or equal()"))
 
-    def _binary(self, op: str, other: Any, *, swapped: bool = False) -> Any:
-        if not isinstance(other, (Expr, int, float)):
-            return NotImplemented
-        return Binary(op, other, self) if swapped else Binary(op, self, other)
+    def _value(self, scope: Scope) -> Any:
+        raise NotImplementedError
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary("+", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._binary("+", other, swapped=True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary("-", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary("-", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary("*", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._binary("*", other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary("/", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._binary("/", other, swapped=True)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._binary("//", other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._binary("//", other, swapped=True)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._binary("%", other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._binary("%", other, swapped=True)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._binary("**", other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._binary("**", other, swapped=True)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._binary("<", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._binary("<=", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._binary(">", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._binary(">=", other)
+    def _later(self, problem: str) -> str:
+        return f"{self!r} is only known later and {problem}, or a function of a Scope"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Root(Expr):
     """One of `cfg`, `proc`, `item`, `out`, `prompt`."""
 
     _name: str
 
+    def _value(self, scope: Scope) -> Any:
+        value = getattr(scope, self._name)
+        if value is None:
+            raise SpecError(f"{self._name} has no value here: {_ABSENT[self._name]}.")
+        return value
+
     def __repr__(self) -> str:
         return self._name
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Loop(Expr):
     """The current element of an enclosing `each`; depth 0 is the outermost."""
 
     _depth: int
 
+    def _value(self, scope: Scope) -> Any:
+        return scope.loop[self._depth]
+
     def __repr__(self) -> str:
         return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Attribute(Expr):
     _base: Expr
     _name: str
+
+    def _value(self, scope: Scope) -> Any:
+        holder, name = evaluate(self._base, scope), self._name
+        value = holder.get(name, _MISSING) if isinstance(holder, Mapping) else getattr(holder, name, _MISSING)
+        if value is not _MISSING:
+            return value
+        lack = "the processed fields lack" if root(self) == out else f"{type(holder).__name__} has no attribute"
+        public = [n for n in dir(holder) if not n.startswith("_")]
+        known = sorted(holder) if isinstance(holder, Mapping) else difflib.get_close_matches(name, public)
+        hint = f" It has: {', '.join(map(str, known))}." if known else ""
+        raise SpecError(f"{self!r} has no value: {lack} {name!r}.{hint}")
 
     def __repr__(self) -> str:
         return f"{_wrap(self._base, 9)}.{self._name}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Index(Expr):
     _base: Expr
     _key: Any
+
+    def _value(self, scope: Scope) -> Any:
+        holder, key = evaluate(self._base, scope), self._key
+        index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
+        try:
+            return holder[index]
+        except (KeyError, IndexError, TypeError) as error:
+            raise SpecError(f"{self!r} has no value: {self._base!r} is {_brief(holder)}.") from error
 
     def __repr__(self) -> str:
         return f"{_wrap(self._base, 9)}[{self._key!r}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Node):
     """A slice as a key: unlike Python's, it can be hashed."""
 
     start: Any
@@ -257,11 +222,13 @@ class Slice:
         return ":".join(ends if ends[2] else ends[:2])
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Binary(Expr):
     _op: str
     _left: Any
     _right: Any
+
+    def _value(self, scope: Scope) -> Any:
+        return _compute(self, _BINARY[self._op][0], evaluate(self._left, scope), evaluate(self._right, scope))
 
     def __repr__(self) -> str:
         level = _BINARY[self._op][1]
@@ -270,73 +237,88 @@ class Binary(Expr):
         return f"{_wrap(self._left, left)} {self._op} {_wrap(self._right, right)}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Function(Expr):
     _name: str
     _args: tuple[Any, ...]
+
+    def _value(self, scope: Scope) -> Any:
+        return _compute(self, _FUNCTIONS[self._name], *[evaluate(arg, scope) for arg in self._args])
 
     def __repr__(self) -> str:
         return f"{self._name}({', '.join(map(repr, self._args))})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Call(Expr):
     """A call of a function outside this module."""
 
     _function: Callable[..., Any]
     _args: tuple[Any, ...]
 
+    def _value(self, scope: Scope) -> Any:
+        return _compute(self, self._function, *[evaluate(arg, scope) for arg in self._args])
+
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
         return f"call({', '.join([function, *map(repr, self._args)])})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Where(Expr):
-    _test: Any
-    _then: Any
-    _other: Any
-
-    def __repr__(self) -> str:
-        return f"where({self._test!r}, {self._then!r}, {self._other!r})"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class Option(Expr):
     """An entry of the request's `mm_processor_kwargs`."""
 
     _name: str
     _default: Any
 
+    def _value(self, scope: Scope) -> Any:
+        kwargs = scope.kwargs or {}
+        return kwargs[self._name] if self._name in kwargs else evaluate(self._default, scope)
+
     def __repr__(self) -> str:
         return f"option({self._name!r}, {self._default!r})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+class Where(Expr):
+    _test: Any
+    _then: Any
+    _other: Any
+
+    def _value(self, scope: Scope) -> Any:
+        return evaluate(self._then if evaluate(self._test, scope) else self._other, scope)
+
+    def __repr__(self) -> str:
+        return f"where({self._test!r}, {self._then!r}, {self._other!r})"
+
+
 class Token(Expr):
     """The id of one token of the vocabulary."""
 
     _text: Any
 
+    def _value(self, scope: Scope) -> Any:
+        return _vocabulary(scope, self)[evaluate(self._text, scope)]
+
     def __repr__(self) -> str:
         return f"tok[{self._text!r}]"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Text(Expr):
     """The ids of a text, encoded without special tokens."""
 
     _text: Any
 
+    def _value(self, scope: Scope) -> Any:
+        return _vocabulary(scope, self)(evaluate(self._text, scope))
+
     def __repr__(self) -> str:
         return f"tok({self._text!r})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Opaque(Expr):
     """A plain function of one `Scope`."""
 
     _function: Callable[[Scope], Any]
+
+    def _value(self, scope: Scope) -> Any:
+        return self._function(scope)
 
     def __repr__(self) -> str:
         return getattr(self._function, "__qualname__", repr(self._function))
@@ -351,6 +333,22 @@ def _wrap(value: Any, level: int) -> str:
     if isinstance(value, (int, float)) and value < 0:
         inner = 7  # unary minus
     return f"({value!r})" if inner < level else repr(value)
+
+
+def _recorded(op: str, *, swapped: bool = False) -> Callable[[Expr, Any], Any]:
+    """The method of `Expr` that records an operator."""
+
+    def record(self: Expr, other: Any) -> Any:
+        if not isinstance(other, (Expr, int, float)):
+            return NotImplemented
+        return Binary(op, other, self) if swapped else Binary(op, self, other)
+
+    return record
+
+
+for _op, (_operator, _) in _BINARY.items():  # Python asks for __radd__, never for the __rlt__ that this makes as well
+    setattr(Expr, f"__{_operator.__name__}__", _recorded(_op))
+    setattr(Expr, f"__r{_operator.__name__}__", _recorded(_op, swapped=True))
 
 
 cfg: Any = Root("cfg")
@@ -418,7 +416,7 @@ def option(name: str, default: Value) -> Any:
 def where(test: Value, then: Value, other: Value) -> Any:
     """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
     if isinstance(test, bool):
-        raise SpecError(sentence("where()", "an expression", repr(test), "Compare with equal(a, b), not with ==."))
+        raise SpecError("where()", "an expression", repr(test), "Compare with equal(a, b), not with ==.")
     return Where(*map(expression, (test, then, other)))
 
 
@@ -433,25 +431,6 @@ def expression(value: Value) -> Any:
     return value
 
 
-def _children(expr: Expr) -> tuple[Any, ...]:
-    match expr:
-        case Attribute(_base=base):
-            return (base,)
-        case Index(_base=base, _key=key):
-            return (base, key)
-        case Binary(_left=left, _right=right):
-            return (left, right)
-        case Function(_args=args) | Call(_args=args):
-            return args
-        case Where(_test=test, _then=then, _other=other):
-            return (test, then, other)
-        case Token(_text=text) | Text(_text=text):
-            return (text,)
-        case Option(_default=default):
-            return (default,)
-    return ()
-
-
 def leaves(value: Value) -> frozenset[Expr]:
     """The longest chains of attributes and constant indices that start at a root or loop variable, and opaque
     functions.
@@ -460,17 +439,10 @@ def leaves(value: Value) -> frozenset[Expr]:
     """
     if not isinstance(value, Expr):
         return value.leaves() if hasattr(value, "leaves") else frozenset()  # a layout inside where()
-    if isinstance(value, (Root, Loop, Opaque)) or _is_chain(value):
+    start, keys = _path(value)
+    if isinstance(value, Opaque) or (isinstance(start, (Root, Loop)) and not any(isinstance(k, Expr) for k in keys)):
         return frozenset({value})
-    return frozenset().union(*map(leaves, _children(value)))
-
-
-def _is_chain(value: Any) -> bool:
-    while isinstance(value, (Attribute, Index)):
-        if isinstance(value, Index) and isinstance(value._key, Expr):
-            return False
-        value = value._base
-    return isinstance(value, (Root, Loop))
+    return frozenset().union(*map(leaves, value._parts()))
 
 
 def branches(value: Value) -> tuple[Any, ...]:
@@ -480,20 +452,23 @@ def branches(value: Value) -> tuple[Any, ...]:
     return (value,)
 
 
-def root(leaf: Expr) -> Expr:
+def _path(leaf: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Where a chain of attributes and indices starts, and what it takes, in this order."""
+    match leaf:
+        case Attribute(base, key) | Index(base, key):
+            start, keys = _path(base)
+            return start, (*keys, key)
+    return leaf, ()
+
+
+def root(leaf: Expr) -> Any:
     """The root, loop variable or opaque function at which a leaf starts."""
-    while isinstance(leaf, (Attribute, Index)):
-        leaf = leaf._base
-    return leaf
+    return _path(leaf)[0]
 
 
 def first_key(leaf: Expr) -> Any:
     """The attribute or key that a leaf takes of its root: ``pixels`` for ``out.pixels.shape[0]``; None for a root."""
-    key = None
-    while isinstance(leaf, (Attribute, Index)):
-        key = leaf._name if isinstance(leaf, Attribute) else leaf._key
-        leaf = leaf._base
-    return key
+    return next(iter(_path(leaf)[1]), None)
 
 
 def evaluate(value: Value, scope: Scope) -> Any:
@@ -502,40 +477,7 @@ def evaluate(value: Value, scope: Scope) -> Any:
     Raises:
         SpecError: an attribute, key or root that the scope does not have. The message names the expression.
     """
-    match value:
-        case Root(_name=name):
-            result = getattr(scope, name)
-            if result is None:
-                raise SpecError(f"{name} has no value here: {_ABSENT[name]}.")
-            return result
-        case Loop(_depth=depth):
-            return scope.loop[depth]
-        case Attribute(_base=base, _name=name):
-            return _attribute(evaluate(base, scope), name, value)
-        case Index(_base=base, _key=key):
-            holder = evaluate(base, scope)
-            index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
-            try:
-                return holder[index]
-            except (KeyError, IndexError, TypeError) as error:
-                raise SpecError(f"{value!r} has no value: {base!r} is {_brief(holder)}.") from error
-        case Binary(_op=op, _left=left, _right=right):
-            return _compute(value, _BINARY[op][0], evaluate(left, scope), evaluate(right, scope))
-        case Function(_name=name, _args=args):
-            return _compute(value, _FUNCTIONS[name], *(evaluate(arg, scope) for arg in args))
-        case Call(_function=function, _args=args):
-            return _compute(value, function, *(evaluate(arg, scope) for arg in args))
-        case Where(_test=test, _then=then, _other=other):
-            return evaluate(then if evaluate(test, scope) else other, scope)
-        case Option(_name=name, _default=default):
-            return (scope.kwargs or {}).get(name, evaluate(default, scope))
-        case Token(_text=text):
-            return _vocabulary(scope, value)[evaluate(text, scope)]
-        case Text(_text=text):
-            return _vocabulary(scope, value)(evaluate(text, scope))
-        case Opaque(_function=function):
-            return function(scope)
-    return value
+    return value._value(scope) if isinstance(value, Expr) else value
 
 
 def _compute(source: Expr, function: Callable[..., Any], *args: Any) -> Any:
@@ -548,37 +490,9 @@ def _compute(source: Expr, function: Callable[..., Any], *args: Any) -> Any:
 
 def _vocabulary(scope: Scope, asking: Expr) -> Any:
     if scope.tok is None:
-        raise SpecError(
-            f"{asking!r} has no value: the model runs without a tokenizer. Use a token id from cfg instead."
-        )
+        remedy = "Use a token id from cfg instead."
+        raise SpecError(f"{asking!r} has no value: the model runs without a tokenizer. {remedy}")
     return scope.tok
-
-
-_ABSENT = {
-    "cfg": "the spec is not bound to a config",
-    "proc": "the model has no Hugging Face processor",
-    "item": "it describes one raw item and is only known inside layout, update, fields and process",
-    "out": "it holds the processed fields of one item and is only known after processing",
-    "prompt": "it is the token ids of one request and is only known inside prompt and decoder_prompt",
-}
-
-
-def _attribute(holder: Any, name: str, leaf: Expr) -> Any:
-    if isinstance(holder, Mapping):
-        if name in holder:
-            return holder[name]
-    elif hasattr(holder, name):
-        return getattr(holder, name)
-    where_, owner = ("out", "the processed fields") if root(leaf) == out else ("", type(holder).__name__)
-    known = sorted(holder) if isinstance(holder, Mapping) else _near(name, dir(holder))
-    hint = f" It has: {', '.join(map(str, known))}." if known else ""
-    raise SpecError(f"{leaf!r} has no value: {owner} {'lack' if where_ else 'has no attribute'} {name!r}.{hint}")
-
-
-def _near(name: str, names: Sequence[str]) -> list[str]:
-    import difflib
-
-    return difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], n=3)
 
 
 def _brief(value: Any) -> str:
@@ -593,33 +507,17 @@ def fold(value: Value, scope: Scope) -> Any:
         SpecError: a config or processor attribute is missing.
     """
     if not isinstance(value, Expr):
-        return value.bind(scope) if hasattr(value, "bind") else value  # a layout inside where()
+        return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value  # a layout in where()
     if isinstance(value, Opaque):
         return value
     roots = {root(leaf) for leaf in leaves(value)}
     if all(isinstance(r, Root) and r._name in STATIC for r in roots):
         return evaluate(value, scope)
-    match value:
-        case Binary(_op=op, _left=left, _right=right):
-            return Binary(op, fold(left, scope), fold(right, scope))
-        case Function(_name=name, _args=args):
-            return Function(name, tuple(fold(arg, scope) for arg in args))
-        case Call(_function=function, _args=args):
-            return Call(function, tuple(fold(arg, scope) for arg in args))
-        case Where(_test=test, _then=then, _other=other):
-            test = fold(test, scope)
-            if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
-                return fold(then if test else other, scope)
-            return Where(test, fold(then, scope), fold(other, scope))
-        case Index(_base=base, _key=key):
-            return Index(fold(base, scope), fold(key, scope))
-        case Option(_name=name, _default=default):
-            return Option(name, fold(default, scope))
-        case Token(_text=text):
-            return Token(fold(text, scope))
-        case Text(_text=text):
-            return Text(fold(text, scope))
-    return value
+    if isinstance(value, Where):
+        test = fold(value._test, scope)
+        if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
+            return fold(value._then if test else value._other, scope)
+    return value._changed(lambda part: fold(part, scope))
 
 
 def plain(value: Any) -> Any:

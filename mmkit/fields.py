@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from .errors import SpecError, sentence
+from .errors import SpecError
 from .expr import Scope, Value, evaluate, expression, fold
 from .items import fits, map_size, shape_text
 from .layout import Tokens
@@ -35,7 +35,7 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
-            raise SpecError(sentence("dtype of a field", "the name of a torch dtype", repr(self.dtype)))
+            raise SpecError("dtype of a field", "the name of a torch dtype", repr(self.dtype))
 
     def bind(self, scope: Scope) -> Field:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
@@ -50,7 +50,7 @@ class Field:
         try:
             return torch.tensor(value, dtype=getattr(torch, self.dtype))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecError(sentence("value", f"numbers for a {self.dtype} tensor", repr(value))) from error
+            raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         """One part per item of a processed tensor (or list of tensors).
@@ -69,12 +69,12 @@ class Field:
         extent = self._extent(data, where)
         if self.kind == "batched":
             if extent != count:
-                raise SpecError(sentence(where, f"{count} items along the first dimension", str(extent)))
+                raise SpecError(where, f"{count} items along the first dimension", str(extent))
             return [data[i] for i in range(count)]
         assert sizes is not None
         if sum(sizes) != extent:
             raise SpecError(
-                sentence(where, f"sizes that add up to {extent}, the extent of dimension {self.dim}", str(sum(sizes)))
+                where, f"sizes that add up to {extent}, the extent of dimension {self.dim}", str(sum(sizes))
             )
         if isinstance(data, torch.Tensor):
             return list(torch.split(data, list(sizes), dim=self.dim))
@@ -85,7 +85,7 @@ class Field:
         tensor = isinstance(data, torch.Tensor)
         if self.dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
             got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
-            raise SpecError(sentence(where, f"a tensor with a dimension {self.dim}", got))
+            raise SpecError(where, f"a tensor with a dimension {self.dim}", got)
         return int(data.shape[self.dim]) if tensor else len(data)
 
     def check(self, part: Any, scope: Scope, where: str) -> None:
@@ -95,12 +95,12 @@ class Field:
             SpecError: they differ.
         """
         if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
-            raise SpecError(sentence(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__))))
+            raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
         if self.shape is not None:
             shape = tuple(getattr(part, "shape", ()))
             wanted = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
             if not fits(shape, wanted):
-                raise SpecError(sentence(where, f"shape {shape_text(wanted)} per item", str(shape)))
+                raise SpecError(where, f"shape {shape_text(wanted)} per item", str(shape))
 
     def __repr__(self) -> str:
         stated = {

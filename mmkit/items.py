@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import InputError, SpecError, sentence
+from .errors import InputError, SpecError
 from .expr import Scope, Value, evaluate, expression, plain
-
-__all__ = ["Audio", "Between", "Image", "ItemType", "Tensor", "Video", "between"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = {str(d).removeprefix("torch."): d for d in (*_FLOATS, *_INTEGERS, torch.bool)}
+_ACCEPTED = {dtype: kind for kind in (_FLOATS, _INTEGERS, (torch.bool,)) for dtype in kind}
+"""What each canonical dtype is made from without a cast that changes the kind of number."""
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
+_ARRAYS = (np.ndarray, torch.Tensor)
 LARGEST_FLOAT16 = 65504.0
 _SCALARS = (int, float, np.generic)
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
@@ -52,6 +53,9 @@ def between(least: Value, most: Value) -> Between:
 class ItemType:
     """Base of the item types. A bound item type holds numbers only."""
 
+    _rank: int
+    """How many dimensions an item has as one array."""
+
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             object.__setattr__(self, name, _hashable(value))
@@ -70,7 +74,15 @@ class ItemType:
         Raises:
             InputError: the data cannot hold items of this type.
         """
-        raise NotImplementedError
+        if isinstance(data, _ARRAYS):
+            several = data.ndim == self._rank + 1  # canonical() refuses a wrong rank
+        else:
+            several = isinstance(data, (list, tuple)) and not self._is_one(data)
+        return list(data) if several else [data]  # type: ignore[call-overload]
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        """Whether a list or tuple is one item."""
+        return False
 
     def canonical(self, value: object, where: str) -> Any:
         """The one form of an item.
@@ -130,9 +142,10 @@ class Tensor(ItemType):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dtype not in _DTYPES:
-            raise SpecError(sentence("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype)))
+            raise SpecError("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype))
         if not isinstance(self.shape, tuple):
-            raise SpecError(sentence("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape)))
+            raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
+        object.__setattr__(self, "_rank", len(self.shape))
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:
@@ -145,7 +158,7 @@ class Tensor(ItemType):
         largest = _sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else (most,)
         for shape in largest:
             if not fits(shape, sizes):
-                raise SpecError(sentence("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)))
+                raise SpecError("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape))
         return replace(self, shape=sizes, bound=self._bind_bound(scope), largest=largest)
 
     def _bind_bound(self, scope: Scope) -> int | float:
@@ -161,27 +174,29 @@ class Tensor(ItemType):
     def expected(self) -> str:
         return f"a {shape_text(self.shape)} {self.dtype} tensor"
 
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        """Whether nested lists are one item, judged by their first number."""
+        inner: Any = data
+        for _ in range(self._rank):
+            if not isinstance(inner, (list, tuple)):
+                break
+            if not inner:
+                return inner is not data
+            inner = inner[0]
+        return isinstance(inner, _SCALARS)
+
     def split(self, data: object, where: str) -> list[Any]:
-        rank = len(self.shape)
-        if isinstance(data, (torch.Tensor, np.ndarray)):
-            if data.ndim == rank + 1:
-                return list(data)
-            return [data]  # one item; canonical() refuses a wrong rank
-        if isinstance(data, (list, tuple)):
-            return list(data) if _is_sequence_of_items(data, rank) else [data]
-        if rank == 0 and isinstance(data, _SCALARS):
-            return [data]
-        raise InputError(sentence(where, f"{self.expected} or a list of them", _describe(data)))
+        if not isinstance(data, (*_ARRAYS, list, tuple)) and (self._rank or not isinstance(data, _SCALARS)):
+            raise InputError(where, f"{self.expected} or a list of them", _describe(data))
+        return super().split(data, where)
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)
-        if not self._accepts(tensor.dtype):
+        if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
             got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
-            raise InputError(sentence(where, self.expected, got, f"Convert it to {self.dtype}."))
+            raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
-            raise InputError(
-                sentence(where, self.expected, f"shape {tuple(tensor.shape)}", "Send one tensor per item.")
-            )
+            raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", "Send one tensor per item.")
         if tensor.numel() and tensor.dtype.is_floating_point:
             self._check_floats(tensor, where)
         elif tensor.numel() and tensor.dtype != torch.bool:
@@ -189,34 +204,26 @@ class Tensor(ItemType):
         # a copy: what is cached must not change when the caller reuses its memory
         return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def _accepts(self, dtype: torch.dtype) -> bool:
-        wanted = self.torch_dtype
-        if wanted.is_floating_point:
-            return dtype in _FLOATS
-        return dtype == torch.bool if wanted == torch.bool else dtype in _INTEGERS
-
     def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
         limits = torch.iinfo(self.torch_dtype)
         lowest = limits.min if self.bound == limits.max else max(limits.min, -self.bound)
         least, most = int(tensor.min()), int(tensor.max())
         if least < lowest or most > self.bound:
             expected = f"values that fit {self.dtype}, at most {self.bound}"
-            raise InputError(sentence(where, expected, f"values from {least} to {most}"))
+            raise InputError(where, expected, f"values from {least} to {most}")
 
     def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
         if float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
             return
         flat = tensor.double().flatten()
-        bad = ~(flat.abs() <= self.bound)
-        if not self.finite:
-            bad &= flat.isfinite()
+        bad = ~(flat.abs() <= self.bound) & (flat.isfinite() | self.finite)
         if not bad.any():
             return
         position = int(bad.nonzero()[0])
         index, value = map(int, np.unravel_index(position, tensor.shape)), float(flat[position])
         remedy = "Check the units." if math.isfinite(value) else ""
         got = f"{value:g} at [{', '.join(map(str, index))}]"
-        raise InputError(sentence(where, f"finite values of magnitude <= {self.bound:g}", got, remedy))
+        raise InputError(where, f"finite values of magnitude <= {self.bound:g}", got, remedy)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -247,14 +254,8 @@ class Image(ItemType):
     def bind(self, scope: Scope) -> Image:
         return Image(largest=_sizes(self.largest, scope, 2, "Image.largest"))
 
-    @property
-    def expected(self) -> str:
-        return "an image"
-
-    def split(self, data: object, where: str) -> list[Any]:
-        if isinstance(data, (np.ndarray, torch.Tensor)) and data.ndim == 4:
-            return list(data)
-        return list(data) if isinstance(data, (list, tuple)) else [data]
+    expected = "an image"
+    _rank = 3
 
     def canonical(self, value: object, where: str) -> Any:
         from PIL import Image as PILImage
@@ -262,13 +263,13 @@ class Image(ItemType):
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, PILImage.Image):
             if 0 in media.size:
-                raise InputError(sentence(where, "an image of at least 1 x 1 pixels", f"size {media.size}"))
+                raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
             return value
-        if not isinstance(media, (np.ndarray, torch.Tensor)):
-            raise InputError(sentence(where, "a PIL image or an array", _describe(value)))
+        if not isinstance(media, _ARRAYS):
+            raise InputError(where, "a PIL image or an array", _describe(value))
         expected = "an array of shape (height, width, 3) or (3, height, width)"
         if not _holds_pixels(media.shape, 3):
-            raise InputError(sentence(where, expected, f"shape {tuple(media.shape)}"))
+            raise InputError(where, expected, f"shape {tuple(media.shape)}")
         if isinstance(media, torch.Tensor):
             value = media = _strided(media, where, expected)
         if media.shape[-1] == 3 and media.dtype in (np.uint8, torch.uint8):
@@ -307,23 +308,21 @@ class Video(ItemType):
     def expected(self) -> str:
         return "a video" + (" with metadata" if self.metadata else "")
 
-    def split(self, data: object, where: str) -> list[Any]:
-        if isinstance(data, (np.ndarray, torch.Tensor)):
-            return list(data) if data.ndim == 5 else [data]
-        if _is_pair(data) or (isinstance(data, (list, tuple)) and data and _is_frame(data[0])):
-            return [data]
-        return list(data) if isinstance(data, (list, tuple)) else [data]
+    _rank = 4
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
     def canonical(self, value: object, where: str) -> Any:
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
-            raise InputError(sentence(where, "a (frames, metadata) pair", "frames without metadata"))
+            raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
         expected = "an array of shape (frames, height, width, 3)"
         if isinstance(frames, (list, tuple)) and frames and all(map(_is_frame, frames)):
             frames = _stacked([_array(frame, where, expected) for frame in frames], where)
-        if not isinstance(frames, (np.ndarray, torch.Tensor)) or not _holds_pixels(frames.shape, 4):
+        if not isinstance(frames, _ARRAYS) or not _holds_pixels(frames.shape, 4):
             got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else _describe(value)
-            raise InputError(sentence(where, expected, got))
+            raise InputError(where, expected, got)
         if isinstance(frames, torch.Tensor):
             frames = _strided(frames, where, expected)
         check_finite(frames, where)
@@ -335,21 +334,13 @@ class Video(ItemType):
         return SimpleNamespace(index=index, frames=len(frames), width=width, height=height, metadata=metadata)
 
     def candidates(self) -> list[Any]:
-        videos = [np.full((frames, height, width, 3), 255, dtype=np.uint8) for frames, width, height in self.largest]
-        if not self.metadata:
-            return list(videos)
-        return [
-            (
-                v,
-                {
-                    "fps": 1.0,
-                    "duration": float(len(v)),
-                    "total_num_frames": len(v),
-                    "frames_indices": list(range(len(v))),
-                },
-            )
-            for v in videos
-        ]
+        return [self._blank(*size) for size in self.largest]
+
+    def _blank(self, frames: int, width: int, height: int) -> Any:
+        video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
+        numbers = list(range(frames))
+        metadata = {"fps": 1.0, "duration": float(frames), "total_num_frames": frames, "frames_indices": numbers}
+        return (video, metadata) if self.metadata else video
 
 
 @dataclass(frozen=True)
@@ -370,26 +361,21 @@ class Audio(ItemType):
         ((length,),) = _sizes(self.largest, scope, 1, "Audio.largest")
         return Audio(largest=length, rate=None if self.rate is None else _positive(self.rate, scope, "Audio.rate"))
 
-    @property
-    def expected(self) -> str:
-        return "a 1-D float array or an (array, sampling rate) pair"
+    expected = "a 1-D float array or an (array, sampling rate) pair"
+    _rank = 1
 
-    def split(self, data: object, where: str) -> list[Any]:
-        if isinstance(data, (np.ndarray, torch.Tensor)):
-            return list(data) if data.ndim == 2 else [data]
-        if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], _SCALARS):
-            return [data]
-        if isinstance(data, list) and data and isinstance(data[0], _SCALARS):
-            return [data]
-        return list(data) if isinstance(data, (list, tuple)) else [data]
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        if isinstance(data, tuple):
+            return len(data) == 2 and isinstance(data[1], _SCALARS)
+        return len(data) > 0 and isinstance(data[0], _SCALARS)
 
     def canonical(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         rate, array = plain(rate), _array(samples, where, self.expected)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
-            raise InputError(sentence(where, self.expected, f"shape {array.shape}, dtype {array.dtype}"))
+            raise InputError(where, self.expected, f"shape {array.shape}, dtype {array.dtype}")
         if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
-            raise InputError(sentence(where, "a sampling rate > 0 in Hz", repr(rate)))
+            raise InputError(where, "a sampling rate > 0 in Hz", repr(rate))
         check_finite(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
         return array if rate is None else (array, rate)
@@ -424,7 +410,7 @@ def _known(value: Value, scope: Scope, where: str) -> Any:
 def _positive(value: Value, scope: Scope, where: str) -> int | float:
     number = _known(value, scope, where)
     if not _is_number(number) or not number > 0:
-        raise SpecError(sentence(where, "a number > 0 from cfg", repr(number)))
+        raise SpecError(where, "a number > 0 from cfg", repr(number))
     return number  # type: ignore[no-any-return]
 
 
@@ -438,7 +424,7 @@ def _bound_size(size: Any, scope: Scope, axis: int) -> Any:
     known = map_size(lambda end: _known(end, scope, where), size)
     least, most = (known.least, known.most) if isinstance(known, Between) else (known, known)
     if not _is_whole(least, 0) or not _is_whole(most, least):
-        raise SpecError(sentence(where, "whole numbers >= 0, in order", str(known)))
+        raise SpecError(where, "whole numbers >= 0, in order", str(known))
     return known
 
 
@@ -450,27 +436,14 @@ def _sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int,
     for row in value if several else [value]:
         sizes.append(tuple(_known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])))
         if len(sizes[-1]) != width or not all(_is_whole(v, 1) for v in sizes[-1]):
-            raise SpecError(sentence(where, f"{width} whole number(s) >= 1", repr(sizes[-1])))
+            raise SpecError(where, f"{width} whole number(s) >= 1", repr(sizes[-1]))
     return tuple(sizes)
-
-
-def _is_sequence_of_items(data: Sequence[Any], rank: int) -> bool:
-    """Whether a list is a list of items rather than one item written as nested lists of numbers."""
-    if not data:
-        return True
-    depth, inner = 0, data
-    while isinstance(inner, (list, tuple)) and depth <= _DEEPEST:
-        depth += 1
-        if not inner:
-            break
-        inner = inner[0]
-    return depth > rank or not isinstance(inner, (list, tuple, *_SCALARS))
 
 
 def _strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
     """A plain tensor in host memory, apart from autograd."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
-        raise InputError(sentence(where, expected, f"a {tensor.layout} tensor on {tensor.device}"))
+        raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
     return tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
 
 
@@ -479,11 +452,11 @@ def _array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
     if isinstance(value, torch.Tensor):
         value = _strided(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(sentence(where, expected, "a masked array", "Fill its gaps."))
+        raise InputError(where, expected, "a masked array", "Fill its gaps.")
     try:
         return np.asarray(value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(sentence(where, expected, _describe(value))) from error
+        raise InputError(where, expected, _describe(value)) from error
 
 
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
@@ -496,27 +469,24 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
         array = _from_list(value, where, kind)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch has no arithmetic on these
         if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
-            raise InputError(sentence(where, kind.expected, f"the value {int(array.max())}"))
+            raise InputError(where, kind.expected, f"the value {int(array.max())}")
         array = array.astype(np.int64)
     try:
         return torch.from_numpy(array.copy())  # torch refuses negative strides and warns of read-only memory
     except (TypeError, ValueError) as error:  # no number, not of this machine's byte order, or too long for torch
-        raise InputError(
-            sentence(where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}.")
-        ) from error
+        raise InputError(where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}.") from error
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
     """An array of a number or of nested lists of numbers; these have no dtype, so integers will do for floats."""
     numbers = (bool, np.bool_) if kind.torch_dtype == torch.bool else (int, float, np.integer, np.floating)
-    odd = _first_odd(value, numbers)
-    if odd is not None:
-        listed = isinstance(value, (list, tuple))
-        raise InputError(sentence(where, kind.expected, f"a list that holds {odd}" if listed else odd))
+    if odd := _first_odd(value, numbers):
+        got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
+        raise InputError(where, kind.expected, got)
     try:
         return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
     except ValueError as error:
-        raise InputError(sentence(where, kind.expected, "a ragged list")) from error
+        raise InputError(where, kind.expected, "a ragged list") from error
 
 
 def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | None:
@@ -524,7 +494,7 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
     if isinstance(value, (list, tuple)):
         if depth == _DEEPEST:
             return f"more than {_DEEPEST} levels"
-        return next((odd for odd in (_first_odd(v, numbers, depth + 1) for v in value) if odd is not None), None)
+        return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
     if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
         return _describe(value)
     return _describe(value).removeprefix("int ") if isinstance(value, int) and abs(value) >= 2**63 else None
@@ -552,20 +522,20 @@ def check_finite(value: Any, where: str) -> None:
     """
     array = _array(value, where, "real numbers")
     if array.dtype.kind not in "fiub":
-        raise InputError(sentence(where, "real numbers", f"dtype {array.dtype}"))
+        raise InputError(where, "real numbers", f"dtype {array.dtype}")
     if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
         got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(np.abs(array).max()):g}"
-        raise InputError(sentence(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got))
+        raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
 
 
 def _is_frame(value: Any) -> bool:
-    return hasattr(value, "getbands") or (isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 3)
+    return hasattr(value, "getbands") or (isinstance(value, _ARRAYS) and value.ndim == 3)
 
 
 def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, Any]:
     forms = [f"{frame.dtype} {frame.shape}" for frame in frames]
     if other := next((form for form in forms if form != forms[0]), None):
-        raise InputError(sentence(where, "frames of one shape and dtype", f"{forms[0]} and {other}"))
+        raise InputError(where, "frames of one shape and dtype", f"{forms[0]} and {other}")
     return np.stack(frames)
 
 
@@ -588,10 +558,9 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
 def _image_size(image: Any) -> tuple[int, int]:
     """(width, height), by vLLM's rule: channels last if the last dimension can be channels."""
     if hasattr(image, "getbands"):
-        return image.size[0], image.size[1]
-    if image.shape[-1] in (1, 3, 4):
-        return image.shape[1], image.shape[0]
-    return image.shape[2], image.shape[1]
+        return image.size  # type: ignore[no-any-return]
+    height, width = image.shape[:2] if image.shape[-1] in (1, 3, 4) else image.shape[1:]
+    return width, height
 
 
 def _describe(value: object) -> str:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
 
-from .errors import SpecError, sentence
+from .errors import SpecError
 from .expr import (
     Binary,
     Expr,
     Loop,
+    Node,
     Scope,
     Text,
     Token,
@@ -34,8 +35,6 @@ from .expr import (
     plain,
     root,
 )
-
-__all__ = ["Laid", "Layout", "each", "embed", "nothing", "tok", "token"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,8 @@ _MOST_IDS = 1 << 22  # longer than any context; a count from a caller's argument
 Piece: TypeAlias = tuple[list[int], bytes]
 
 
-class Layout:
+class Layout(Node):
     """Base of all layouts. Combine with ``+`` and ``*``."""
-
-    __slots__ = ()
 
     def __add__(self, other: Any) -> Layout:
         return _sequence(self, layout(other))
@@ -102,34 +99,36 @@ class Layout:
 
     def bind(self, scope: Scope) -> Layout:
         """This layout with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        raise NotImplementedError
+        bound = self._changed(lambda part: fold(part, scope))
+        if bound.leaves():
+            return bound  # type: ignore[no-any-return]
+        ids, mask = self._emit(scope)  # not of `bound`: errors name the expression, not its value
+        return Fixed(tuple(ids), mask)
 
     def leaves(self) -> frozenset[Expr]:
         """Everything that the layout depends on; see `mmkit.expr.leaves`."""
-        raise NotImplementedError
+        return frozenset().union(*map(leaves, self._parts()))
 
     def fixed(self) -> Iterator[Laid]:
         """The parts of a bound layout that are evaluated already."""
-        for part in self._inner():
-            yield from part.fixed()
-
-    def _inner(self) -> tuple[Layout, ...]:
-        return ()
+        for part in self._parts():
+            for branch in branches(part):
+                if isinstance(branch, Layout):
+                    yield from branch.fixed()
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, repr=False)
 class Fixed(Layout):
     """An evaluated part."""
 
     ids: tuple[int, ...]
     mask: bytes
-    _piece: Piece = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_piece", (list(self.ids), self.mask))
+    @cached_property
+    def _piece(self) -> Piece:
+        return list(self.ids), self.mask
 
     def _emit(self, scope: Scope) -> Piece:
         return self._piece
@@ -144,13 +143,10 @@ class Fixed(Layout):
         return frozenset()
 
     def __repr__(self) -> str:
-        return (
-            " + ".join(f"embed({i})" if m else f"token({i})" for i, m in zip(self.ids, self.mask, strict=True))
-            or "nothing"
-        )
+        parts = (f"embed({i})" if embeds else f"token({i})" for i, embeds in zip(self.ids, self.mask, strict=True))
+        return " + ".join(parts) or "nothing"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Tokens(Layout):
     """Literal ids: an id, several ids, or a layout that a function or `where` chooses."""
 
@@ -160,52 +156,32 @@ class Tokens(Layout):
         value = evaluate(self.value, scope)
         if isinstance(value, Layout):
             return value._emit(scope)
-        ids = [_token_id(v, self.value) for v in (value if isinstance(value, Sequence) else [value])]
+        ids = [whole(v, self.value, "a token id") for v in (value if isinstance(value, Sequence) else [value])]
         return ids, bytes(len(ids))
 
     def bind(self, scope: Scope) -> Layout:
         value = fold(self.value, scope)
-        if isinstance(value, Layout):
-            return value.bind(scope)
-        return Tokens(value) if leaves(value) else Fixed(*_frozen(self._emit(scope)))
-
-    def _inner(self) -> tuple[Layout, ...]:
-        return tuple(branch for branch in branches(self.value) if isinstance(branch, Layout))
-
-    def leaves(self) -> frozenset[Expr]:
-        return leaves(self.value)
+        return value if isinstance(value, Layout) else super().bind(scope)
 
     def __repr__(self) -> str:
         return repr(self.value) if isinstance(self.value, Token | Text) else f"token({self.value!r})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Embed(Layout):
     """One position that receives an encoder row."""
 
     value: Value
 
     def _emit(self, scope: Scope) -> Piece:
-        return [_token_id(evaluate(self.value, scope), self.value)], b"\x01"
-
-    def bind(self, scope: Scope) -> Layout:
-        value = fold(self.value, scope)
-        return Embed(value) if leaves(value) else Fixed(*_frozen(self._emit(scope)))
-
-    def leaves(self) -> frozenset[Expr]:
-        return leaves(self.value)
+        return [whole(evaluate(self.value, scope), self.value, "a token id")], b"\x01"
 
     def __repr__(self) -> str:
         return f"embed({self.value!r})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Repeated(Layout):
     body: Layout
     count: Value
-
-    def _inner(self) -> tuple[Layout, ...]:
-        return (self.body,)
 
     def _emit(self, scope: Scope) -> Piece:
         ids, mask = self.body._emit(scope)
@@ -214,14 +190,10 @@ class Repeated(Layout):
         return ids * count, mask * count
 
     def bind(self, scope: Scope) -> Layout:
-        body, count = self.body.bind(scope), fold(self.count, scope)
-        if leaves(count):
-            return Repeated(body, count)
-        bound = Repeated(body, whole(count, self.count, "a repetition count"))
-        return bound if body.leaves() else Fixed(*_frozen(bound._emit(scope)))
-
-    def leaves(self) -> frozenset[Expr]:
-        return self.body.leaves() | leaves(self.count)
+        count = fold(self.count, scope)
+        if not leaves(count):  # refused now, whatever the body still waits for
+            count = whole(count, self.count, "a repetition count")
+        return Layout.bind(Repeated(self.body.bind(scope), count), scope)
 
     def __repr__(self) -> str:
         body = f"({self.body!r})" if isinstance(self.body, Sequenced) else repr(self.body)
@@ -229,34 +201,16 @@ class Repeated(Layout):
         return f"{body} * {count}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Sequenced(Layout):
     parts: tuple[Layout, ...]
 
-    def _inner(self) -> tuple[Layout, ...]:
-        return self.parts
-
     def _emit(self, scope: Scope) -> Piece:
-        ids: list[int] = []
-        masks: list[bytes] = []
-        for part in self.parts:
-            part_ids, part_mask = part._emit(scope)
-            ids += part_ids
-            masks.append(part_mask)
-        return ids, b"".join(masks)
-
-    def bind(self, scope: Scope) -> Layout:
-        bound = Sequenced(tuple(part.bind(scope) for part in self.parts))
-        return bound if bound.leaves() else Fixed(*_frozen(bound._emit(scope)))
-
-    def leaves(self) -> frozenset[Expr]:
-        return frozenset().union(*(part.leaves() for part in self.parts))
+        return _joined([part._emit(scope) for part in self.parts])
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or "nothing"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Each(Layout):
     over: Value
     body: Layout
@@ -264,44 +218,29 @@ class Each(Layout):
     last: Layout
     depth: int
 
-    def _inner(self) -> tuple[Layout, ...]:
-        return self.body, self.sep, self.last
-
     def _emit(self, scope: Scope) -> Piece:
         over = plain(evaluate(self.over, scope))
         if not isinstance(over, (tuple, range)):
             over = range(whole(over, self.over, "the number of elements of each(), or a sequence"))
-        ids: list[int] = []
-        masks: list[bytes] = []
+        pieces: list[Piece] = []
+        length = 0
         for index, element in enumerate(over):
             inner = scope.looped(self.depth, element)
             for part in (self.sep, self.body) if index else (self.body,):
-                part_ids, part_mask = part._emit(inner)
-                ids += part_ids
-                masks.append(part_mask)
-            _check_length(max(index, len(ids)), self)
-        if masks:
-            part_ids, part_mask = self.last._emit(scope)
-            ids += part_ids
-            masks.append(part_mask)
-        return ids, b"".join(masks)
-
-    def bind(self, scope: Scope) -> Layout:
-        bound = Each(
-            fold(self.over, scope), self.body.bind(scope), self.sep.bind(scope), self.last.bind(scope), self.depth
-        )
-        return bound if bound.leaves() else Fixed(*_frozen(bound._emit(scope)))
+                pieces.append(part._emit(inner))
+                length += len(pieces[-1][0])
+            _check_length(max(index, length), self)
+        return _joined([*pieces, self.last._emit(scope)] if pieces else [])
 
     def leaves(self) -> frozenset[Expr]:
         inner = self.body.leaves() | self.sep.leaves() | self.last.leaves()
-        return leaves(self.over) | {leaf for leaf in inner if _loop_depth(leaf) != self.depth}
+        return leaves(self.over) | {leaf for leaf in inner if root(leaf) != Loop(self.depth)}
 
     def __repr__(self) -> str:
         variable = repr(Loop(self.depth))
-        options = "".join(
-            f", {name}={part!r}" for name, part in (("sep", self.sep), ("last", self.last)) if part != nothing
-        )
-        return f"each({self.over!r}, lambda {variable}: {self.body!r}{options})"
+        sep = f", sep={self.sep!r}" if self.sep != nothing else ""
+        last = f", last={self.last!r}" if self.last != nothing else ""
+        return f"each({self.over!r}, lambda {variable}: {self.body!r}{sep}{last})"
 
 
 nothing: Layout = Sequenced(())
@@ -321,7 +260,7 @@ def embed(token: Value) -> Layout:
         token = token.value
     if isinstance(token, (Layout, str, Text)):
         raise SpecError(
-            sentence("embed()", "one token id", repr(token), 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).')
+            "embed()", "one token id", repr(token), 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
         )
     return Embed(expression(token))
 
@@ -377,7 +316,7 @@ def layout(value: Any) -> Layout:
         return value
     if isinstance(value, str):
         remedy = f"Write tok[{value!r}] for one token or tok({value!r}) for text."
-        raise SpecError(sentence("layout", "token ids", repr(value), remedy))
+        raise SpecError("layout", "token ids", repr(value), remedy)
     if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
         return _sequence(*map(layout, value))
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
@@ -388,22 +327,18 @@ def _sequence(*layouts: Layout) -> Layout:
     return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
 
 
-def _frozen(piece: Piece) -> tuple[tuple[int, ...], bytes]:
-    return tuple(piece[0]), piece[1]
-
-
-def _loop_depth(leaf: Expr) -> int | None:
-    start = root(leaf)
-    return start._depth if isinstance(start, Loop) else None
+def _joined(pieces: list[Piece]) -> Piece:
+    ids: list[int] = []
+    masks: list[bytes] = []
+    for part_ids, part_mask in pieces:
+        ids += part_ids
+        masks.append(part_mask)
+    return ids, b"".join(masks)
 
 
 def _check_length(length: int, source: Layout) -> None:
     if length > _MOST_IDS:
-        raise SpecError(sentence(repr(source), f"at most {_MOST_IDS} ids", str(length)))
-
-
-def _token_id(value: Any, source: Any) -> int:
-    return whole(value, source, "a token id")
+        raise SpecError(repr(source), f"at most {_MOST_IDS} ids", str(length))
 
 
 def whole(value: Any, source: Any, what: str) -> int:
@@ -413,6 +348,6 @@ def whole(value: Any, source: Any, what: str) -> int:
         SpecError: names the expression that the value came from.
     """
     value = plain(value)
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise SpecError(sentence(repr(source), f"{what}, a whole number >= 0", repr(value)))
+    if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
+        raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value))
     return int(value)

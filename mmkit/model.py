@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .errors import MmkitError, sentence
+from .errors import MmkitError
 from .plan import Plan
 from .spec import ModelSpec
 from .vllm_api import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings
@@ -57,12 +57,12 @@ class MultiModalModel(SupportsMultiModal):
             batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
             count = len(next(iter(batched.values()), made))
             if len(made) != count:
-                raise MmkitError(sentence(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made))))
+                raise MmkitError(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made)))
             for i, item in enumerate(made):
                 wanted = modality.rows({key: value[i] for key, value in batched.items()})
                 if wanted is not None and len(item) != wanted:
                     raise MmkitError(
-                        sentence(f"{modality.where}, embed_{name}, item {i}", f"{wanted} encoder rows", str(len(item)))
+                        f"{modality.where}, embed_{name}, item {i}", f"{wanted} encoder rows", str(len(item))
                     )
             rows += made
         return rows

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .errors import InputError, MmkitError, SpecError, sentence
+from .errors import InputError, MmkitError, SpecError
 from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
 from .layout import Laid, Layout, whole
 from .process import HF, Identity, unpadded
@@ -126,7 +126,7 @@ class BoundModality:
         with self._binding("limit"):
             limit: int | None = evaluate(self.spec.limit, self._scope)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise SpecError(sentence(f"{self.where}, limit", "a whole number >= 0 or None", repr(limit)))
+            raise SpecError(f"{self.where}, limit", "a whole number >= 0 or None", repr(limit))
         return limit
 
     @property
@@ -144,18 +144,14 @@ class BoundModality:
         """
         if data is None:
             raise InputError(
-                sentence(
-                    self.where,
-                    f"{self.item.expected} or a list of them",
-                    "None",
-                    "Send the item, or leave the modality out.",
-                )
+                self.where,
+                f"{self.item.expected} or a list of them",
+                "None",
+                "Send the item, or leave the modality out.",
             )
         values = self.item.split(data, self.where)
         if not values:
-            raise InputError(
-                sentence(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
-            )
+            raise InputError(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
         return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
 
     def scope(self, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
@@ -196,20 +192,16 @@ class BoundModality:
             elif declared.kind == "flat":
                 raw = {name: torch.cat(list(values), dim=declared.dim)}
             else:
-                raise SpecError(
-                    sentence(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
-                )
+                raise SpecError(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
         else:
             raw = process(values, self._scope)
             if not isinstance(raw, Mapping):
-                raise SpecError(sentence(f"{self.where}, process", "a dict of tensors", type(raw).__name__))
+                raise SpecError(f"{self.where}, process", "a dict of tensors", type(raw).__name__)
             wanted = {name for name, declared in self.fields.items() if declared.value is None}
             if unknown := set(raw) - wanted:
                 expected = f"process to return declared fields, {sorted(wanted)}"
                 raise SpecError(
-                    sentence(
-                        self.where, expected, repr(sorted(unknown)), "Declare them in fields, or do not return them."
-                    )
+                    self.where, expected, repr(sorted(unknown)), "Declare them in fields, or do not return them."
                 )
         return self.finish(raw, values, count)
 
@@ -223,9 +215,7 @@ class BoundModality:
             raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
         if missing := [name for name, f in self.fields.items() if f.value is None and raw.get(name) is None]:
             raise SpecError(
-                sentence(
-                    f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
-                )
+                f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
             )
         parts: list[dict[str, Any]] = [{} for _ in values]
         scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
@@ -287,7 +277,7 @@ class BoundModality:
             laid = ((self.embeds or self.layout) if embeds else self.layout).lay(scope)
         if not laid.num_embeds:
             raise SpecError(
-                sentence(f"{self.where}, layout", "at least one embed() position per item", f"{len(laid)} literal ids")
+                f"{self.where}, layout", "at least one embed() position per item", f"{len(laid)} literal ids"
             )
         _check_ids(laid.ids, scope, f"{self.where}, layout")
         ways = []
@@ -296,7 +286,7 @@ class BoundModality:
                 kind, target = update.resolve(scope)
             _check_ids(target, scope, f"{self.where}, update")
             if kind == "replace" and not target:
-                raise SpecError(sentence(f"{self.where}, update", "a target of at least one token", "none"))
+                raise SpecError(f"{self.where}, update", "a target of at least one token", "none")
             ways.append(Resolved(kind, target, laid))
         return ways
 
@@ -347,7 +337,7 @@ class BoundModality:
                     raise
                 except Exception as error:
                     got = f"{type(error).__name__}: {error}"
-                    raise SpecError(sentence(f"{self.where}, process", "to take a well-formed item", got)) from error
+                    raise SpecError(f"{self.where}, process", "to take a well-formed item", got) from error
             made.append(self.ways(self.scope(value, 0, fields))[0].laid)
         return made
 
@@ -436,9 +426,9 @@ class Plan:
             raise
         except Exception as error:  # the spec's own function, on what a caller sent
             got = f"{type(error).__name__}: {error}"
-            raise InputError(sentence(where, "a prompt that the spec can rewrite", got)) from error
+            raise InputError(where, "a prompt that the spec can rewrite", got) from error
         if laid.num_embeds:
-            raise SpecError(sentence(where, "literal ids, since placeholders belong to items", "embed()"))
+            raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
         _check_ids(laid.ids, self._scope, where)
         return list(laid.ids)
 
@@ -458,12 +448,10 @@ class Plan:
         for name, sent in data.items():
             if (modality := self.modalities.get(name)) is None:
                 raise InputError(
-                    sentence(
-                        f"{self.spec.name}.multi_modal_data", f"modalities among {sorted(self.modalities)}", repr(name)
-                    )
+                    f"{self.spec.name}.multi_modal_data", f"modalities among {sorted(self.modalities)}", repr(name)
                 )
             if modality.hf is not None:
-                raise SpecError(sentence(modality.where, "a process that runs without vLLM", repr(modality.hf)))
+                raise SpecError(modality.where, "a process that runs without vLLM", repr(modality.hf))
             values = modality.parse(sent)
             fields[name] = modality.process(values).parts
             scopes = [modality.scope(v, i, fields[name][i], len(values)) for i, v in enumerate(values)]
@@ -482,20 +470,16 @@ class Plan:
             position = next(i for i, token in enumerate(prompt) if type(token) is not int)
             odd = prompt[position]
             raise InputError(
-                sentence(
-                    f"{self.spec.name}.prompt[{position}]",
-                    "a token id",
-                    f"{type(odd).__name__} {odd!r}",
-                    "Send integers.",
-                )
+                f"{self.spec.name}.prompt[{position}]",
+                "a token id",
+                f"{type(odd).__name__} {odd!r}",
+                "Send integers.",
             )
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             position = next(i for i, token in enumerate(prompt) if not 0 <= token < self.vocab_size)
             expected = f"a token id from 0 to {self.vocab_size - 1}"
             raise InputError(
-                sentence(
-                    f"{self.spec.name}.prompt[{position}]", expected, str(prompt[position]), "Check the tokenizer."
-                )
+                f"{self.spec.name}.prompt[{position}]", expected, str(prompt[position]), "Check the tokenizer."
             )
 
     def check_bare(self, prompt: Sequence[int], present: Iterable[str] = ()) -> None:
@@ -515,7 +499,7 @@ class Plan:
         name = self._owners[token][0]
         got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
         remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
-        raise InputError(sentence(self.modalities[name].where, "one item per placeholder", got, remedy))
+        raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
 
     def place(
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]
@@ -553,11 +537,11 @@ def vocab_size(config: Any) -> int:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     size = text.get("vocab_size") if isinstance(text, Mapping) else getattr(text, "vocab_size", None)
     if not isinstance(size, int):
-        raise SpecError(sentence("config", "a vocab_size in the language model's part", repr(size)))
+        raise SpecError("config", "a vocab_size in the language model's part", repr(size))
     return size
 
 
 def _check_ids(ids: Sequence[int], scope: Scope, where: str) -> None:
     if ids and max(ids) >= (size := vocab_size(scope.cfg)):
         remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
-        raise SpecError(sentence(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy))
+        raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-from .errors import SpecError, sentence
+from .errors import SpecError
 from .expr import Expr, Value, expression, first_key, item, leaves, out, root
 from .fields import Field
 from .items import ItemType, Tensor
@@ -103,18 +103,16 @@ class Modality(_Declared):
         if placeholder is not None or tokens is not None:
             if placeholder is None or tokens is None or layout is not None or update is not None:
                 expected = "placeholder and tokens together, or layout and update together"
-                raise SpecError(sentence(f"modality {name!r}", expected, "a mixture"))
+                raise SpecError(f"modality {name!r}", expected, "a mixture")
             layout, update = embed(tok[placeholder]) * tokens, replace(tok[placeholder])
         if layout is None or update is None:
-            raise SpecError(
-                sentence(f"modality {name!r}", "layout and update", "neither" if layout is update else "one of them")
-            )
+            raise SpecError(f"modality {name!r}", "layout and update", "neither" if layout is update else "one of them")
         for part, value, kind in (("update", update, (Update, list, tuple)), ("fields", fields, Mapping)):
             if not isinstance(value, kind):
-                raise SpecError(sentence(f"modality {name!r}, {part}", _PARTS[part], repr(value)))
+                raise SpecError(f"modality {name!r}, {part}", _PARTS[part], repr(value))
         for key, declared in fields.items():
             if not isinstance(declared, Field):
-                raise SpecError(sentence(f"modality {name!r}, fields[{key!r}]", _FIELD, repr(declared)))
+                raise SpecError(f"modality {name!r}, fields[{key!r}]", _FIELD, repr(declared))
         if process is None:
             process = identity() if isinstance(item, Tensor) else hf()
         self._declare(
@@ -135,42 +133,38 @@ class Modality(_Declared):
     def _check(self) -> None:
         where = f"modality {self.name!r}"
         if not self.name.isidentifier():
-            raise SpecError(sentence(where, "a name that is a Python identifier", repr(self.name)))
+            raise SpecError(where, "a name that is a Python identifier", repr(self.name))
         if not self.update:
-            raise SpecError(sentence(where, "at least one update", "none"))
+            raise SpecError(where, "at least one update", "none")
         if not self.fields:
-            raise SpecError(sentence(where, "at least one field", "none"))
+            raise SpecError(where, "at least one field", "none")
         if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(self.fields) != 1):
             raise SpecError(
-                sentence(
-                    where,
-                    "a Tensor item and one field for identity()",
-                    f"{self.item!r} and fields {sorted(self.fields)}",
-                )
+                where,
+                "a Tensor item and one field for identity()",
+                f"{self.item!r} and fields {sorted(self.fields)}",
             )
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
-            raise SpecError(sentence(where, "identity(), hf() or a function for process", repr(self.process)))
+            raise SpecError(where, "identity(), hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
-            raise SpecError(sentence(where, f"unpad to name fields among {sorted(self.fields)}", repr(sorted(unknown))))
+            raise SpecError(where, f"unpad to name fields among {sorted(self.fields)}", repr(sorted(unknown)))
         for leaf in self.leaves():
             if root(leaf) == out and (name := first_key(leaf)) not in self.fields:
                 raise SpecError(
-                    sentence(
-                        f"{where}, {leaf!r}",
-                        f"a field among {sorted(self.fields)}",
-                        repr(name),
-                        "Declare it in fields.",
-                    )
+                    f"{where}, {leaf!r}",
+                    f"a field among {sorted(self.fields)}",
+                    repr(name),
+                    "Declare it in fields.",
                 )
         if self.cache is True and item.count in self.leaves():
             expected = "cache to say for which item.count processed items may be kept"
-            raise SpecError(sentence(where, expected, "none", "Write cache=False, or a condition on item.count."))
+            raise SpecError(where, expected, "none", "Write cache=False, or a condition on item.count.")
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
-            raise SpecError(sentence(where, expected, "one"))
+            raise SpecError(where, expected, "one")
         if self.embeds is True and (dynamic := [leaf for leaf in self.layout.leaves() if root(leaf) in (item, out)]):
             expected = f"a layout over item.length, because the layout depends on {dynamic[0]!r}"
-            raise SpecError(sentence(f"{where}, embeds", expected, "True"))
+            raise SpecError(f"{where}, embeds", expected, "True")
 
     def leaves(self) -> frozenset[Expr]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
@@ -221,20 +215,20 @@ class ModelSpec(_Declared):
         for modality in modalities:
             if not isinstance(modality, Modality):
                 got = f"a {type(modality).__name__}"
-                raise SpecError(sentence(f"spec {name!r}", "modalities, each as an argument of its own", got))
+                raise SpecError(f"spec {name!r}", "modalities, each as an argument of its own", got)
         prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
         layouts = {key: as_layout(value) for key, value in prompts.items() if value is not None}
         self._declare(f"spec {name!r}", name=name, modalities=modalities, **layouts)
         self._module = _calling_module()
         if not name.isidentifier():
-            raise SpecError(sentence(f"spec {name!r}", "a name that is a Python identifier", repr(name)))
+            raise SpecError(f"spec {name!r}", "a name that is a Python identifier", repr(name))
         if not modalities:
-            raise SpecError(sentence(f"spec {name!r}", "at least one modality", "none"))
+            raise SpecError(f"spec {name!r}", "at least one modality", "none")
         # the model receives fields by name, so a name must tell the modality
         fields = [key for m in modalities for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))]
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
             if twice := [key for key, count in Counter(names).items() if count > 1]:
-                raise SpecError(sentence(f"spec {name!r}", f"one {kind} named {twice[0]!r}", "several"))
+                raise SpecError(f"spec {name!r}", f"one {kind} named {twice[0]!r}", "several")
 
     def __getitem__(self, name: str) -> Modality:
         """The modality of that name."""

@@ -9,25 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
-from .errors import InputError, SpecError, sentence
+from .errors import InputError, SpecError
 from .expr import Expr, Scope, Value
-from .layout import Laid, Layout, layout
-
-__all__ = [
-    "Anchor",
-    "Placement",
-    "Resolved",
-    "Update",
-    "after",
-    "end",
-    "in_place",
-    "insert",
-    "place",
-    "replace",
-    "start",
-]
+from .layout import Laid, Layout, layout, nothing
 
 
 @dataclass(frozen=True)
@@ -35,41 +21,43 @@ class Anchor:
     """A place in the prompt: its start, its end, or right after a prefix."""
 
     kind: Literal["start", "end", "after"]
-    prefix: Layout | None = None
+    prefix: Layout = nothing
 
     def __repr__(self) -> str:
-        return f"{self.kind}({'' if self.prefix is None else repr(self.prefix)})"
+        return f"{self.kind}({self.prefix!r})" if self.kind == "after" else f"{self.kind}()"
 
 
 @dataclass(frozen=True)
 class Update:
-    """One way to bring an item's layout into the prompt; make it with `replace`, `insert` or `in_place`."""
+    """One way to bring an item's layout into the prompt; make it with `replace`, `insert` or `in_place`.
 
-    mode: Literal["replace", "insert", "in_place"]
-    target: Layout | Anchor | None = None
+    Attributes:
+        kind: `replace`, `in_place`, or that of the anchor.
+        target: what is replaced, or the prefix of the anchor.
+    """
+
+    kind: Literal["replace", "in_place", "start", "end", "after"]
+    target: Layout = nothing
 
     def bind(self, scope: Scope) -> Update:
         """This update with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        match self.target:
-            case Layout():
-                return Update(self.mode, self.target.bind(scope))
-            case Anchor(prefix=Layout() as prefix):
-                return Update(self.mode, Anchor("after", prefix.bind(scope)))
-        return self
+        return Update(self.kind, self.target.bind(scope))
 
     def leaves(self) -> frozenset[Expr]:
         """Everything that the target depends on."""
-        target = self.target.prefix if isinstance(self.target, Anchor) else self.target
-        return target.leaves() if target is not None else frozenset()
+        return self.target.leaves()
 
     def resolve(self, scope: Scope) -> tuple[str, tuple[int, ...]]:
-        """The kind of target (`replace`, `in_place`, or the anchor's) and its ids, in the scope of one item."""
-        if isinstance(self.target, Anchor):
-            return self.target.kind, tuple(self.target.prefix.lay(scope).ids) if self.target.prefix else ()
-        return self.mode, tuple(self.target.lay(scope).ids) if self.target else ()
+        """The kind and the ids of the target, in the scope of one item."""
+        return self.kind, tuple(self.target.lay(scope).ids)
 
     def __repr__(self) -> str:
-        return f"{self.mode}({'' if self.target is None else repr(self.target)})"
+        match self.kind:
+            case "replace":
+                return f"replace({self.target!r})"
+            case "in_place":
+                return "in_place()"
+        return f"insert({Anchor(self.kind, self.target)!r})"
 
 
 def replace(target: Value) -> Update:
@@ -80,8 +68,8 @@ def replace(target: Value) -> Update:
 def insert(anchor: Anchor) -> Update:
     """The layouts are inserted, in the order of the items, at `start()`, `after(prefix)` or `end()`."""
     if not isinstance(anchor, Anchor):
-        raise SpecError(sentence("insert()", "start(), after(prefix) or end()", repr(anchor)))
-    return Update("insert", anchor)
+        raise SpecError("insert()", "start(), after(prefix) or end()", repr(anchor))
+    return Update(anchor.kind, anchor.prefix)
 
 
 def in_place() -> Update:
@@ -129,15 +117,16 @@ class NotFound(InputError):
     """An item's target is not in the prompt."""
 
 
+Items: TypeAlias = Mapping[str, Sequence[Sequence[Resolved]]]
+"""Per modality and item, the alternatives, in order of preference."""
+
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
 _READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
 """How a prompt may be read, in this order: it holds every layout already; every item has a target or an anchor; the
 caller expanded some items and not others."""
 
 
-def place(
-    prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str
-) -> tuple[list[int], list[Placement]]:
+def place(prompt: list[int], items: Items, where: str) -> tuple[list[int], list[Placement]]:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading that fits.
 
     The items of a modality are placed in order. Where targets of several modalities match at the same place, the
@@ -167,28 +156,25 @@ def place(
 class _Pass:
     """One attempt to place all items, under one reading of the prompt."""
 
-    def __init__(
-        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]], where: str, reading: Reading
-    ) -> None:
+    def __init__(self, prompt: list[int], items: Items, where: str, reading: Reading) -> None:
         self.prompt, self.items, self.where, self.reading = prompt, items, where, reading
 
     def run(self) -> tuple[list[int], list[Placement]]:
         ids: list[int] = []
         placements: list[Placement] = []
-        rest: list[tuple[int, int]] = []
+        rest: list[list[int]] = []
         position = 0
         for begin, stop, modality, index, way in sorted(self._matches(), key=self._order):
             if begin < position:  # an anchor inside a target that another layout replaces
-                raise self._not_found(modality, index)
-            rest.append((position, begin))
-            ids += self.prompt[position:begin]
+                self._not_found(modality, index)
+            rest.append(self.prompt[position:begin])
+            ids += rest[-1]
             placements.append(Placement(modality, index, len(ids), way))
             ids += self.items[modality][index][way].laid.ids
             position = stop
-        rest.append((position, len(self.prompt)))
-        ids += self.prompt[position:]
+        rest.append(self.prompt[position:])
         self._refuse_leftovers(rest)
-        return ids, placements
+        return ids + rest[-1], placements
 
     def _order(self, match: tuple[int, int, str, int, int]) -> tuple[int, bool]:
         """From left to right; what is inserted at the end stays there in an empty prompt too."""
@@ -199,12 +185,12 @@ class _Pass:
         """(begin, end) of what the layout takes the place of, modality, item and alternative; anchored ones first."""
         searching: dict[str, int] = {}
         for modality, ways in self.items.items():
-            index = 0
-            while index < len(ways) and (anchored := self._anchored(ways[index])) is not None:
+            for index, alternatives in enumerate(ways):
+                anchored = self._anchored(alternatives)
+                if anchored is None:
+                    searching[modality] = index
+                    break
                 yield anchored[0], anchored[0], modality, index, anchored[1]
-                index += 1
-            if index < len(ways):
-                searching[modality] = index
         cursor = 0
         found: dict[str, tuple[int, int, int]] = {}
         while searching:
@@ -212,7 +198,7 @@ class _Pass:
                 if modality not in found or found[modality][0] < cursor:
                     match = self._search(self.items[modality][index], cursor)
                     if match is None:
-                        raise self._not_found(modality, index)
+                        self._not_found(modality, index)
                     found[modality] = match
             modality = min(searching, key=lambda m: found[m][0])  # min keeps the first of equals
             begin, cursor, way = found.pop(modality)
@@ -222,11 +208,9 @@ class _Pass:
                 del searching[modality]
 
     def _anchored(self, ways: Sequence[Resolved]) -> tuple[int, int] | None:
-        if self.reading != "targets":
-            return None
-        for number, way in enumerate(ways):
+        for number, way in enumerate(ways if self.reading == "targets" else ()):
             prefix = list(way.target)
-            if way.kind == "start" or (way.kind == "after" and self.prompt[: len(prefix)] == prefix):
+            if way.kind in ("start", "after") and self.prompt[: len(prefix)] == prefix:
                 return len(prefix), number
             if way.kind == "end":
                 return len(self.prompt), number
@@ -247,48 +231,40 @@ class _Pass:
                     best = begin, begin + len(target), number
         return best
 
-    def _refuse_leftovers(self, rest: list[tuple[int, int]]) -> None:
-        segments = [self.prompt[begin:stop] for begin, stop in rest if begin < stop]
+    def _refuse_leftovers(self, rest: list[list[int]]) -> None:
         for modality, items in self.items.items():
             ways = {(way.kind, way.target, way.laid.embed_ids): way for alternatives in items for way in alternatives}
             targets = [way.target for way in ways.values() if way.kind == "replace"]
             embeds = frozenset().union(*(way.laid.embed_ids for way in ways.values()))
-            for segment in segments:
+            for segment in rest:
                 if any(find(segment, target, 0) is not None for target in targets) or not embeds.isdisjoint(segment):
-                    raise self._wrong_count(modality, items)
+                    self._wrong_count(modality, InputError)
 
-    def _not_found(self, modality: str, index: int) -> InputError:
-        way = self.items[modality][index][0]
-        where = f"{self.where}.{modality}"
+    def _not_found(self, modality: str, index: int) -> NoReturn:
+        ways, where = self.items[modality], f"{self.where}.{modality}"
+        way = ways[index][0]
         if way.kind == "after":
             got = f"one that starts with {_brief(self.prompt[: len(way.target)])}"
-            return NotFound(sentence(where, f"a prompt that starts with {_brief(way.target)}", got))
+            raise NotFound(where, f"a prompt that starts with {_brief(way.target)}", got)
         # item-numbered targets, or layouts of several lengths in place
-        if len({_sought(ways[0]) for ways in self.items[modality]}) > 1:
-            where, remedy = f"{where}[{index}]", "Write one placeholder per item, in order."
+        if len({_sought(first) for first, *_ in ways}) > 1:
             expected = f"the placeholder {_brief(_sought(way))} in the prompt, after those of the items before it"
-            return NotFound(sentence(where, expected, "none", remedy))
-        return NotFound(*self._wrong_count(modality, self.items[modality]).args)
+            raise NotFound(f"{where}[{index}]", expected, "none", "Write one placeholder per item, in order.")
+        self._wrong_count(modality, NotFound)
 
-    def _wrong_count(self, modality: str, ways: Sequence[Sequence[Resolved]]) -> InputError:
-        way, where = ways[0][0], f"{self.where}.{modality}"
-        stray = sum(self.prompt.count(token) for token in way.laid.embed_ids)
+    def _wrong_count(self, modality: str, error: type[InputError]) -> NoReturn:
+        ways, where = self.items[modality], f"{self.where}.{modality}"
+        way, n = ways[0][0], len(ways)
+        stray = sum(map(self.prompt.count, way.laid.embed_ids))
         if way.kind not in ("replace", "in_place"):
-            got, remedy = f"{stray} of them", "Leave them out: the items' placeholders are inserted."
-            return InputError(sentence(where, "a prompt without placeholder ids", got, remedy))
-        target = _sought(way)
-        count, cursor = 0, 0
+            remedy = "Leave them out: the items' placeholders are inserted."
+            raise error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
+        target, count, cursor = _sought(way), 0, 0
         while (begin := find(self.prompt, target, cursor)) is not None:
             count, cursor = count + 1, begin + len(target)
-        items = f"{len(ways)} item" + ("s" if len(ways) != 1 else "")
-        return InputError(
-            sentence(
-                where,
-                f"{len(ways)} placeholder(s) {_brief(target)} in the prompt for {items}",
-                f"{count}, and {stray} placeholder id(s) in all",
-                "Write one placeholder per item, and nothing else with its id.",
-            )
-        )
+        expected = f"{n} placeholder(s) {_brief(target)} in the prompt for {n} item{'s' if n != 1 else ''}"
+        got = f"{count}, and {stray} placeholder id(s) in all"
+        raise error(where, expected, got, "Write one placeholder per item, and nothing else with its id.")
 
 
 def _sought(way: Resolved) -> tuple[int, ...]:

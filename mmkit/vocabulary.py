@@ -6,7 +6,7 @@ import difflib
 from functools import cached_property, lru_cache
 from typing import Any
 
-from .errors import SpecError, sentence
+from .errors import SpecError
 
 __all__ = ["Vocabulary"]
 
@@ -37,9 +37,7 @@ class Vocabulary:
             SpecError: the vocabulary lacks it.
         """
         if not isinstance(token, str):
-            raise SpecError(
-                sentence(f"tok[{token!r}]", "the text of one token", type(token).__name__, "Use an id as it is.")
-            )
+            raise SpecError(f"tok[{token!r}]", "the text of one token", type(token).__name__, "Use an id as it is.")
         try:
             return self._ids[token]
         except KeyError:

@@ -978,6 +978,14 @@ def test_embeddings_are_not_the_raw_item_of_equal_values() -> None:
     assert hashes(run(embeds_processor(), "<item>", {"actions": {"actions_embeds": [ROWS]}})) != hashes(raw)
 
 
+def test_embeddings_in_place_of_flat_fields() -> None:
+    spec = actions(fields={"actions": flat(item.length)}, embeds=embed(tok["<row>"]) * item.length)
+    made = processor(spec, enable_mm_embeds=True)
+    result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 3, HIDDEN)}})
+    assert ranges(result) == {"actions": [(1, 3, None)]}
+    assert list(fields(result)["actions"][0]) == ["actions_embeds"]
+
+
 def test_a_layout_of_its_own_for_embeddings() -> None:
     spec = ModelSpec(
         "pictures",

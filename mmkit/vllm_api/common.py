@@ -23,7 +23,7 @@ from vllm.multimodal.processing import (
     PromptUpdateDetails,
 )
 
-from ..errors import InputError, sentence
+from ..errors import InputError
 from ..expr import Scope, evaluate
 from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
@@ -93,7 +93,7 @@ class Parser(MultiModalDataParser):
         known = self.plan.modalities
         if unknown := [name for name in mm_data if name not in known]:
             expected = f"modalities among {sorted(known)}"
-            raise InputError(sentence(f"{self.plan.spec.name}.multi_modal_data", expected, repr(unknown[0])))
+            raise InputError(f"{self.plan.spec.name}.multi_modal_data", expected, repr(unknown[0]))
         return super().parse_mm_data(mm_data)
 
     def _parse(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
@@ -116,7 +116,7 @@ class Parser(MultiModalDataParser):
         if isinstance(data, Mapping) and set(data) == {modality.embeds_field}:
             if modality.embeds is None:
                 raise InputError(
-                    sentence(modality.where, modality.item.expected, f"{modality.embeds_field}", "Send the raw item.")
+                    modality.where, modality.item.expected, f"{modality.embeds_field}", "Send the raw item."
                 )
             return data[modality.embeds_field]
         standard = isinstance(modality.item, (Image, Video, Audio))
@@ -125,7 +125,7 @@ class Parser(MultiModalDataParser):
     def _parse_embeddings(self, modality: BoundModality, data: Any) -> EmbedItems:
         rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-            raise InputError(sentence(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__))
+            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
         items = list(rows)
         for i, item in enumerate(items):
             where = f"{modality.where}[{i}]"
@@ -136,9 +136,9 @@ class Parser(MultiModalDataParser):
                     if isinstance(item, torch.Tensor)
                     else type(item).__name__
                 )
-                raise InputError(sentence(where, expected, got))
+                raise InputError(where, expected, got)
             if self.expected_hidden_size not in (None, item.shape[1]):
-                raise InputError(sentence(where, expected, f"shape {tuple(item.shape)}"))
+                raise InputError(where, expected, f"shape {tuple(item.shape)}")
             check_finite(item, where)
         # copies: what is cached must not change when the caller reuses its memory
         return EmbedItems([item.detach().cpu().clone() for item in items], modality.name, self.expected_hidden_size)
@@ -159,7 +159,7 @@ def field_configs(modality: BoundModality, processed: Processed | None) -> dict[
         elif declared.kind == "shared":
             configs[key] = MultiModalFieldConfig.shared(name, count, keep_on_cpu=declared.keep_on_cpu)
         else:
-            sizes = torch.tensor(processed.sizes[key] if processed else [], dtype=torch.long)
+            sizes = torch.tensor(processed.sizes.get(key, []) if processed else [], dtype=torch.long)
             configs[key] = MultiModalFieldConfig.flat_from_sizes(
                 name, sizes, dim=declared.dim, keep_on_cpu=declared.keep_on_cpu
             )

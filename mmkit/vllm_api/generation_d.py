@@ -21,7 +21,7 @@ from vllm.multimodal.processing import (
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 from vllm.renderers import TokenizeParams
 
-from ..errors import InputError, sentence
+from ..errors import InputError
 from ..plan import Plan, Processed
 from ..updates import NotFound
 from .common import (
@@ -98,7 +98,7 @@ class ProcessingInfo(BaseProcessingInfo):
         limit = self.allowed_mm_limits[modality]
         if num_items > limit:
             where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
-            raise InputError(sentence(where, expected, str(num_items), "Send fewer items."))
+            raise InputError(where, expected, str(num_items), "Send fewer items.")
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
         wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
@@ -180,7 +180,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             for i, value in enumerate(values):
                 if value is None:
                     got = "None, and no such item in the cache"
-                    raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, got))
+                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got)
             if not values:
                 continue
             if isinstance(items, EmbedItems):
@@ -209,7 +209,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
             expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
-            raise InputError(sentence(where, expected, got)) from error
+            raise InputError(where, expected, got) from error
         return made
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
@@ -271,9 +271,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
                 ways = modality.ways(scope, embeds=embeds)
                 if embeds and len(value) != (rows := ways[0].laid.num_embeds):
-                    raise InputError(
-                        sentence(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
-                    )
+                    raise InputError(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
                 kept = scope if modality.depends_on_index else None  # it holds the tensors
                 contents.append(details(ways, modality, kept, embeds))
             if contents:
@@ -298,7 +296,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             for i, ways in enumerate(alternatives):
                 if ways[0].modality != name:
                     where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
-                    raise InputError(sentence(where, f"the uuid of one of {name}", got, "Use each uuid for one item."))
+                    raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
         try:
             ids, placements = self.plan.place(token_ids, items)
         except NotFound as error:
@@ -308,7 +306,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
             try:
                 ids, by_text = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            except AssertionError:  # vLLM's way to say that an item was not found
+            except Exception:  # not found, or the tokenizer cannot decode the prompt
                 raise error from None
             if any(len(by_text.get(name, ())) != len(alternatives) for name, alternatives in items.items()):
                 raise error from None
@@ -341,10 +339,10 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             for i, (value, uuid) in enumerate(zip(items.get_all(), uuids, strict=True)):
                 if uuid is not None and not isinstance(uuid, str):
                     got = f"{type(uuid).__name__} {uuid!r}"
-                    raise InputError(sentence(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got))
+                    raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
-                    raise InputError(sentence(f"{modality.where}[{i}]", modality.item.expected, "None", remedy))
+                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, "None", remedy)
 
 
 class EncDecProcessor(Processor, EncDecMultiModalProcessor[ProcessingInfo]):
