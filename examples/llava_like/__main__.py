@@ -1,6 +1,5 @@
 """Compare the model with vLLM's own, request by request: ``python -m examples.llava_like --help``."""
 
-import gc
 import importlib.util
 import json
 import os
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import register
 
@@ -21,6 +21,7 @@ def main(
     model: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; by default a tiny one is made.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 40,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the layers out.")] = 1,
     compare: Annotated[bool, typer.Option(help="Also run vLLM's own class.")] = True,
     report: Annotated[Path | None, typer.Option(help="JSON file to write all token ids to.")] = None,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
@@ -32,15 +33,19 @@ def main(
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
-    if tensor_parallel_size > 1:  # on a CPU, one core per process; elsewhere the variable is not read
-        cores = "|".join(map(str, range(tensor_parallel_size)))
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
+    if (processes := tensor_parallel_size * pipeline_parallel_size) > 1:
+        # on a CPU, one core per process; elsewhere the variable is not read
+        cores = "|".join(map(str, range(processes)))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
     from .cases import make_cases
     from .checkpoint import make_checkpoint
 
+    logging.disable_progress_bar()
     console = Console()
     register()
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +56,7 @@ def main(
         requests = [(case.kind, case.request()) for case in cases]
         requests += embedded(model, cases)
         console.print("Starting vLLM with the model of this package, half a minute ...")
-        ids = run(model, [request for _, request in requests], tensor_parallel_size=tensor_parallel_size)
+        ids = run(model, [request for _, request in requests], **sizes)
         theirs: list[list[int]] | None = None
         if compare and importlib.util.find_spec("torchvision") is None:
             console.print("vLLM's own LLaVA needs torchvision, which is not installed, so there is no comparison.")
@@ -78,26 +83,23 @@ def embedded(model: Path, cases: list[Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[list[int]]:
     """Greedy answers of an engine that is started for them."""
-    from .offline import answer, start
+    from .offline import answer, engine
 
-    llm = start(model, **options)
-    ids = answer(llm, requests)
-    del llm
-    gc.collect()  # ends the engine's processes
-    return ids
+    with engine(model, **options) as llm:
+        return answer(llm, requests)
 
 
 def table(kinds: list[str], texts: list[str], ids: list[list[int]], theirs: list[list[int]] | None) -> Table:
     """One row per kind of request."""
     made = Table("request", "sent", "an answer")
     if theirs is not None:
-        made.add_column("same ids as vLLM's own class", justify="right")
+        made.add_column("same ids as vLLM's own", justify="right")
     for kind in dict.fromkeys(kinds):
         rows = [i for i, other in enumerate(kinds) if other == kind]
-        cells = [kind, str(len(rows)), repr(texts[rows[0]])]
+        cells: list[str | Text] = [kind, str(len(rows)), Text(repr(texts[rows[0]]))]
         if theirs is not None:
             same = sum(ids[i] == theirs[i] for i in rows)
-            cells.append(f"[{'green' if same == len(rows) else 'red'}]{same} of {len(rows)}[/]")
+            cells.append(Text(f"{same} of {len(rows)}", "green" if same == len(rows) else "red"))
         made.add_row(*cells)
     return made
 

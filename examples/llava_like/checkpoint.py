@@ -8,7 +8,7 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 """The tokenizer's alphabet: one token per character, so that any ASCII text can be read back."""
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] | upper }}: {{ message['content'] }}\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] | upper }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 

@@ -1,6 +1,7 @@
 """LLaVA for vLLM: a CLIP vision tower, a projector, and a Llama that reads its rows among the token embeddings."""
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -73,7 +74,7 @@ class Decoder(nn.Module, SupportsPP):
 class LlavaLikeForConditionalGeneration(MultiModalModel, Decoder):
     """Runs any LLaVA 1.5 checkpoint with a CLIP vision tower and one vision feature layer."""
 
-    packed_modules_mapping = {
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }

@@ -1,14 +1,16 @@
 """One LLaVA checkpoint in vLLM, as this package's model or as vLLM's own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from . import ARCHITECTURE
 
 
-def start(model: Path, *, own: bool = False, **options: Any) -> Any:
-    """Start a `vllm.LLM`.
+@contextmanager
+def engine(model: Path, *, own: bool = False, **options: Any) -> Iterator[Any]:
+    """A `vllm.LLM` that ends with the block, its processes with it.
 
     Args:
         model: folder of the checkpoint.
@@ -17,17 +19,21 @@ def start(model: Path, *, own: bool = False, **options: Any) -> Any:
     """
     from vllm import LLM
 
-    overrides = {} if own else {"architectures": [ARCHITECTURE]}
-    return LLM(
+    llm = LLM(
         **{
             "model": str(model),
             "dtype": "float32",  # vLLM would run float32 checkpoints in 16 bits
             "block_size": 32,  # the smallest that vLLM's attention on CPUs takes; only full blocks are reused
             "enable_mm_embeds": True,
-            "hf_overrides": overrides,
+            "hf_overrides": {} if own else {"architectures": [ARCHITECTURE]},
+            "use_tqdm_on_load": False,
             **options,
         }
     )
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
 
 
 def answer(llm: Any, requests: Sequence[dict[str, Any]], max_tokens: int = 16) -> list[list[int]]:
