@@ -358,14 +358,14 @@ def weights(checkpoint: Path) -> Weights:
     return load_file(checkpoint / "model.safetensors")
 
 
-def copied(checkpoint: Path, folder: Path, weights: Weights) -> Any:
-    """The checkpoint with other weights, and vLLM's configuration for it."""
+def copied(checkpoint: Path, folder: Path, weights: Weights, **changes: Any) -> Any:
+    """The checkpoint with other weights, and vLLM's configuration for it, changed."""
     from vllm.engine.arg_utils import EngineArgs
 
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"):
         (folder / name).write_text((checkpoint / name).read_text())
-    overrides = {"architectures": [ARCHITECTURE]}
+    overrides = {"architectures": [ARCHITECTURE], **changes}
     return EngineArgs(str(folder), dtype="float32", hf_overrides=overrides, enforce_eager=True).create_engine_config()
 
 
@@ -379,12 +379,12 @@ def load_model(checkpoint: Path, folder: Path, weights: Weights) -> Any:
         return get_model(vllm_config=config)
 
 
-def new_model(checkpoint: Path, folder: Path) -> Any:
+def new_model(checkpoint: Path, folder: Path, **changes: Any) -> Any:
     """The model before its weights are loaded, each to NaN: afterwards vLLM packs them, and none can be compared."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    config = copied(checkpoint, folder, {})
+    config = copied(checkpoint, folder, {}, **changes)
     with set_current_vllm_config(config):
         model = initialize_model(vllm_config=config)
     for parameter in model.parameters():
@@ -474,3 +474,10 @@ def test_every_unexpected_weight_is_an_error(
     """Also where vLLM would pass over it: biases, and layers of the vision tower."""
     with pytest.raises(ValueError, match=r"unexpected|no module or parameter"):
         load_model(checkpoint, tmp_path, {**weights, name: torch.zeros(1)})
+
+
+def test_several_feature_layers_are_refused(llava: Any, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"expected a clip_vision_model and one vision_feature_layer, got .*\[-2, -1\]"
+    ):
+        new_model(checkpoint, tmp_path, vision_feature_layer=[-2, -1])

@@ -1,6 +1,6 @@
 """Compare the model with vLLM's own, request by request: ``python -m examples.llava_like --help``."""
 
-import importlib.util
+import importlib
 import json
 import os
 import tempfile
@@ -58,8 +58,8 @@ def main(
         console.print("Starting vLLM with the model of this package, half a minute ...")
         ids = run(model, [request for _, request in requests], **sizes)
         theirs: list[list[int]] | None = None
-        if compare and importlib.util.find_spec("torchvision") is None:
-            console.print("vLLM's own LLaVA needs torchvision, which is not installed, so there is no comparison.")
+        if compare and not importable("torchvision"):
+            console.print("vLLM's own LLaVA needs torchvision, which cannot be imported, so there is no comparison.")
         elif compare:
             console.print("Starting vLLM with its own class ...")
             theirs = run(model, [request for _, request in requests], own=True)
@@ -69,6 +69,15 @@ def main(
         report.write_text(json.dumps({"kinds": kinds, "ids": ids, "vllm": theirs}) + "\n")
     if theirs is not None and theirs != ids:
         raise typer.Exit(1)
+
+
+def importable(name: str) -> bool:
+    """Whether a module can be imported; torchvision beside another build of torch raises RuntimeError."""
+    try:
+        importlib.import_module(name)
+    except (ImportError, RuntimeError):
+        return False
+    return True
 
 
 def embedded(model: Path, cases: list[Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -98,8 +98,13 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, Decoder):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
-        depth = config.vision_config.num_hidden_layers
-        used = get_layer_index(config.vision_feature_layer, depth)
+        tower, depth = config.vision_config.model_type, config.vision_config.num_hidden_layers
+        layer = config.vision_feature_layer
+        if tower != "clip_vision_model" or not isinstance(layer, int):
+            raise ValueError(
+                f"llava_like: expected a clip_vision_model and one vision_feature_layer, got a {tower} and {layer}."
+            )
+        used = get_layer_index(layer, depth)
         # the vision tower ends at the layer whose output the projector takes
         layers = (f"vision_tower.encoder.layers.{n}." for n in range(used, depth))
         self.unused_weights = ("vision_tower.post_layernorm.", *layers)
