@@ -1,0 +1,23 @@
+"""The multimodal side of LLaVA: an image becomes one position per patch of the vision tower."""
+
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, equal, replace, where
+
+SIDE = cfg.vision_config.image_size
+PATCHES = (SIDE // cfg.vision_config.patch_size) ** 2
+CLASS_TOKEN = where(equal(cfg.vision_feature_select_strategy, "full"), 1, 0)
+
+LLAVA_LIKE = ModelSpec(
+    "llava_like",
+    Modality(
+        "image",
+        # the image processor brings every image to this size
+        item=Image(largest=(SIDE, SIDE)),
+        # the strategy "default" leaves out the row of the vision tower's class token, "full" keeps it
+        layout=embed(cfg.image_token_index) * (PATCHES + CLASS_TOKEN),
+        # the caller writes one <image> for each
+        update=replace(cfg.image_token_index),
+        fields={"pixel_values": batched(shape=(3, SIDE, SIDE), dtype="float32")},
+        # rows that the caller computed before are taken in place of an image
+        embeds=True,
+    ),
+)
