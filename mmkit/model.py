@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +14,19 @@ from .spec import ModelSpec
 from .vllm_api import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings
 
 __all__ = ["MultiModalModel"]
+
+
+def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
+    """A method that returns logits, with minus infinity for placeholder ids."""
+
+    @wraps(compute_logits)
+    def masked(self: MultiModalModel, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        logits = compute_logits(self, *args, **kwargs)
+        if logits is not None:  # None on ranks that do not sample
+            logits.index_fill_(-1, self._reserved_ids(logits.device), float("-inf"))
+        return logits
+
+    return masked
 
 
 class MultiModalModel(SupportsMultiModal):
@@ -77,12 +92,19 @@ class MultiModalModel(SupportsMultiModal):
             return embeds
         return merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
 
+    @_masked
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the next token, with minus infinity for placeholder ids."""
-        logits: torch.Tensor | None = super().compute_logits(hidden_states)
-        if logits is not None:  # None on ranks that do not sample
-            logits.index_fill_(-1, self._reserved_ids(logits.device), float("-inf"))
+        """Logits of the next token, of the class itself or of its language model, with minus infinity for placeholder
+        ids. A subclass that defines its own has them masked too.
+        """
+        own = getattr(super(), "compute_logits", None)
+        logits: torch.Tensor | None = (own or self.get_language_model().compute_logits)(hidden_states)
         return logits
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if (own := vars(cls).get("compute_logits")) is not None:
+            cls.compute_logits = _masked(own)  # type: ignore[method-assign]
 
     @property
     def compute_logits_local(self) -> Any:

@@ -75,6 +75,7 @@ class System:
 SYSTEMS = {
     system.name: system
     for system in (
+        System("llava", "llava_like.spec:LLAVA_LIKE", "LlavaForConditionalGeneration"),
         System("fuyu", "gallery.fuyu:FUYU", "FuyuForCausalLM"),
         System("blip2", "gallery.blip2:BLIP2", "Blip2ForConditionalGeneration"),
         System("florence2", "gallery.florence2:FLORENCE2", "Florence2ForConditionalGeneration", always_special),

@@ -1207,7 +1207,6 @@ LLAVA = ModelSpec(
         embeds=True,
     ),
 )
-CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "llava_cases.jsonl").read_text().splitlines()]
 
 
 @functools.cache
@@ -1229,38 +1228,15 @@ def llava_processor(**options: Any) -> Any:
         "vision_config": {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, **sizes},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return processor(LLAVA, LlavaForConditionalGeneration, str(folder), **options)
+    own = ModelRegistry.models[LlavaForConditionalGeneration.__name__]
+    try:
+        return processor(LLAVA, LlavaForConditionalGeneration, str(folder), **options)
+    finally:  # vLLM's own class is compared with in other modules
+        ModelRegistry.models[LlavaForConditionalGeneration.__name__] = own
 
 
 def picture(seed: int, width: int, height: int) -> np.ndarray:
     return np.random.RandomState(seed).randint(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-@pytest.mark.parametrize("cached", [False, True])
-def test_llava(case: dict[str, Any], cached: bool) -> None:
-    """Ids, ranges and pixels are those of vLLM's hand-written processor."""
-    made = llava_processor()
-    cache = MultiModalProcessorOnlyCache(made.info.ctx.model_config) if cached else None
-    data = {name: [picture(**one) for one in found] for name, found in case["items"].items()}
-    expected = case["expect"]
-    for _ in range(1 + cached):
-        result = run(made, case["prompt_token_ids"], data, kwargs=case["mm_processor_kwargs"], cache=cache)
-        runs = [[i, len(list(same))] for i, same in itertools.groupby(result["prompt_token_ids"])]
-        assert runs == expected["prompt_runs"]
-        places = {
-            k: [(r["offset"], r["length"], r["is_embed"]) for r in v] for k, v in expected["placeholders"].items()
-        }
-        assert ranges(result) == places
-        for name, found in expected["fields"].items():
-            for want, got in zip(found, result["mm_kwargs"][name], strict=True):
-                assert sorted(want) == sorted(got)
-                for key, facts in want.items():
-                    tensor = got[key].data
-                    assert (list(tensor.shape), str(tensor.dtype)) == (facts["shape"], f"torch.{facts['dtype']}")
-                    # image backends differ a little in how they resize
-                    assert tensor.mean().item() == pytest.approx(facts["mean"], rel=0.02, abs=0.02)
-                    assert tensor.std().item() == pytest.approx(facts["std"], rel=0.02, abs=0.02)
 
 
 def test_llava_dummies_and_embeddings() -> None:

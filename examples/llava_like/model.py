@@ -50,28 +50,8 @@ class Projector(nn.Module):
         return self.linear_2(self.act(self.linear_1(features)))
 
 
-class Decoder(nn.Module, SupportsPP):
-    """What vLLM calls on a model with a language model inside. A base class, so that mmkit's mixin, which never lets
-    placeholder ids be sampled, stands before it."""
-
-    language_model: nn.Module
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: object,
-    ) -> torch.Tensor | IntermediateTensors:
-        return self.language_model.model(input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        return self.language_model.compute_logits(hidden_states)
-
-
 @LLAVA_LIKE.register
-class LlavaLikeForConditionalGeneration(MultiModalModel, Decoder):
+class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
     """Runs any LLaVA 1.5 checkpoint with a CLIP vision tower and one vision feature layer."""
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
@@ -131,6 +111,16 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, Decoder):
         """Pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
         features = self.vision_tower(pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy)
         return self.multi_modal_projector(features)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor | IntermediateTensors:
+        return self.language_model.model(input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaVA checkpoint, with the names of any version of transformers.

@@ -16,7 +16,7 @@ LLAVA_LIKE = ModelSpec(
         layout=embed(cfg.image_token_index) * (PATCHES + CLASS_TOKEN),
         # the caller writes one <image> for each
         update=replace(cfg.image_token_index),
-        fields={"pixel_values": batched(shape=(3, SIDE, SIDE), dtype="float32")},
+        fields={"pixel_values": batched(shape=(3, SIDE, SIDE))},
         # rows that the caller computed before are taken in place of an image
         embeds=True,
     ),
