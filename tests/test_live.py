@@ -132,7 +132,7 @@ LIVE = {
             taken=["<image>"],
             special=["<s>", "</s>", "<pad>"],
             sizes=multiples(56, 2),
-            kwargs=[{"do_rescale": False}, {"do_normalize": False}, {"do_center_crop": False}, {"resample": 0}],
+            kwargs=[{"do_rescale": False}, {"do_normalize": False}, {"resample": 0}],
             embeds=[16],
         ),
         Live(
@@ -557,6 +557,14 @@ def test_embeddings_of_too_few_rows(name: str) -> None:
     hand, ours = outcomes(name, Request(LIVE[name].markers["image"] or "a", {"image": [Item("embeds", length=rows)]}))
     assert (hand.ranges["image"][0][1] == rows) == (name == "llava")
     assert f"embedding row(s), got {rows}" in ours.refused
+
+
+@pytest.mark.skipif("llava" not in LIVE, reason="its spec is not there")
+def test_llava_with_an_image_that_its_tower_does_not_take() -> None:
+    """L9: the hand-written class lets it through to the engine, where the model refuses it."""
+    hand, ours = outcomes("llava", Request("<image>", {"image": [IMAGE]}, {"do_center_crop": False}))
+    assert list(hand.items["image"][0]["pixel_values"].data.shape) == [3, 56, 84]
+    assert "expected shape (3, 56, 56)" in ours.refused
 
 
 def test_deepseek_counts_with_the_processor_of_the_request() -> None:
