@@ -122,23 +122,31 @@ def model_config(checkpoint: str, **options: Any) -> ModelConfig:
 
 
 @functools.cache
-def processor(name: str) -> Any:
-    """The generated processor of a system, in vLLM, on its stored checkpoint."""
+def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
+    """The generated processor of a system, in vLLM, on its stored checkpoint or another."""
     system = SYSTEMS[name]
-    model = type(system.architecture, (MadeUpForCausalLM,), {"__module__": __name__})
-    globals()[system.architecture] = model
-    known = dict(ModelRegistry.models)
-    ModelRegistry.register_model(system.architecture, model)
-    try:
-        spec, config = system.load_spec(), model_config(system.checkpoint)
-        info = spec.classes.info
-        MULTIMODAL_REGISTRY.register_processor(
-            spec.classes.processor, info=info, dummy_inputs=spec.classes.dummy_inputs
-        )(model)
-        return MULTIMODAL_REGISTRY.create_processor(config)
-    finally:  # the live class of that name is the second oracle
-        ModelRegistry.models.clear()
-        ModelRegistry.models.update(known)
+    # a name of its own: vLLM keeps the class that it found for a checkpoint and an architecture, and the live class is
+    # the second oracle
+    architecture = f"Generated{system.architecture}"
+    model = type(architecture, (MadeUpForCausalLM,), {"__module__": __name__})
+    globals()[architecture] = model
+    ModelRegistry.register_model(architecture, model)
+    spec = system.load_spec()
+    MULTIMODAL_REGISTRY.register_processor(
+        spec.classes.processor, info=spec.classes.info, dummy_inputs=spec.classes.dummy_inputs
+    )(model)
+    config = model_config(checkpoint or system.checkpoint, hf_overrides={"architectures": [architecture]}, **options)
+    made = MULTIMODAL_REGISTRY.create_processor(config)
+    assert type(made) is spec.classes.processor
+    return made
+
+
+@functools.cache
+def hand_written(name: str, checkpoint: str | None = None, **options: Any) -> Any:
+    """vLLM's own processor of a system's architecture, on its stored checkpoint or another."""
+    made = MULTIMODAL_REGISTRY.create_processor(model_config(checkpoint or SYSTEMS[name].checkpoint, **options))
+    assert type(made).__module__.startswith("vllm.")
+    return made
 
 
 def items_of(case: Mapping[str, Any]) -> dict[str, list[Any]]:
