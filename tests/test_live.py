@@ -435,16 +435,9 @@ def test_as_the_hand_written_class(live: Live) -> None:
     assert compared(live, examples) >= REQUESTS * examples  # 1,200 requests in the `ci` profile
 
 
-FLAT = pytest.mark.xfail(raises=KeyError, reason="embeddings of a modality with flat fields")
-
-
 @pytest.mark.parametrize(
     "live",
-    [
-        pytest.param(live, id=name, marks=FLAT if live.name in ("deepseek_vl2", "internvl2") else ())
-        for name, live in LIVE.items()
-        if live.embeds
-    ],
+    [pytest.param(live, id=name) for name, live in LIVE.items() if live.embeds],
 )
 def test_precomputed_embeddings(live: Live) -> None:
     plain = Request(live.markers["image"] or "a", {"image": [Item("embeds", length=live.embeds[0])]})
@@ -501,10 +494,7 @@ def test_an_id_outside_the_vocabulary(name: str) -> None:
     assert "expected a token id from 0 to" in ours.refused
 
 
-MOLMO = pytest.mark.xfail(reason="its spec writes a space and <|endoftext|> before an expanded prompt too")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MOLMO if name == "molmo" else ()) for name in LIVE])
+@pytest.mark.parametrize("name", LIVE)
 def test_a_prompt_that_is_expanded_already(name: str) -> None:
     """L10: the hand-written classes expand it again, or do not find the placeholder."""
     request = Request(LIVE[name].markers["image"] or "a", {"image": [IMAGE]})

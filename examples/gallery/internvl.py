@@ -49,8 +49,8 @@ class Tiles:
         self.size, self.thumbnail, self.grids = size, thumbnail, grids(least, most)
 
     def __call__(
-        self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), return_tensors: str = "pt"
-    ) -> dict[str, torch.Tensor]:
+        self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), **options: object
+    ) -> dict[str, torch.Tensor]:  # the request's options have chosen the grids already
         made = {}
         for items, pixels, count in (
             ([self.tiles(image) for image in images], "pixel_values_flat", "image_num_patches"),

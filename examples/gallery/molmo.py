@@ -74,7 +74,10 @@ def block(columns, rows):
 
 
 def text_after_space(s: Scope) -> list[int]:
-    """The prompt's text after a space, behind the end-of-text token."""
+    """The prompt's text after a space, behind the end-of-text token; an expanded prompt as it is."""
+    begin, patch = [s.tok["<|endoftext|>"], s.tok["<im_start>"]], s.tok["<im_patch>"]
+    if s.prompt[:2] == begin and patch in s.prompt:
+        return s.prompt
     return [s.tok["<|endoftext|>"], *s.tok(" " + s.tok.decode(s.prompt))]
 
 
