@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +64,28 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
     assert placed.is_embed.sum() == len(item["image_patches"].data) == item["patches_per_image"].data
 
 
-def test_all_systems_have_cases() -> None:
-    assert {name for name, _ in CASES} == set(SYSTEMS)
+def test_the_table_of_the_docs() -> None:
+    """docs/gallery.md states the lines of each spec and the number of stored cases."""
+    text = (Path(__file__).parents[1] / "docs" / "gallery.md").read_text()
+    stated = re.findall(r"^\| \[.*?\]\(\.\./(.*?)\) \|[^|]*\| (\d+) \|[^|]*\|[^|]*\| (\d+) \|", text, re.MULTILINE)
+    known = {}
+    for name, system in SYSTEMS.items():
+        path = Path(*("examples/" + system.spec.split(":")[0].replace(".", "/") + ".py").split("/"))
+        known[str(path)] = code_lines(path.read_text()), sum(n == name for n, _ in CASES)
+    assert {path: (int(lines), int(cases)) for path, lines, cases in stated} == known
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code, without imports and docstrings."""
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
+        for part in [node.body[0]] if documented else [node] if isinstance(node, (ast.Import, ast.ImportFrom)) else []:
+            left_out |= set(range(part.lineno, part.end_lineno + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {n for t in tokens if t.type not in layout for n in range(t.start[0], t.end[0] + 1)}
+    return len(lines - left_out)
 
 
 @pytest.mark.engine
