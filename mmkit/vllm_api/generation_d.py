@@ -162,7 +162,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     def largest(self, name: str) -> Any:
         """The item of a modality with the most tokens."""
         modality = self.plan.modalities[name]
-        return modality.largest((lambda values: self._parts(name, values)) if modality.needs_hf else None)[0]
+        return modality.largest((lambda value: self._parts(name, [value])[0]) if modality.needs_hf else None)[0]
 
     # -- processing --------------------------------------------------------------------------------------------------
 
