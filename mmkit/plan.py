@@ -295,8 +295,10 @@ class BoundModality:
         Raises:
             SpecError: what would fail at the first request.
         """
+        if self.needs_hf:
+            return []
         made = []
-        for value in [] if self.needs_hf else self.item.extremes():
+        for value in self.item.extremes():
             fields = None
             if self.hf is None:
                 with _calling(SpecError, f"{self.where}, process", "to take a well-formed item"):

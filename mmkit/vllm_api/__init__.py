@@ -26,11 +26,12 @@ if not hasattr(BaseMultiModalProcessor, "get_dummy_inputs"):
         "Install a newer vLLM."
     )
 
+from vllm.model_executor.models.interfaces import SupportsMultiModal as SupportsMultiModal
+from vllm.model_executor.models.interfaces import SupportsMultiModalEmbeddings as SupportsMultiModalEmbeddings
+
 from .generation_d import EncDecProcessor as EncDecProcessor
 from .generation_d import ProcessingInfo as ProcessingInfo
 from .generation_d import Processor as Processor
-from .models import SupportsMultiModal as SupportsMultiModal
-from .models import SupportsMultiModalEmbeddings as SupportsMultiModalEmbeddings
 from .models import current_plan as current_plan
 from .models import merge_embeddings as merge_embeddings
 from .models import register as register

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
-from vllm.multimodal.processing import (
-    PromptIndexTargets,
-    PromptInsertion,
-    PromptReplacement,
-    PromptUpdate,
-    PromptUpdateDetails,
-)
+from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
 
 from ..errors import InputError
 from ..expr import Scope, evaluate
@@ -99,8 +93,7 @@ class Parser(MultiModalDataParser):
         rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
             raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
-        items = list(rows)
-        for i, item in enumerate(items):
+        for i, item in enumerate(rows):
             where = f"{modality.where}[{i}]"
             expected = f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor"
             tensor = isinstance(item, torch.Tensor)
@@ -111,7 +104,7 @@ class Parser(MultiModalDataParser):
                 raise InputError(where, expected, f"shape {tuple(item.shape)}")
             check_finite(item, where)
         # copies: what is cached must not change when the caller reuses its memory
-        return EmbedItems([item.detach().cpu().clone() for item in items], modality.name, self.expected_hidden_size)
+        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name, self.expected_hidden_size)
 
 
 def field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
@@ -175,7 +168,7 @@ def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[WayDeta
     return [WayDetails(way, number, modality, kept, embeds) for number, way in enumerate(ways)]
 
 
-def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptUpdate:
+def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptReplacement | PromptInsertion:
     """One alternative of all items of a modality, as vLLM's prompt update."""
     kind = PromptReplacement if contents[0].way.kind in ("replace", "in_place") else PromptInsertion
     return kind(modality, lambda index: target(contents[index].way), contents.__getitem__)

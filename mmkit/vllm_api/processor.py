@@ -142,7 +142,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 done[name] = plan.modalities[name].finish(raw, items.get_all(), total(items))
         return done
 
-    def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+    def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
         processor = plan.modalities[next(iter(group))].hf_processor
         if processor is None:
@@ -151,12 +151,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if "text" in inputs:  # as many placeholders as items, however long they make it
             kwargs = {"truncation": False, **kwargs}
         try:
-            made: Mapping[str, Any] = self.info.ctx.call_hf_processor(processor, inputs, kwargs)
+            return dict(self.info.ctx.call_hf_processor(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
             expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
             raise InputError(where, expected, got) from error
-        return made
 
     def _processed(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The contents of the BatchFeature."""
@@ -196,14 +195,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         content = cached_update.content.moved(new_item_idx)
         return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
 
-    def _apply_prompt_updates(
-        self, token_ids: list[int], mm_prompt_updates: Any
-    ) -> tuple[list[int], Mapping[str, list[Any]]]:
-        items = {
-            name: [[update.content.way for update in ways] for ways in alternatives]
-            for name, alternatives in mm_prompt_updates.items()
-        }
+    def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
+        items = {}
         for name, alternatives in mm_prompt_updates.items():
+            items[name] = [[update.content.way for update in ways] for ways in alternatives]
             for i, ways in enumerate(alternatives):
                 if ways[0].modality != name:
                     where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
@@ -225,9 +220,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         found: dict[str, list[Any]] = {}
         for place in placements:
             laid = items[place.modality][place.index][place.way].laid
-            found.setdefault(place.modality, []).append(
-                PlaceholderFeaturesInfo(place.modality, place.index, place.start, laid.ids, laid.is_embed)
-            )
+            info = PlaceholderFeaturesInfo(place.modality, place.index, place.start, laid.ids, laid.is_embed)
+            found.setdefault(place.modality, []).append(info)
         return ids, found
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
