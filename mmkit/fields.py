@@ -18,8 +18,6 @@ from .expr import Scope, Value, evaluate, expression, fold
 from .items import fits, map_size, shape_text
 from .layout import Tokens
 
-__all__ = ["Field", "batched", "flat", "shared"]
-
 
 @dataclass(frozen=True)
 class Field:
@@ -73,9 +71,8 @@ class Field:
             return [data[i] for i in range(count)]
         assert sizes is not None
         if sum(sizes) != extent:
-            raise SpecError(
-                where, f"sizes that add up to {extent}, the extent of dimension {self.dim}", str(sum(sizes))
-            )
+            expected = f"sizes that add up to {extent}, the extent of dimension {self.dim}"
+            raise SpecError(where, expected, str(sum(sizes)))
         if isinstance(data, torch.Tensor):
             return list(torch.split(data, list(sizes), dim=self.dim))
         return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]

@@ -8,18 +8,14 @@ pickled for spawned workers, read with `inspect.getsource`, and subclassed.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import linecache
 import sys
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from .spec import ModelSpec
-
-__all__ = ["Classes", "classes", "source"]
 
 PACKAGE = "mmkit.generated"
 
@@ -63,13 +59,9 @@ class Classes(NamedTuple):
 
 def classes(spec: ModelSpec) -> Classes:
     """The generated classes of a spec; made at the first call, the same ones afterwards."""
-    home = _home(spec)
-    if home is not None:
-        module: Any = importlib.import_module(f"{PACKAGE}.{home}")
-        if module.SPEC is not spec:  # the variable was assigned again
-            module = importlib.reload(module)
-    else:
-        module = _local_module(spec)
+    module: Any = importlib.import_module(f"{PACKAGE}.{_home(spec) or _local_home(spec)}")
+    if module.SPEC is not spec:  # the variable was assigned again
+        module = importlib.reload(module)
     prefix = class_prefix(spec.name)
     return Classes(*(getattr(module, prefix + suffix) for suffix in ("ProcessingInfo", "DummyInputs", "Processor")))
 
@@ -116,33 +108,23 @@ def _home(spec: ModelSpec) -> str | None:
     return None if variable is None else f"{spec._module}.{variable}"
 
 
-_local: dict[int, tuple[ModelSpec, ModuleType]] = {}
+_local: dict[str, ModelSpec] = {}
 
 
-def _local_module(spec: ModelSpec) -> ModuleType:
-    """Classes of a spec that no module-level variable holds: usable and readable in this process, but not importable in
-    another.
+def _local_home(spec: ModelSpec) -> str:
+    """A name for the classes of a spec that no module-level variable holds: usable and readable in this process, but
+    not importable in another.
     """
-    if id(spec) not in _local:
-        name = f"{PACKAGE}._local_{len(_local)}"
-        loader = _Loader(spec, None)
-        module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=f"<{name}>"))
-        sys.modules[name] = module
-        loader.exec_module(module)
-        _local[id(spec)] = spec, module
-    return _local[id(spec)][1]
+    home = next((name for name, known in _local.items() if known is spec), f"_local_{len(_local)}")
+    _local[home] = spec
+    return home
 
 
 class _Loader(Loader):
-    def __init__(self, spec: ModelSpec | None, home: str | None) -> None:
+    def __init__(self, spec: ModelSpec, home: str | None) -> None:
         self.spec, self.home = spec, home
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
-        if self.spec is None:
-            return
         module.__dict__["__spec_of_module__"] = self.spec
         text = source(self.spec, self.home)
         name = module.__file__ = f"<{module.__name__}>"
@@ -155,12 +137,12 @@ class _Finder(MetaPathFinder):
     package.
     """
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if not fullname.startswith(f"{PACKAGE}."):
             return None
         home = fullname.removeprefix(f"{PACKAGE}.")
+        if home in _local:
+            return ModuleSpec(fullname, _Loader(_local[home], None), origin=f"<{fullname}>")
         module, _, variable = home.rpartition(".")
         held = None
         if module:
@@ -170,7 +152,7 @@ class _Finder(MetaPathFinder):
                 raise ModuleNotFoundError(f"{fullname}: {error}", name=fullname) from error
         if isinstance(held, ModelSpec):
             return ModuleSpec(fullname, _Loader(held, home), origin=f"<{fullname}>")
-        return ModuleSpec(fullname, _Loader(None, None), is_package=True)
+        return ModuleSpec(fullname, None, is_package=True)
 
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

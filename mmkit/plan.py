@@ -9,26 +9,28 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from .errors import InputError, MmkitError, SpecError
 from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
-from .layout import Laid, Layout, whole
+from .fields import Field
+from .items import ItemType
+from .layout import Laid, Layout, nothing, whole
 from .process import HF, Identity, unpadded
-from .updates import Placement, Resolved, place
+from .updates import Placement, Resolved, Update, place
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from .spec import Modality, ModelSpec
 
-__all__ = ["BoundModality", "Plan", "Preview", "Processed"]
+T = TypeVar("T")
 
 _GEOMETRIES = 4096
 """Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
@@ -84,50 +86,36 @@ class BoundModality:
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
         self.spec, self.where, self._scope = spec, where, scope
         self.name = spec.name
-        with self._binding("item"):
-            self.item = spec.item.bind(scope)
-        with self._binding("layout"):
-            self.layout = spec.layout.bind(scope)
-        with self._binding("update"):
-            self.updates = [update.bind(scope) for update in spec.update]
-        with self._binding("fields"):
-            self.fields = {name: declared.bind(scope) for name, declared in spec.fields.items()}
-        with self._binding("process"):
-            self.hf = spec.process.bind(scope) if isinstance(spec.process, HF) else None
-        self.limit = self._limit()
-        self.embeds: Layout | None = None
+        self.item: ItemType = self._bound("item", spec.item)
+        self.layout: Layout = self._bound("layout", spec.layout)
+        self.updates: list[Update] = [self._bound("update", update) for update in spec.update]
+        self.fields: dict[str, Field] = {name: self._bound("fields", field) for name, field in spec.fields.items()}
+        self.hf: HF | None = self._bound("process", spec.process) if isinstance(spec.process, HF) else None
+        with self._naming("limit"):
+            limit: int | None = evaluate(spec.limit, scope)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise SpecError(f"{where}, limit", "a whole number >= 0 or None", repr(limit))
+        self.limit = limit
+        self.embeds: Layout | None = self.layout if spec.embeds else None
         if isinstance(spec.embeds, Layout):
-            with self._binding("embeds"):
-                self.embeds = spec.embeds.bind(scope)
-        elif spec.embeds:
-            self.embeds = self.layout
-        targets = frozenset[Expr]().union(*(update.leaves() for update in self.updates))
-        embeds = self.embeds.leaves() if self.embeds else frozenset[Expr]()
+            self.embeds = self._bound("embeds", spec.embeds)
         # what tells one geometry from another, for raw items and for embeddings
-        self._key_leaves = {
-            False: sorted(self.layout.leaves() | targets, key=repr),
-            True: sorted(embeds | targets, key=repr),
-        }
-        varying = {leaf for leaves in self._key_leaves.values() for leaf in leaves}
-        self._cacheable = not any(isinstance(leaf, Opaque) for leaf in varying)  # a function may read anything
-        self._reads_out = not self._cacheable or any(root(leaf) == out for leaf in varying)
-        self.depends_on_index = not self._cacheable or item.index in varying
+        self._leaves = {False: self._varying(self.layout), True: self._varying(self.embeds or nothing)}
+        leaves = self._leaves[False] | self._leaves[True]
+        self._opaque = any(isinstance(leaf, Opaque) for leaf in leaves)  # a function may read anything
+        self._reads_out = self._opaque or any(root(leaf) == out for leaf in leaves)
+        self.depends_on_index = self._opaque or item.index in leaves
         self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
 
-    @contextmanager
-    def _binding(self, part: str) -> Iterator[None]:
-        """Name the part in the errors of its binding."""
-        try:
-            yield
-        except SpecError as error:
-            raise SpecError(f"{self.where}, {part}: {error}") from error
+    def _naming(self, part: str) -> AbstractContextManager[None]:
+        return _naming(f"{self.where}, {part}")
 
-    def _limit(self) -> int | None:
-        with self._binding("limit"):
-            limit: int | None = evaluate(self.spec.limit, self._scope)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise SpecError(f"{self.where}, limit", "a whole number >= 0 or None", repr(limit))
-        return limit
+    def _bound(self, part: str, declared: Any) -> Any:
+        with self._naming(part):
+            return declared.bind(self._scope)
+
+    def _varying(self, layout: Layout) -> frozenset[Expr]:
+        return layout.leaves().union(*(update.leaves() for update in self.updates))
 
     @property
     def embeds_field(self) -> str:
@@ -143,12 +131,8 @@ class BoundModality:
             InputError: no item at all, or a malformed one.
         """
         if data is None:
-            raise InputError(
-                self.where,
-                f"{self.item.expected} or a list of them",
-                "None",
-                "Send the item, or leave the modality out.",
-            )
+            expected = f"{self.item.expected} or a list of them"
+            raise InputError(self.where, expected, "None", "Send the item, or leave the modality out.")
         values = self.item.split(data, self.where)
         if not values:
             raise InputError(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
@@ -162,7 +146,7 @@ class BoundModality:
 
     def may_cache(self, count: int) -> bool:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
-        with self._binding("cache"):
+        with self._naming("cache"):
             return bool(evaluate(self.spec.cache, replace(self._scope, item=SimpleNamespace(count=count))))
 
     # -- processing --------------------------------------------------------------------------------------------------
@@ -170,7 +154,7 @@ class BoundModality:
     @cached_property
     def hf_processor(self) -> Any:
         """What `hf(processor)` names; None for the checkpoint's own."""
-        with self._binding("process"):
+        with self._naming("process"):
             return evaluate(self.hf.processor, self._scope) if self.hf else None
 
     def process(self, values: Sequence[Any], count: int | None = None) -> Processed:
@@ -200,9 +184,8 @@ class BoundModality:
             wanted = {name for name, declared in self.fields.items() if declared.value is None}
             if unknown := set(raw) - wanted:
                 expected = f"process to return declared fields, {sorted(wanted)}"
-                raise SpecError(
-                    self.where, expected, repr(sorted(unknown)), "Declare them in fields, or do not return them."
-                )
+                remedy = "Declare them in fields, or do not return them."
+                raise SpecError(self.where, expected, repr(sorted(unknown)), remedy)
         return self.finish(raw, values, count)
 
     def finish(self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None) -> Processed:
@@ -214,15 +197,14 @@ class BoundModality:
         if self.hf is not None:
             raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
         if missing := [name for name, f in self.fields.items() if f.value is None and raw.get(name) is None]:
-            raise SpecError(
-                f"{self.where}, process", f"the fields {sorted(self.fields)}", f"{sorted(raw)}, without {missing}"
-            )
+            got = f"{sorted(raw)}, without {missing}"
+            raise SpecError(f"{self.where}, process", f"the fields {sorted(self.fields)}", got)
         parts: list[dict[str, Any]] = [{} for _ in values]
         scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
         extents: dict[str, list[int]] = {}
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         for name, declared in sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None)):
-            with self._binding(f"fields[{name!r}]"):
+            with self._naming(f"fields[{name!r}]"):
                 if declared.value is not None and declared.kind == "shared":
                     made = [declared.derive(self._scope)] * len(values)
                 elif declared.value is not None:
@@ -235,24 +217,16 @@ class BoundModality:
             for fields, part in zip(parts, made, strict=True):
                 fields[name] = part
         for name, sizes in self.hf.unpad.items() if self.hf else ():
-            cut = [unpadded(fields[name], sizes, s) for fields, s in zip(parts, scopes, strict=True)]
-            for fields, part in zip(parts, cut, strict=True):
-                fields[name] = part
+            for fields, scope in zip(parts, scopes, strict=True):
+                fields[name] = unpadded(fields[name], sizes, scope)
+        data = {}
         for name, declared in self.fields.items():
-            if declared.shape is not None or declared.dtype is not None:
-                for i, fields in enumerate(parts):
-                    with self._binding(f"fields[{name!r}]"):
-                        declared.check(fields[name], scopes[i], f"item {i}")
-        data = {name: self._joined(name, raw, parts) for name in self.fields}
+            own = [fields[name] for fields in parts]
+            with self._naming(f"fields[{name!r}]"):
+                for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
+                    declared.check(part, scope, f"item {i}")
+            data[name] = {"batched": own, "shared": own[0], "flat": raw.get(name)}[declared.kind]
         return Processed(data, extents, parts)
-
-    def _joined(self, name: str, raw: Mapping[str, Any], parts: list[dict[str, Any]]) -> Any:
-        match self.fields[name].kind:
-            case "batched":
-                return [fields[name] for fields in parts]
-            case "shared":
-                return parts[0][name]
-        return raw[name]
 
     # -- placeholders ------------------------------------------------------------------------------------------------
 
@@ -262,27 +236,23 @@ class BoundModality:
         Raises:
             SpecError: an id outside the vocabulary, or an item without any placeholder.
         """
-        key = (embeds, *(_geometry(leaf, scope) for leaf in self._key_leaves[embeds]))
-        if not self._cacheable or not _hashable(key):
+        if self._opaque:
             return self._resolve(scope, embeds)
-        found = self._layouts.get(key)
-        if found is None:
-            found = self._layouts[key] = self._resolve(scope, embeds)
-            if len(self._layouts) > _GEOMETRIES:
-                self._layouts.popitem(last=False)
-        return found
+        key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
+        return _kept(self._layouts, key, lambda: self._resolve(scope, embeds), _GEOMETRIES)
 
     def _resolve(self, scope: Scope, embeds: bool) -> list[Resolved]:
-        with self._binding("layout"):
-            laid = ((self.embeds or self.layout) if embeds else self.layout).lay(scope)
+        layout = self.embeds if embeds else self.layout
+        assert layout is not None
+        where = f"{self.where}, layout"
+        with self._naming("layout"):
+            laid = layout.lay(scope)
         if not laid.num_embeds:
-            raise SpecError(
-                f"{self.where}, layout", "at least one embed() position per item", f"{len(laid)} literal ids"
-            )
-        _check_ids(laid.ids, scope, f"{self.where}, layout")
+            raise SpecError(where, "at least one embed() position per item", f"{len(laid)} literal ids")
+        _check_ids(laid.ids, scope, where)
         ways = []
         for update in self.updates:
-            with self._binding("update"):
+            with self._naming("update"):
                 kind, target = update.resolve(scope)
             _check_ids(target, scope, f"{self.where}, update")
             if kind == "replace" and not target:
@@ -292,27 +262,27 @@ class BoundModality:
 
     def rows(self, fields: Mapping[str, Any]) -> int | None:
         """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
-        known = self._cacheable and all(
-            root(leaf) == out and first_key(leaf) in fields for leaf in self._key_leaves[False]
-        )
-        return self.ways(self.scope(SimpleNamespace(), 0, fields))[0].laid.num_embeds if known else None
+        if all(root(leaf) == out and first_key(leaf) in fields for leaf in self._leaves[False]):
+            return self._laid(SimpleNamespace(), fields).num_embeds
+        return None
 
-    def largest(self, process: Callable[[list[Any]], list[dict[str, Any]]] | None = None) -> tuple[Any, int]:
+    def _laid(self, value: Any, fields: Mapping[str, Any] | None) -> Laid:
+        """The preferred layout of a raw item that is the only one."""
+        return self.ways(self.scope(value, 0, fields))[0].laid
+
+    def largest(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> tuple[Any, int]:
         """The item with the most encoder rows, and how many they are.
 
         Args:
-            process: canonical items to their processed fields; wanted where `needs_hf` holds.
+            process: a canonical item to its processed fields; wanted where `needs_hf` holds.
         """
-        best: tuple[Any, int] | None = None
-        for value in self.item.candidates():
-            fields: dict[str, Any] | None = None
-            if self._reads_out:
-                fields = self.process([value]).parts[0] if process is None else process([value])[0]
-            rows = self.ways(self.scope(value, 0, fields))[0].laid.num_embeds
-            if best is None or rows > best[1]:
-                best = value, rows
-        assert best is not None
-        return best
+        process = process or self._process_one
+        candidates = self.item.candidates()
+        rows = [self._laid(v, process(v) if self._reads_out else None).num_embeds for v in candidates]
+        return candidates[rows.index(max(rows))], max(rows)
+
+    def _process_one(self, value: Any) -> Mapping[str, Any]:
+        return self.process([value]).parts[0]
 
     @property
     def needs_hf(self) -> bool:
@@ -331,14 +301,9 @@ class BoundModality:
         for value in self.item.extremes():
             fields = None
             if self.hf is None:
-                try:
-                    fields = self.process([value]).parts[0]
-                except MmkitError:
-                    raise
-                except Exception as error:
-                    got = f"{type(error).__name__}: {error}"
-                    raise SpecError(f"{self.where}, process", "to take a well-formed item", got) from error
-            made.append(self.ways(self.scope(value, 0, fields))[0].laid)
+                with _calling(SpecError, f"{self.where}, process", "to take a well-formed item"):
+                    fields = self._process_one(value)
+            made.append(self._laid(value, fields))
         return made
 
 
@@ -379,14 +344,13 @@ class Plan:
 
     def _bind(self, scope: Scope) -> None:
         self._scope = scope
-        present = []
+        self.modalities = {}
         for m in self.spec.modalities:
-            try:
-                if evaluate(m.when, scope):
-                    present.append(m)
-            except SpecError as error:
-                raise SpecError(f"{self.spec.name}.{m.name}, when: {error}") from error
-        self.modalities = {m.name: BoundModality(m, f"{self.spec.name}.{m.name}", scope) for m in present}
+            where = f"{self.spec.name}.{m.name}"
+            with _naming(f"{where}, when"):
+                present = evaluate(m.when, scope)
+            if present:
+                self.modalities[m.name] = BoundModality(m, where, scope)
         layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
 
@@ -399,12 +363,7 @@ class Plan:
             key = json.dumps(kwargs, sort_keys=True)
         except TypeError:  # values that JSON lacks: do not keep the plan
             return self._with(kwargs, processor)
-        plan = self._configured.get(key)
-        if plan is None:
-            plan = self._configured[key] = self._with(kwargs, processor)
-            if len(self._configured) > _CONFIGURED:
-                self._configured.popitem(last=False)
-        return plan
+        return _kept(self._configured, key, lambda: self._with(kwargs, processor), _CONFIGURED)
 
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         plan = copy(self)
@@ -420,13 +379,8 @@ class Plan:
         if (declared := self._prompts.get(part)) is None:
             return prompt
         where = f"{self.spec.name}.{part}"
-        try:
+        with _calling(InputError, where, "a prompt that the spec can rewrite"):
             laid = declared.lay(replace(self._scope, prompt=prompt))
-        except MmkitError:
-            raise
-        except Exception as error:  # the spec's own function, on what a caller sent
-            got = f"{type(error).__name__}: {error}"
-            raise InputError(where, "a prompt that the spec can rewrite", got) from error
         if laid.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
         _check_ids(laid.ids, self._scope, where)
@@ -444,12 +398,10 @@ class Plan:
             SpecError: a modality wants the Hugging Face processor, which vLLM calls.
         """
         self.check_ids(prompt)
+        self.check_names(data)
         ways, fields = {}, {}
         for name, sent in data.items():
-            if (modality := self.modalities.get(name)) is None:
-                raise InputError(
-                    f"{self.spec.name}.multi_modal_data", f"modalities among {sorted(self.modalities)}", repr(name)
-                )
+            modality = self.modalities[name]
             if modality.hf is not None:
                 raise SpecError(modality.where, "a process that runs without vLLM", repr(modality.hf))
             values = modality.parse(sent)
@@ -468,19 +420,22 @@ class Plan:
             return
         if set(map(type, prompt)) != {int}:
             position = next(i for i, token in enumerate(prompt) if type(token) is not int)
-            odd = prompt[position]
-            raise InputError(
-                f"{self.spec.name}.prompt[{position}]",
-                "a token id",
-                f"{type(odd).__name__} {odd!r}",
-                "Send integers.",
-            )
+            odd, where = prompt[position], f"{self.spec.name}.prompt[{position}]"
+            raise InputError(where, "a token id", f"{type(odd).__name__} {odd!r}", "Send integers.")
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             position = next(i for i, token in enumerate(prompt) if not 0 <= token < self.vocab_size)
-            expected = f"a token id from 0 to {self.vocab_size - 1}"
-            raise InputError(
-                f"{self.spec.name}.prompt[{position}]", expected, str(prompt[position]), "Check the tokenizer."
-            )
+            where, expected = f"{self.spec.name}.prompt[{position}]", f"a token id from 0 to {self.vocab_size - 1}"
+            raise InputError(where, expected, str(prompt[position]), "Check the tokenizer.")
+
+    def check_names(self, data: Iterable[str]) -> None:
+        """Refuse data of modalities that the model does not have.
+
+        Raises:
+            InputError: names the first of them.
+        """
+        if unknown := [name for name in data if name not in self.modalities]:
+            expected = f"modalities among {sorted(self.modalities)}"
+            raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]))
 
     def check_bare(self, prompt: Sequence[int], present: Iterable[str] = ()) -> None:
         """Refuse placeholder ids of modalities that have no items in the request.
@@ -509,23 +464,46 @@ class Plan:
         return place(prompt, items, self.spec.name)
 
 
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Say in errors of the spec where they arose."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+@contextmanager
+def _calling(kind: type[MmkitError], where: str, expected: str) -> Iterator[None]:
+    """Make one of our errors of whatever a function of the spec raises."""
+    try:
+        yield
+    except MmkitError:
+        raise
+    except Exception as error:
+        raise kind(where, expected, f"{type(error).__name__}: {error}") from error
+
+
 def _geometry(leaf: Expr, scope: Scope) -> Any:
     """The value of a leaf as part of a key; None where it has none. A layout that needs it will say so, and one that
     guards it by `where` does not need it."""
-    if isinstance(leaf, Opaque):
-        return None
     try:
         return plain(evaluate(leaf, scope))
     except SpecError:
         return None
 
 
-def _hashable(key: tuple[Any, ...]) -> bool:
+def _kept(kept: OrderedDict[Any, T], key: Any, make: Callable[[], T], most: int) -> T:
+    """What is kept under a key, or else what is made, and kept in place of the oldest where the key can be hashed."""
     try:
-        hash(key)
+        found = kept.get(key)
     except TypeError:
-        return False
-    return True
+        return make()
+    if found is None:
+        found = kept[key] = make()
+        if len(kept) > most:
+            kept.popitem(last=False)
+    return found
 
 
 def vocab_size(config: Any) -> int:

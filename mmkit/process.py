@@ -23,8 +23,6 @@ from typing import Any, TypeAlias
 
 from .expr import Expr, Opaque, Scope, Value, evaluate, expression, fold
 
-__all__ = ["HF", "Identity", "Process", "hf", "identity"]
-
 
 @dataclass(frozen=True)
 class Identity:

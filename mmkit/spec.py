@@ -23,23 +23,22 @@ if TYPE_CHECKING:
     from .generate import Classes
     from .plan import Plan
 
-__all__ = ["Modality", "ModelSpec"]
-
 M = TypeVar("M", bound=type)
 _FIELD = "batched(), flat() or shared()"
-_PARTS = {"update": "replace(), insert(), in_place() or a list of them", "fields": f"a dict of {_FIELD}"}
 
 
 class _Declared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    def _declare(self, where: str, **values: Any) -> None:
+    def _declare(self, where: str, *, name: str, **values: Any) -> None:
         try:
-            BaseModel.__init__(self, **values)
+            BaseModel.__init__(self, name=name, **values)
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(map(str, first["loc"]))
             raise SpecError(f"{where}: {at}: {first['msg']}, got {first['input']!r}.") from None
+        if not name.isidentifier():
+            raise SpecError(where, "a name that is a Python identifier", repr(name))
 
     def __str__(self) -> str:
         return repr(self)
@@ -100,23 +99,25 @@ class Modality(_Declared):
         Raises:
             SpecError: a part is missing, contradictory or of the wrong type.
         """
+        where = f"modality {name!r}"
         if placeholder is not None or tokens is not None:
             if placeholder is None or tokens is None or layout is not None or update is not None:
                 expected = "placeholder and tokens together, or layout and update together"
-                raise SpecError(f"modality {name!r}", expected, "a mixture")
+                raise SpecError(where, expected, "a mixture")
             layout, update = embed(tok[placeholder]) * tokens, replace(tok[placeholder])
         if layout is None or update is None:
-            raise SpecError(f"modality {name!r}", "layout and update", "neither" if layout is update else "one of them")
-        for part, value, kind in (("update", update, (Update, list, tuple)), ("fields", fields, Mapping)):
-            if not isinstance(value, kind):
-                raise SpecError(f"modality {name!r}, {part}", _PARTS[part], repr(value))
+            raise SpecError(where, "layout and update", "neither" if layout is update else "one of them")
+        if not isinstance(update, (Update, list, tuple)):
+            raise SpecError(f"{where}, update", "replace(), insert(), in_place() or a list of them", repr(update))
+        if not isinstance(fields, Mapping):
+            raise SpecError(f"{where}, fields", f"a dict of {_FIELD}", repr(fields))
         for key, declared in fields.items():
             if not isinstance(declared, Field):
-                raise SpecError(f"modality {name!r}, fields[{key!r}]", _FIELD, repr(declared))
+                raise SpecError(f"{where}, fields[{key!r}]", _FIELD, repr(declared))
         if process is None:
             process = identity() if isinstance(item, Tensor) else hf()
         self._declare(
-            f"modality {name!r}",
+            where,
             name=name,
             item=item,
             layout=as_layout(layout),
@@ -128,34 +129,24 @@ class Modality(_Declared):
             cache=expression(cache),
             when=expression(when),
         )
-        self._check()
+        self._check(where)
 
-    def _check(self) -> None:
-        where = f"modality {self.name!r}"
-        if not self.name.isidentifier():
-            raise SpecError(where, "a name that is a Python identifier", repr(self.name))
+    def _check(self, where: str) -> None:
         if not self.update:
             raise SpecError(where, "at least one update", "none")
         if not self.fields:
             raise SpecError(where, "at least one field", "none")
-        if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(self.fields) != 1):
-            raise SpecError(
-                where,
-                "a Tensor item and one field for identity()",
-                f"{self.item!r} and fields {sorted(self.fields)}",
-            )
+        known = sorted(self.fields)
+        if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(known) != 1):
+            got = f"{self.item!r} and fields {known}"
+            raise SpecError(where, "a Tensor item and one field for identity()", got)
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
             raise SpecError(where, "identity(), hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
-            raise SpecError(where, f"unpad to name fields among {sorted(self.fields)}", repr(sorted(unknown)))
+            raise SpecError(where, f"unpad to name fields among {known}", repr(sorted(unknown)))
         for leaf in self.leaves():
             if root(leaf) == out and (name := first_key(leaf)) not in self.fields:
-                raise SpecError(
-                    f"{where}, {leaf!r}",
-                    f"a field among {sorted(self.fields)}",
-                    repr(name),
-                    "Declare it in fields.",
-                )
+                raise SpecError(f"{where}, {leaf!r}", f"a field among {known}", repr(name), "Declare it in fields.")
         if self.cache is True and item.count in self.leaves():
             expected = "cache to say for which item.count processed items may be kept"
             raise SpecError(where, expected, "none", "Write cache=False, or a condition on item.count.")
@@ -168,19 +159,13 @@ class Modality(_Declared):
 
     def leaves(self) -> frozenset[Expr]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
-        return _leaves([getattr(self, name) for name in type(self).model_fields])
+        return _leaves(dict(self))
 
     def __repr__(self) -> str:
-        update = self.update[0] if len(self.update) == 1 else list(self.update)
-        parts = [
-            repr(self.name),
-            f"item={self.item!r}",
-            f"layout={self.layout!r}",
-            f"update={update!r}",
-            f"fields={dict(self.fields)!r}",
-        ]
-        parts += [f"{name}={getattr(self, name)!r}" for name in ("process", "limit", "embeds", "cache", "when")]
-        return f"Modality({', '.join(parts)})"
+        parts = dict(self)
+        name = parts.pop("name")
+        parts["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
+        return f"Modality({', '.join([repr(name), *(f'{key}={part!r}' for key, part in parts.items())])})"
 
     def __hash__(self) -> int:
         return hash((self.name, self.item, self.layout, self.update, frozenset(self.fields.items()), self.limit))
@@ -212,30 +197,26 @@ class ModelSpec(_Declared):
         Raises:
             SpecError: no modality, or two that share a name or a field name.
         """
+        where = f"spec {name!r}"
         for modality in modalities:
             if not isinstance(modality, Modality):
                 got = f"a {type(modality).__name__}"
-                raise SpecError(f"spec {name!r}", "modalities, each as an argument of its own", got)
+                raise SpecError(where, "modalities, each as an argument of its own", got)
         prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
         layouts = {key: as_layout(value) for key, value in prompts.items() if value is not None}
-        self._declare(f"spec {name!r}", name=name, modalities=modalities, **layouts)
+        self._declare(where, name=name, modalities=modalities, **layouts)
         self._module = _calling_module()
-        if not name.isidentifier():
-            raise SpecError(f"spec {name!r}", "a name that is a Python identifier", repr(name))
         if not modalities:
-            raise SpecError(f"spec {name!r}", "at least one modality", "none")
+            raise SpecError(where, "at least one modality", "none")
         # the model receives fields by name, so a name must tell the modality
         fields = [key for m in modalities for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))]
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
             if twice := [key for key, count in Counter(names).items() if count > 1]:
-                raise SpecError(f"spec {name!r}", f"one {kind} named {twice[0]!r}", "several")
+                raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
 
     def __getitem__(self, name: str) -> Modality:
         """The modality of that name."""
-        for modality in self.modalities:
-            if modality.name == name:
-                return modality
-        raise KeyError(name)
+        return {modality.name: modality for modality in self.modalities}[name]
 
     def bind(
         self,
@@ -326,13 +307,10 @@ class ModelSpec(_Declared):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelSpec):
             return NotImplemented
-        return self._identity() == other._identity()
+        return dict(self) == dict(other)  # wherever they are declared
 
     def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def _identity(self) -> tuple[Any, ...]:
-        return self.name, self.modalities, self.prompt, self.decoder_prompt
+        return hash(tuple(dict(self).values()))
 
 
 def _leaves(part: Any) -> frozenset[Expr]:

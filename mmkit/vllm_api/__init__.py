@@ -26,17 +26,13 @@ if not hasattr(BaseMultiModalProcessor, "get_dummy_inputs"):
         "Install a newer vLLM."
     )
 
-from .generation_d import DummyInputs, EncDecProcessor, ProcessingInfo, Processor
-from .models import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings, register
+from vllm.model_executor.models.interfaces import SupportsMultiModal as SupportsMultiModal
+from vllm.model_executor.models.interfaces import SupportsMultiModalEmbeddings as SupportsMultiModalEmbeddings
 
-__all__ = [
-    "DummyInputs",
-    "EncDecProcessor",
-    "ProcessingInfo",
-    "Processor",
-    "SupportsMultiModal",
-    "SupportsMultiModalEmbeddings",
-    "current_plan",
-    "merge_embeddings",
-    "register",
-]
+from .generation_d import EncDecProcessor as EncDecProcessor
+from .generation_d import ProcessingInfo as ProcessingInfo
+from .generation_d import Processor as Processor
+from .models import current_plan as current_plan
+from .models import merge_embeddings as merge_embeddings
+from .models import register as register
+from .processor import DummyInputs as DummyInputs

@@ -1,47 +1,22 @@
-"""What all generations share: how mmkit's items, fields and layouts look as vLLM's objects."""
+"""How mmkit's items, fields and layouts look as vLLM's objects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.parse import (
-    EmbeddingItems,
-    ModalityDataItems,
-    MultiModalDataParser,
-    ProcessorBatchItems,
-)
-from vllm.multimodal.processing import (
-    PromptIndexTargets,
-    PromptInsertion,
-    PromptReplacement,
-    PromptUpdate,
-    PromptUpdateDetails,
-)
+from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
+from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
 
 from ..errors import InputError
 from ..expr import Scope, evaluate
 from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
-
-__all__ = [
-    "EmbedItems",
-    "LazyProcessor",
-    "Parser",
-    "WayDetails",
-    "details",
-    "embed_facts",
-    "field_configs",
-    "hf_inputs",
-    "prompt_update",
-    "target",
-    "total",
-]
 
 
 class TensorItems(ProcessorBatchItems[torch.Tensor]):
@@ -90,34 +65,26 @@ class Parser(MultiModalDataParser):
         return {name: lambda data, m=modality: self._parse(m, data) for name, modality in self.plan.modalities.items()}
 
     def parse_mm_data(self, mm_data: Any) -> Any:
-        known = self.plan.modalities
-        if unknown := [name for name in mm_data if name not in known]:
-            expected = f"modalities among {sorted(known)}"
-            raise InputError(f"{self.plan.spec.name}.multi_modal_data", expected, repr(unknown[0]))
+        self.plan.check_names(mm_data)
         return super().parse_mm_data(mm_data)
 
-    def _parse(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
+    def _parse(self, modality: BoundModality, data: Any) -> Any:
         if (embeds := self._embeddings(modality, data)) is not None:
             return self._parse_embeddings(modality, embeds)
         items = modality.parse(data)
-        parsed: ModalityDataItems[Any, Any]
         match modality.item:
             case Image():
-                parsed = self._parse_image_data(items)
+                return self._parse_image_data(items)
             case Video():
-                parsed = self._parse_video_data(items)
+                return self._parse_video_data(items)
             case Audio():
-                parsed = self._parse_audio_data(items)
-            case _:
-                parsed = TensorItems(items, modality.name)
-        return parsed
+                return self._parse_audio_data(items)
+        return TensorItems(items, modality.name)
 
     def _embeddings(self, modality: BoundModality, data: Any) -> Any:
         if isinstance(data, Mapping) and set(data) == {modality.embeds_field}:
             if modality.embeds is None:
-                raise InputError(
-                    modality.where, modality.item.expected, f"{modality.embeds_field}", "Send the raw item."
-                )
+                raise InputError(modality.where, modality.item.expected, modality.embeds_field, "Send the raw item.")
             return data[modality.embeds_field]
         standard = isinstance(modality.item, (Image, Video, Audio))
         return data if standard and modality.embeds is not None and self.is_embeddings(data) else None
@@ -126,43 +93,32 @@ class Parser(MultiModalDataParser):
         rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
             raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
-        items = list(rows)
-        for i, item in enumerate(items):
+        for i, item in enumerate(rows):
             where = f"{modality.where}[{i}]"
             expected = f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor"
-            if not isinstance(item, torch.Tensor) or item.ndim != 2 or not item.is_floating_point():
-                got = (
-                    f"{item.dtype} tensor of shape {tuple(item.shape)}"
-                    if isinstance(item, torch.Tensor)
-                    else type(item).__name__
-                )
+            tensor = isinstance(item, torch.Tensor)
+            if not tensor or item.ndim != 2 or not item.is_floating_point():
+                got = f"{item.dtype} tensor of shape {tuple(item.shape)}" if tensor else type(item).__name__
                 raise InputError(where, expected, got)
             if self.expected_hidden_size not in (None, item.shape[1]):
                 raise InputError(where, expected, f"shape {tuple(item.shape)}")
             check_finite(item, where)
         # copies: what is cached must not change when the caller reuses its memory
-        return EmbedItems([item.detach().cpu().clone() for item in items], modality.name, self.expected_hidden_size)
+        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name, self.expected_hidden_size)
 
 
-def embed_facts(rows: torch.Tensor, index: int) -> SimpleNamespace:
-    """What expressions see as `item` for precomputed embeddings: `length` (rows) and `index`."""
-    return SimpleNamespace(index=index, length=len(rows))
-
-
-def field_configs(modality: BoundModality, processed: Processed | None) -> dict[str, MultiModalFieldConfig]:
-    """How vLLM splits the processed fields of one modality; without `processed`, of a modality that has no items."""
+def field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
+    """How vLLM splits the processed fields of one modality."""
     name, configs = modality.name, {}
-    count = len(processed.parts) if processed else 0
     for key, declared in modality.fields.items():
+        options = {"keep_on_cpu": declared.keep_on_cpu}
         if declared.kind == "batched":
-            configs[key] = MultiModalFieldConfig.batched(name, keep_on_cpu=declared.keep_on_cpu)
+            configs[key] = MultiModalFieldConfig.batched(name, **options)
         elif declared.kind == "shared":
-            configs[key] = MultiModalFieldConfig.shared(name, count, keep_on_cpu=declared.keep_on_cpu)
+            configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
         else:
-            sizes = torch.tensor(processed.sizes.get(key, []) if processed else [], dtype=torch.long)
-            configs[key] = MultiModalFieldConfig.flat_from_sizes(
-                name, sizes, dim=declared.dim, keep_on_cpu=declared.keep_on_cpu
-            )
+            sizes = torch.tensor(processed.sizes.get(key, []), dtype=torch.long)
+            configs[key] = MultiModalFieldConfig.flat_from_sizes(name, sizes, dim=declared.dim, **options)
     if modality.embeds is not None:
         configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
@@ -188,45 +144,31 @@ def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> d
     return {"text": "".join(texts), **inputs} if texts else inputs
 
 
-@dataclass(kw_only=True)
 class WayDetails(PromptUpdateDetails):
     """One resolved alternative of one item, with what is needed to resolve it again at another index."""
 
-    way: Resolved
-    modality: BoundModality
-    scope: Scope | None  # None where nothing depends on the position: it would keep the processed tensors alive
-    number: int
-    embeds: bool
+    def __init__(self, way: Resolved, number: int, modality: BoundModality, scope: Scope | None, embeds: bool) -> None:
+        mask = way.laid.is_embed
+        super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda _full: mask)
+        self.way, self.number = way, number
+        self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> WayDetails:
         """The same alternative of the same item at another position among the request's items."""
         if self.scope is None or self.scope.item.index == index:
             return self
         scope = replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
-        return details(self.modality.ways(scope, embeds=self.embeds), self.modality, scope, self.embeds)[self.number]
+        return details(self.modality, scope, self.embeds)[self.number]
 
 
-def details(ways: Sequence[Resolved], modality: BoundModality, scope: Scope | None, embeds: bool) -> list[WayDetails]:
-    """vLLM's form of the alternatives of one item; a mask is built once per layout."""
-    return [
-        WayDetails(
-            full=way.laid.ids,
-            is_embed=None if way.laid.is_embed is None else _mask(way),
-            way=way,
-            modality=modality,
-            scope=scope,
-            number=number,
-            embeds=embeds,
-        )
-        for number, way in enumerate(ways)
-    ]
+def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[WayDetails]:
+    """vLLM's form of the alternatives of one item."""
+    ways = modality.ways(scope, embeds=embeds)
+    kept = scope if modality.depends_on_index else None  # it keeps the processed tensors alive
+    return [WayDetails(way, number, modality, kept, embeds) for number, way in enumerate(ways)]
 
 
-def _mask(way: Resolved) -> Callable[[Any], Any]:
-    return lambda _full: way.laid.is_embed
-
-
-def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptUpdate:
+def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptReplacement | PromptInsertion:
     """One alternative of all items of a modality, as vLLM's prompt update."""
     kind = PromptReplacement if contents[0].way.kind in ("replace", "in_place") else PromptInsertion
     return kind(modality, lambda index: target(contents[index].way), contents.__getitem__)

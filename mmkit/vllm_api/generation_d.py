@@ -4,46 +4,17 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from transformers.feature_extraction_utils import BatchFeature
-from vllm.multimodal.processing import (
-    BaseDummyInputsBuilder,
-    BaseMultiModalProcessor,
-    BaseProcessingInfo,
-    EncDecMultiModalProcessor,
-    ProcessorInputs,
-)
-from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
+from vllm.multimodal.processing import EncDecMultiModalProcessor, ProcessorInputs
 from vllm.renderers import TokenizeParams
 
-from ..errors import InputError
-from ..plan import Plan, Processed
-from ..updates import NotFound
-from .common import (
-    EmbedItems,
-    LazyProcessor,
-    Parser,
-    details,
-    embed_facts,
-    field_configs,
-    hf_inputs,
-    prompt_update,
-    target,
-    total,
-)
-
-if TYPE_CHECKING:
-    from ..spec import ModelSpec
-
-__all__ = ["DummyInputs", "EncDecProcessor", "ProcessingInfo", "Processor"]
-
-_PROCESSED = "mmkit_processed"
-"""Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
+from ..plan import Plan
+from .processor import CommonInfo, CommonProcessor
 
 
 @dataclass(frozen=True)
@@ -72,158 +43,39 @@ class GuardedTokenizeParams(TokenizeParams):
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
-class ProcessingInfo(BaseProcessingInfo):
+class ProcessingInfo(CommonInfo):
     """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
-
-    spec: ClassVar[ModelSpec]
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer."""
-        processor = LazyProcessor(self.get_hf_processor)
-        kwargs = self.ctx.get_merged_mm_kwargs({})
-        return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor, kwargs=kwargs)
-
-    def get_data_parser(self) -> Parser:
-        return Parser(
-            self.plan,
-            expected_hidden_size=self._get_expected_hidden_size(),
-            allow_missing_mm_embeddings=self.allow_missing_mm_embeddings,
-        )
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {name: modality.limit for name, modality in self.plan.modalities.items()}
-
-    def validate_num_items(self, modality: str, num_items: int) -> None:
-        limit = self.allowed_mm_limits[modality]
-        if num_items > limit:
-            where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
-            raise InputError(where, expected, str(num_items), "Send fewer items.")
-
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
-        wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if any(m.needs_hf for m in wanted):
-            return None  # vLLM then processes the dummy inputs and counts
-        return {m.name: m.largest()[1] for m in wanted}
 
     def get_default_tok_params(self) -> TokenizeParams:
         return GuardedTokenizeParams.guard(super().get_default_tok_params(), self.plan)
 
 
-class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
-    """The worst-case request of a spec; generated classes set `spec`."""
-
-    spec: ClassVar[ModelSpec]
-    processor: Processor
-
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        return ""  # dummy prompts are built as token ids, so that models without a tokenizer have them too
-
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
-        return {name: [self.processor.largest(name)] * count for name, count in mm_counts.items() if count}
-
-
-class Processor(BaseMultiModalProcessor[ProcessingInfo]):
+class Processor(CommonProcessor):
     """Processes the requests of a spec; generated classes set `spec`."""
-
-    spec: ClassVar[ModelSpec]
-    requires_tokenizer = False
-
-    def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs) -> None:
-        super().__init__(info, dummy_inputs)
-        dummy_inputs.processor = self
-
-    @property
-    def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer."""
-        plan: Plan = self.info.plan
-        return plan
-
-    # -- dummy inputs ------------------------------------------------------------------------------------------------
 
     def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> ProcessorInputs:
         data = self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         items = self.info.parse_mm_data(data, validate=False)
-        prompt: list[int] = []
-        for name, values in items.items():
-            modality = self.plan.modalities[name]
-            parts = self._parts(name, values.get_all())
-            for index, (value, out) in enumerate(zip(values.get_all(), parts, strict=True)):
-                way = modality.ways(modality.scope(value, index, out))[0]
-                if way.kind in ("replace", "in_place"):
-                    prompt += way.target if way.kind == "replace" else way.laid.ids
-                elif way.kind == "after" and not index:
-                    prompt = [*way.target, *prompt]
-        return ProcessorInputs(prompt=prompt, mm_data_items=items)
+        return ProcessorInputs(prompt=self._dummy_prompt(items), mm_data_items=items)
 
-    def _parts(self, name: str, values: list[Any]) -> list[dict[str, Any]]:
-        return self._process(self.info.parse_mm_data({name: values}, validate=False), {})[name].parts
-
-    def largest(self, name: str) -> Any:
-        """The item of a modality with the most tokens."""
-        modality = self.plan.modalities[name]
-        return modality.largest((lambda values: self._parts(name, values)) if modality.needs_hf else None)[0]
-
-    # -- processing --------------------------------------------------------------------------------------------------
-
-    def _configured(self, kwargs: Mapping[str, object]) -> Plan:
-        """The plan for the `mm_processor_kwargs` of one request."""
-        merged = self.info.ctx.get_merged_mm_kwargs(kwargs)
-        return self.plan.configured(merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs)))
-
-    def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
-        plan = self._configured(kwargs)
-        done: dict[str, Processed] = {}
-        calls: dict[Any, dict[str, Any]] = {}
-        for name, items in mm_items.items():
-            modality, values = plan.modalities[name], items.get_all()
-            for i, value in enumerate(values):
-                if value is None:
-                    got = "None, and no such item in the cache"
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got)
-            if not values:
-                continue
-            if isinstance(items, EmbedItems):
-                key = modality.embeds_field
-                done[name] = Processed({key: values}, {}, [{key: value} for value in values])
-            elif modality.hf is not None:
-                calls.setdefault(modality.hf.processor, {})[name] = items
-            else:
-                done[name] = modality.process(values, total(items))
-        for group in calls.values():
-            raw = self._call(plan, group, kwargs)
-            for name, items in group.items():
-                done[name] = plan.modalities[name].finish(raw, items.get_all(), total(items))
-        return done
-
-    def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> Mapping[str, Any]:
-        """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
-        processor = plan.modalities[next(iter(group))].hf_processor
-        if processor is None:
-            processor = self.info.get_hf_processor(**kwargs)
-        inputs = hf_inputs(group, plan)
-        if "text" in inputs:  # as many placeholders as items, however long they make it
-            kwargs = {"truncation": False, **kwargs}
+    def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        self.plan.check_ids(inputs.prompt)
+        self._check_uuids(inputs.mm_data_items, inputs.mm_uuid_items or {})
         try:
-            made: Mapping[str, Any] = self.info.ctx.call_hf_processor(processor, inputs, kwargs)
-        except ValueError as error:  # vLLM's message shows all the data and not the reason
-            where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
-            expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
-            raise InputError(where, expected, got) from error
-        return made
+            return super().apply(inputs, timing_ctx)
+        except Exception:
+            # vLLM may have cached the items, but the engine, which shares the cache, will never see them
+            if inputs.cache is not None:
+                for hashes in self._get_mm_hashes(inputs).values():
+                    for item_hash in hashes:
+                        inputs.cache.invalidate(item_hash)
+            raise
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
-        processed = self._process(mm_items, hf_kwargs)
-        data = {key: value for done in processed.values() for key, value in done.data.items()}
-        return BatchFeature({**data, _PROCESSED: processed})
+        return BatchFeature(self._processed(mm_items, hf_kwargs))
 
-    def _get_mm_fields_config(
-        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> Mapping[str, Any]:
-        processed = hf_inputs.get(_PROCESSED, {})
-        return {
-            k: v for name, m in self.plan.modalities.items() for k, v in field_configs(m, processed.get(name)).items()
-        }
+    def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
+        return self.plan.rewrite("prompt", prompt)
 
     # -- caches ------------------------------------------------------------------------------------------------------
 
@@ -255,94 +107,6 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if isinstance(getattr(part, "metadata", None), list):
                     part.metadata = [part.metadata[i] for i in indices]
         return cached, missing
-
-    # -- prompt updates ----------------------------------------------------------------------------------------------
-
-    def _get_prompt_updates(
-        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
-    ) -> Sequence[Any]:
-        plan = self._configured(hf_processor_mm_kwargs)
-        updates = []
-        for name, items in mm_items.items():
-            modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
-            contents = []
-            for index, value in enumerate(items.get_all()):
-                facts = embed_facts(value, index) if embeds else modality.item.facts(value, index)
-                scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
-                ways = modality.ways(scope, embeds=embeds)
-                if embeds and len(value) != (rows := ways[0].laid.num_embeds):
-                    raise InputError(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
-                kept = scope if modality.depends_on_index else None  # it holds the tensors
-                contents.append(details(ways, modality, kept, embeds))
-            if contents:
-                updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
-        return updates
-
-    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
-        content = cached_update.content.moved(new_item_idx)
-        return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
-
-    def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
-        return self.plan.rewrite("prompt", prompt)
-
-    def _apply_prompt_updates(
-        self, token_ids: list[int], mm_prompt_updates: Any
-    ) -> tuple[list[int], Mapping[str, list[Any]]]:
-        items = {
-            name: [[update.content.way for update in ways] for ways in alternatives]
-            for name, alternatives in mm_prompt_updates.items()
-        }
-        for name, alternatives in mm_prompt_updates.items():
-            for i, ways in enumerate(alternatives):
-                if ways[0].modality != name:
-                    where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
-                    raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
-        try:
-            ids, placements = self.plan.place(token_ids, items)
-        except NotFound as error:
-            ways = [way for alternatives in items.values() for ways in alternatives for way in ways]
-            if self.info.ctx.tokenizer is None or all(way.kind != "replace" or len(way.target) == 1 for way in ways):
-                raise
-            # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
-            try:
-                ids, by_text = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            except Exception:  # not found, or the tokenizer cannot decode the prompt
-                raise error from None
-            if any(len(by_text.get(name, ())) != len(alternatives) for name, alternatives in items.items()):
-                raise error from None
-            return ids, by_text
-        found: dict[str, list[Any]] = {}
-        for place in placements:
-            laid = items[place.modality][place.index][place.way].laid
-            found.setdefault(place.modality, []).append(
-                PlaceholderFeaturesInfo(place.modality, place.index, place.start, laid.ids, laid.is_embed)
-            )
-        return ids, found
-
-    def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        self.plan.check_ids(inputs.prompt)
-        self._check_uuids(inputs)
-        try:
-            return super().apply(inputs, timing_ctx)
-        except Exception:
-            # vLLM may have cached the items, but the engine, which shares the cache, will never see them
-            if inputs.cache is not None:
-                for hashes in self._get_mm_hashes(inputs).values():
-                    for item_hash in hashes:
-                        inputs.cache.invalidate(item_hash)
-            raise
-
-    def _check_uuids(self, inputs: ProcessorInputs) -> None:
-        for name, items in inputs.mm_data_items.items():
-            modality = self.plan.modalities[name]
-            uuids = (inputs.mm_uuid_items or {}).get(name) or [None] * len(items)
-            for i, (value, uuid) in enumerate(zip(items.get_all(), uuids, strict=True)):
-                if uuid is not None and not isinstance(uuid, str):
-                    got = f"{type(uuid).__name__} {uuid!r}"
-                    raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)
-                if value is None and uuid is None:
-                    remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, "None", remedy)
 
 
 class EncDecProcessor(Processor, EncDecMultiModalProcessor[ProcessingInfo]):

@@ -1,4 +1,4 @@
-"""The model side of vLLM: registration, the interface of multimodal models, merging of embeddings."""
+"""The model side of vLLM: registration, the plan of a model, merging of embeddings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from vllm import ModelRegistry
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.models.interfaces import SupportsMultiModal, SupportsMultiModalEmbeddings
 from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
-
-__all__ = ["SupportsMultiModal", "SupportsMultiModalEmbeddings", "current_plan", "merge_embeddings", "register"]
 
 
 def register(model: type, *, info: type, dummy_inputs: type, processor: type) -> None:
