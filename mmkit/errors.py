@@ -5,8 +5,6 @@ Example: ``terra.actions[3]: expected a (6, 3) float32 tensor, got shape (5, 3).
 
 from __future__ import annotations
 
-__all__ = ["InputError", "MmkitError", "SpecError", "VllmApiError", "sentence"]
-
 
 class MmkitError(ValueError):
     """Base of every error that mmkit raises on purpose. Made of the parts of a `sentence`, or of a text as it is."""

@@ -13,8 +13,6 @@ from .plan import Plan
 from .spec import ModelSpec
 from .vllm_api import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings
 
-__all__ = ["MultiModalModel"]
-
 
 def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
     """A method that returns logits, with minus infinity for placeholder ids."""

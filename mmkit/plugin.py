@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 
-__all__ = ["announce", "load"]
-
 VARIABLE = "MMKIT_MODULES"
 
 MAIN_MODULES = ("__main__", "__mp_main__")

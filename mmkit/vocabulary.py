@@ -8,8 +8,6 @@ from typing import Any
 
 from .errors import SpecError
 
-__all__ = ["Vocabulary"]
-
 _SHORT = 256
 """Characters of the longest text whose ids are kept."""
 
