@@ -736,6 +736,17 @@ def test_a_uuid_of_another_modality_is_refused() -> None:
         run(made, "<item>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
 
 
+def test_a_text_target_that_comes_once_is_not_found_twice() -> None:
+    """vLLM's search in the text, which finds targets that are tokenized otherwise, does not count them."""
+    spec = ModelSpec(
+        "plain",
+        actions(update=[replace(tok["<item>"] + tok["a"]), replace(tok["<item>"])])["actions"],
+        STATES.model_copy(update={"update": (insert(start()),)}),
+    )
+    with pytest.raises(InputError, match=r"^plain\.actions: expected 2 placeholder"):
+        run(processor(spec), "<item> a", {"actions": [ONES, ONES], "states": torch.ones(1)})
+
+
 def test_numbered_text_targets_after_a_cache_hit() -> None:
     spec = actions(
         item=Tensor(shape=(between(1, 4), 3)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from ..errors import InputError
 from ..plan import Plan, Processed
-from ..updates import NotFound
+from ..updates import NotFound, Resolved
 from .common import EmbedItems, LazyProcessor, Parser, details, field_configs, hf_inputs, prompt_update, target, total
 
 if TYPE_CHECKING:
@@ -195,6 +196,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         content = cached_update.content.moved(new_item_idx)
         return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
 
+    def _stands_as_text(self, prompt: list[int], alternatives: list[list[Resolved]]) -> bool:
+        """Whether the text of a prompt has as many of a modality's targets as there are items. vLLM does not count."""
+        decode = self.info.ctx.tokenizer.decode
+        ways = [way for ways in alternatives for way in ways if way.kind == "replace" and len(way.target) > 1]
+        targets = {decode(list(way.target)) for way in ways}
+        longest_first = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
+        return bool(targets) and len(re.findall(longest_first, decode(prompt))) == len(alternatives)
+
     def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
         items = {}
         for name, alternatives in mm_prompt_updates.items():
@@ -206,17 +215,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             ids, placements = self.plan.place(token_ids, items)
         except NotFound as error:
-            ways = [way for alternatives in items.values() for ways in alternatives for way in ways]
-            if self.info.ctx.tokenizer is None or all(way.kind != "replace" or len(way.target) == 1 for way in ways):
-                raise
             # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
             try:
-                ids, by_text = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
+                if all(self._stands_as_text(token_ids, alternatives) for alternatives in items.values()):
+                    return super()._apply_prompt_updates(token_ids, mm_prompt_updates)
             except Exception:  # not found, or the tokenizer cannot decode the prompt
                 raise error from None
-            if any(len(by_text.get(name, ())) != len(alternatives) for name, alternatives in items.items()):
-                raise error from None
-            return ids, by_text
+            raise
         found: dict[str, list[Any]] = {}
         for place in placements:
             laid = items[place.modality][place.index][place.way].laid
