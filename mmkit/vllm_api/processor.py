@@ -218,7 +218,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
             try:
                 if all(self._stands_as_text(token_ids, alternatives) for alternatives in items.values()):
-                    return super()._apply_prompt_updates(token_ids, mm_prompt_updates)
+                    return super()._apply_prompt_updates(token_ids, mm_prompt_updates)  # type: ignore[no-any-return]
             except Exception:  # not found, or the tokenizer cannot decode the prompt
                 raise error from None
             raise
