@@ -95,7 +95,7 @@ def source(spec: ModelSpec, home: str | None = None) -> str:
 
 
 def class_prefix(name: str) -> str:
-    """``llava_like`` to ``LlavaLike``."""
+    """``my_robot`` to ``MyRobot``."""
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 

@@ -2,7 +2,7 @@
 
 Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`. `embed(id)` marks the
 positions that receive encoder rows; every other id is literal. One evaluation gives the token ids, the embed mask and
-the number of embeddings, so the three cannot disagree. Fuyu's rows of patches are
+the number of embeddings, so the three cannot disagree. Rows of patches, each with a newline, are
 ``(embed(patch) * cols + newline) * rows + bos``.
 """
 

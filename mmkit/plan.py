@@ -74,7 +74,7 @@ class BoundModality:
 
     Attributes:
         spec: the declaration.
-        where: names the modality in errors, as ``terra.actions``.
+        where: names the modality in errors, as ``robot.actions``.
         item: the item type, bound.
         layout: the layout, with its static parts evaluated.
         fields: the fields, bound.

@@ -1,3 +1,3 @@
-"""Where the generated classes live: ``from mmkit.generated.examples.terra.spec.TERRA import TerraProcessor``."""
+"""Where the generated classes live: ``from mmkit.generated.my_package.spec.ROBOT import RobotProcessor``."""
 
 from .. import generate  # noqa: F401  (installs the import hook)
