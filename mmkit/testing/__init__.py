@@ -1,0 +1,246 @@
+"""A conformance kit for multimodal processors on vLLM: the laws, and one line to check them.
+
+>>> import mmkit.testing
+>>> print(mmkit.testing.check(SPEC, "path/of/checkpoint"))             # every law that needs no model
+>>> print(mmkit.testing.check(SPEC, "path/of/checkpoint", model=True))  # and those that do
+>>> print(mmkit.testing.check_registered("path/of/checkpoint"))         # whatever vLLM has for that checkpoint
+
+In a test file, with one test per law and law names as ids (``pytest -k L3``)::
+
+    @mmkit.testing.parametrize(SPEC, "path/of/checkpoint", expected={"L5": "pads to the batch"})
+    def test_laws(check):
+        check()
+
+Or without any file: ``pytest -p mmkit.testing.plugin --mmkit package.module:SPEC --mmkit-model path/of/checkpoint``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from ..spec import ModelSpec
+from . import harness
+from .laws import LAWS, Law, NotApplicable, Violation
+from .strategies import AudioSample, ImageSample, Request, Sample, TensorSample, VideoSample, items, prompts
+from .subject import Subject, of_registered, of_spec
+
+__all__ = [
+    "LAWS",
+    "AudioSample",
+    "ImageSample",
+    "Law",
+    "NotApplicable",
+    "Report",
+    "Request",
+    "Result",
+    "Sample",
+    "Subject",
+    "TensorSample",
+    "VideoSample",
+    "Violation",
+    "check",
+    "check_law",
+    "check_registered",
+    "check_subject",
+    "items",
+    "of_registered",
+    "of_spec",
+    "parametrize",
+    "prompts",
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one law: `holds`, `violated`, or `skipped`, and why."""
+
+    law: str
+    status: Literal["holds", "violated", "skipped"]
+    detail: str = ""
+
+
+@dataclass
+class Report:
+    """What came of all laws; true if none is violated."""
+
+    subject: str
+    results: list[Result] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return not self.violations
+
+    @property
+    def violations(self) -> list[Result]:
+        return [result for result in self.results if result.status == "violated"]
+
+    def __str__(self) -> str:
+        width = max((len(result.law) for result in self.results), default=0)
+        lines = [f"  {r.law:{width}}  {r.status}{': ' * bool(r.detail)}{r.detail}" for r in self.results]
+        return "\n".join([self.subject, *lines])
+
+
+def check_law(law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True) -> None:
+    """Check one law on a subject.
+
+    Args:
+        law: a law, or its number, as ``"L3"``.
+        subject: see `of_spec` and `of_registered`.
+        examples: Hypothesis examples; None for those of the current profile.
+        database: let Hypothesis keep failures for the next run.
+
+    Raises:
+        Violation: the law does not hold; the message has the smallest request for which Hypothesis saw it.
+        NotApplicable: it has nothing to say about this subject.
+    """
+    law = LAWS[law] if isinstance(law, str) else law
+    options: dict[str, Any] = {
+        "deadline": None,
+        "suppress_health_check": list(HealthCheck),
+        "report_multiple_bugs": False,  # a group of them has no message; the smallest is one
+        "max_examples": max(1, (examples or settings().max_examples) // law.cost),
+    }
+    if not database:
+        options["database"] = None
+    context = harness.loaded_model(subject.processor.info.ctx.model_config) if law.needs_model else nullcontext()
+    with context as model:
+        given_model = (model,) if law.needs_model else ()
+        try:
+            if law.kind == "once":
+                law.check(subject, *given_model)
+            else:
+
+                @settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
+                @given(data=st.data())
+                def holds(data: Any) -> None:
+                    law.check(subject, data, *given_model)
+
+                holds()
+        except (Violation, NotApplicable):
+            raise
+        except Unsatisfiable as error:
+            raise NotApplicable("no request was found about which this law says anything") from error
+        except Exception as error:
+            notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
+            raise Violation(f"{law.name}: {type(error).__name__}: {error}{notes}") from error
+
+
+def check_subject(
+    subject: Subject,
+    *,
+    laws: Iterable[str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    title: str = "",
+    progress: Callable[[Result], None] | None = None,
+) -> Report:
+    """Check laws on a subject; see `check`."""
+    report = Report(title or str(subject.model_dir))
+    for number in LAWS if laws is None else laws:
+        law = LAWS[number]
+        if law.needs_model and not model:
+            result = Result(law.name, "skipped", "needs the model: say model=True")
+        else:
+            try:
+                check_law(law, subject, examples=examples)
+                result = Result(law.name, "holds")
+            except NotApplicable as reason:
+                result = Result(law.name, "skipped", str(reason))
+            except Violation as violation:
+                result = Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
+        report.results.append(result)
+        if progress is not None:
+            progress(result)
+    return report
+
+
+def check(
+    spec: ModelSpec,
+    model_dir: str | Path,
+    *,
+    laws: Iterable[str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    progress: Callable[[Result], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Check the laws on a spec, with the config, tokenizer and processor files of a checkpoint folder.
+
+    Args:
+        spec: the declaration.
+        model_dir: a folder; weights are not needed.
+        laws: their numbers, as ``["L2", "L3"]``; None for all.
+        model: check the laws about the model class too. It is loaded with dummy weights, without an engine.
+        examples: Hypothesis examples per law; None for those of the current profile.
+        progress: called with each result as it comes.
+        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated classes to check in
+            their place, options of vLLM's ModelConfig.
+    """
+    subject = of_spec(spec, model_dir, **options)
+    return check_subject(subject, laws=laws, model=model, examples=examples, title=spec.name, progress=progress)
+
+
+def check_registered(
+    model_dir: str | Path,
+    *,
+    laws: Iterable[str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    progress: Callable[[Result], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Check the laws on the processor that vLLM has for a checkpoint, hand-written or not; see `check`."""
+    subject = of_registered(model_dir, **options)
+    return check_subject(subject, laws=laws, model=model, examples=examples, progress=progress)
+
+
+def parametrize(
+    spec: ModelSpec,
+    model_dir: str | Path,
+    *,
+    expected: Mapping[str, str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    **options: Any,
+) -> Any:
+    """A pytest decorator: the test function is called once per law, with a `check` to call.
+
+    Args:
+        spec, model_dir, model, examples, options: as for `check`.
+        expected: laws that this spec is known to violate, with the reason; it is a failure if one of them holds.
+    """
+    import pytest
+
+    subjects: list[Subject] = []
+
+    def run(law: Law) -> None:
+        if not subjects:
+            subjects.append(of_spec(spec, model_dir, **options))
+        try:
+            check_law(law, subjects[0], examples=examples)
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+    known = expected or {}
+    return pytest.mark.parametrize(
+        "check",
+        [
+            pytest.param(
+                partial(run, law),
+                id=law.name,
+                marks=[pytest.mark.xfail(strict=True, raises=Violation, reason=known[number])]
+                if number in known
+                else [],
+            )
+            for number, law in LAWS.items()
+            if model or not law.needs_model
+        ],
+    )

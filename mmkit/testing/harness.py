@@ -1,0 +1,356 @@
+"""vLLM's processing path as plain Python, for `mmkit.testing`: processors, requests, caches, and a model without an
+engine.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm import ModelRegistry
+from vllm.config import ModelConfig
+from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.cache import (
+    LruKeyReplicatedReceiverCache,
+    LruKeyReplicatedSenderCache,
+    MultiModalProcessorOnlyCache,
+)
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
+from vllm.multimodal.processing import InputProcessingContext, ProcessorInputs, TimingContext
+from vllm.multimodal.processing.processor import PromptIndex, UpdateMode
+from vllm.multimodal.utils import group_and_batch_mm_items
+from vllm.tokenizers import cached_tokenizer_from_config
+
+__all__ = [
+    "Caches",
+    "Outcome",
+    "Piece",
+    "embeddings",
+    "generated",
+    "load_plugins",
+    "loaded_model",
+    "most_rows",
+    "parts",
+    "pieces",
+    "registered",
+    "round_trip",
+    "rows",
+    "run",
+    "stand_in",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a processor makes of a request.
+
+    Attributes:
+        ids: the prompt with the placeholders in it.
+        ranges: per modality and item, offset, length, and for each position whether it receives an encoder row.
+        fields: per modality and item, the tensors (or other values) that reach the model, by field.
+        hashes: per modality and item.
+        items: per modality, vLLM's own form of the fields.
+    """
+
+    ids: list[int]
+    ranges: dict[str, list[tuple[int, int, tuple[bool, ...]]]]
+    fields: dict[str, list[dict[str, Any]]]
+    hashes: dict[str, list[str]]
+    items: dict[str, list[Any]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """How one item appears in a prompt.
+
+    Attributes:
+        written: what a caller writes for it; nothing where it is inserted at an anchor.
+        ids: what it becomes.
+        mask: which of these ids receive encoder rows.
+        inserted: `ids` go after what is written instead of in its place.
+        prefix: ids with which a prompt must start.
+        targets: what the alternatives would have a caller write.
+    """
+
+    written: list[int]
+    ids: list[int]
+    mask: tuple[bool, ...]
+    inserted: bool
+    prefix: list[int]
+    targets: list[list[int]]
+
+
+class StandIn(nn.Module, SupportsMultiModal):
+    """A model class that runs nothing, where vLLM wants one and there is none."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+
+    def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
+        raise NotImplementedError
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(
+        self, input_ids: Any, positions: Any, intermediate_tensors: Any = None, inputs_embeds: Any = None
+    ) -> Any:
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: Any) -> Any:
+        raise NotImplementedError
+
+
+def stand_in(*architectures: str) -> None:
+    """Let vLLM accept checkpoints of architectures that it does not know."""
+    for architecture in set(architectures) - set(ModelRegistry.get_supported_archs()):
+        ModelRegistry.register_model(architecture, StandIn)
+
+
+def load_plugins() -> None:
+    """Load vLLM's plugins, as each of its processes does."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+def model_config(folder: str | Path, **options: Any) -> ModelConfig:
+    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none."""
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    tokenizer = any((Path(folder) / name).exists() for name in names)
+    defaults = {"dtype": "float32", "seed": 0, "trust_remote_code": True, "skip_tokenizer_init": not tokenizer}
+    return ModelConfig(model=str(folder), tokenizer=str(folder), **{**defaults, "mm_processor_cache_gb": 1, **options})
+
+
+def registered(config: ModelConfig) -> Any:
+    """The processor that vLLM makes for a checkpoint, whoever wrote it."""
+    return MULTIMODAL_REGISTRY.create_processor(config)
+
+
+def generated(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
+    """A processor of these classes, whether vLLM knows the model or not."""
+    tokenizer = None if config.skip_tokenizer_init else cached_tokenizer_from_config(config)
+    made = info(InputProcessingContext(config, tokenizer))
+    return processor(made, dummy_inputs(made))
+
+
+def run(
+    processor: Any,
+    prompt: str | Sequence[int],
+    data: Mapping[str, Any],
+    kwargs: Mapping[str, Any] | None = None,
+    caches: Caches | None = None,
+    *,
+    direct: bool = False,
+) -> Outcome:
+    """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor by hand."""
+    items, cache = processor.info.parse_mm_data(data), caches and caches.sender
+    if direct:
+        result = processor(prompt, items, hf_processor_mm_kwargs=kwargs or {}, cache=cache)
+    else:
+        ids = _tokenized(processor, prompt, data)
+        inputs = ProcessorInputs(ids, items, hf_processor_mm_kwargs=kwargs or {}, cache=cache)
+        result = processor.apply(inputs, TimingContext(enabled=False))
+    ranges = {
+        name: [
+            (r.offset, r.length, (True,) * r.length if r.is_embed is None else tuple(map(bool, r.is_embed)))
+            for r in found
+        ]
+        for name, found in result["mm_placeholders"].items()
+    }
+    items = {name: list(found) for name, found in result["mm_kwargs"].items()}
+    hashes = {name: list(found) for name, found in result["mm_hashes"].items()}
+    if caches is not None:
+        items = caches.receive(items, result)
+    fields = {name: [{k: _kept(e.data) for k, e in item.items()} for item in found] for name, found in items.items()}
+    ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
+    return Outcome(ids, ranges, fields, hashes, items)
+
+
+def _tokenized(processor: Any, prompt: str | Sequence[int], data: Mapping[str, Any]) -> list[int]:
+    """The ids of a text as vLLM's renderer makes them; ids are left as they are."""
+    if not isinstance(prompt, str):
+        return list(prompt)
+    params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
+    text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
+    ids = list(tokenizer.encode(text["prompt"], **params.get_encode_kwargs()))
+    return list(params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})["prompt_token_ids"])
+
+
+def _kept(value: Any) -> Any:
+    """A copy of a tensor: a processor may reuse its memory."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+class Caches:
+    """vLLM's processor cache of some capacity: in one process, or as the pair of API server and engine."""
+
+    def __init__(self, processor: Any, capacity_gib: float, *, pair: bool) -> None:
+        config = processor.info.ctx.model_config
+        multimodal = config.get_multimodal_config()
+        before, multimodal.mm_processor_cache_gb = multimodal.mm_processor_cache_gb, capacity_gib
+        try:
+            self.sender: Any = (LruKeyReplicatedSenderCache if pair else MultiModalProcessorOnlyCache)(config)
+            self.receiver = LruKeyReplicatedReceiverCache(config) if pair else None
+        finally:
+            multimodal.mm_processor_cache_gb = before
+
+    def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
+        """The items as the engine has them."""
+        if self.receiver is None:
+            return items
+        features = {
+            (name, i): MultiModalFeatureSpec(
+                data=item,
+                modality=name,
+                identifier=result["mm_hashes"][name][i],
+                mm_position=result["mm_placeholders"][name][i],
+                mm_hash=result["mm_hashes"][name][i],
+            )
+            for name, found in items.items()
+            for i, item in enumerate(found)
+        }
+        order = sorted(features, key=lambda key: features[key].mm_position.offset)
+        got = self.receiver.get_and_update_features([features[key] for key in order])
+        data = {key: feature.data for key, feature in zip(order, got, strict=True)}
+        return {name: [data[name, i] for i in range(len(found))] for name, found in items.items()}
+
+
+def pieces(processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None) -> list[Piece]:
+    """How items of one modality appear in a prompt, from the processor's own updates; the first alternative of each."""
+    _, made, items = _processed(processor, {name: values}, kwargs or {})
+    updates = processor._get_mm_prompt_updates(items, kwargs or {}, made)
+    return [_piece(ways) for ways in updates[name]]
+
+
+def _processed(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    items = processor.info.parse_mm_data(data)
+    raw = processor._apply_hf_processor_main(items, kwargs)
+    config = processor._get_mm_fields_config(raw, kwargs)
+    return (raw, config), MultiModalKwargsItems.from_hf_inputs(raw, config), items
+
+
+def _piece(ways: Sequence[Any]) -> Piece:
+    update = ways[0]
+    targets = [list(way.target) for way in ways if not isinstance(way.target, PromptIndex)]
+    full = list(update.content.full)
+    flags = update.content.is_embed(full) if update.content.is_embed is not None else None
+    mask = (True,) * len(full) if flags is None else tuple(map(bool, flags))
+    inserted = update.mode == UpdateMode.INSERT
+    if not isinstance(update.target, PromptIndex):
+        return Piece(list(update.target), full, mask, inserted, [], targets)
+    closure = getattr(update.target.get_match_index, "__closure__", None) or ()
+    prefixes = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
+    return Piece([], full, mask, inserted, list(prefixes[0]) if prefixes else [], targets)
+
+
+def round_trip(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Per declared field: the processed value, and what batching its items again makes of it."""
+    (raw, config), made, _ = _processed(processor, data, kwargs)
+    joined: dict[str, Any] = {}
+    for name in made:
+        joined |= {
+            key: made[name][0][key].field.reduce_data([item[key] for item in made[name]]) for key in made[name][0]
+        }
+    absent = set(processor.info.get_supported_mm_limits()) - set(data)  # theirs are fields of no items
+    return {key: (raw[key], joined.get(key)) for key in config if key in raw and config[key].modality not in absent}
+
+
+def embeddings(
+    processor: Any, name: str, rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
+) -> list[torch.Tensor] | dict[str, Any]:
+    """Rows of items in the form that the processor's parser declares: a list, or a mapping with more about each item.
+
+    What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the items, or counted.
+    """
+    parser = processor.info.data_parser
+    declared = getattr(parser, "embedding_fields", {}).get(name)
+    if not declared:
+        return list(rows)
+    sent: dict[str, Any] = {}
+    for key, role in declared.items():
+        found = [item[key] for item in fields if key in item]
+        if found and len(found) == len(rows):
+            tensors = [torch.as_tensor(value) for value in found]
+            tensors = [value[0] if value.ndim > 1 and len(value) == 1 else value for value in tensors]
+            sent[key] = torch.stack(tensors) if len({value.shape for value in tensors}) == 1 else tensors
+        elif role == "values":
+            sent[key] = torch.cat(list(rows)) if any("grid" in other for other in declared) else list(rows)
+        else:
+            sent[key] = torch.tensor([len(row) for row in rows])
+    return sent
+
+
+def parts(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Per modality and item, the fields as a generated processor splits them, before vLLM does."""
+    processed = processor._process(processor.info.parse_mm_data(data), kwargs)
+    return {name: done.parts for name, done in processed.items()}
+
+
+def most_rows(processor: Any, name: str) -> tuple[int, int]:
+    """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of the dummy item."""
+    seq_len = processor.info.ctx.model_config.max_model_len
+    dummy = processor.get_dummy_mm_inputs({name: 1})
+    (place,) = dummy["mm_placeholders"][name]
+    reached = place.length if place.is_embed is None else int(place.is_embed.sum())
+    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
+    return reached if stated is None else stated, reached
+
+
+@contextmanager
+def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[Any]:
+    """The vLLM model of a checkpoint, on this machine's device, without an engine."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    vllm_config = EngineArgs(
+        model=config.model,
+        dtype="float32",
+        load_format=load_format,
+        enforce_eager=True,
+        trust_remote_code=True,
+        skip_tokenizer_init=config.skip_tokenizer_init,
+        hf_overrides=config.hf_overrides,
+    ).create_engine_config()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with set_current_vllm_config(vllm_config):
+        init_distributed_environment(1, 0, address, 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        try:
+            # as vLLM's loader does, which also wants an accelerator's allocator
+            device = torch.device(vllm_config.device_config.device)
+            with set_default_torch_dtype(torch.float32), device:
+                model = initialize_model(vllm_config=vllm_config)
+                get_model_loader(vllm_config.load_config).load_weights(model, vllm_config.model_config)
+                process_weights_after_loading(model, vllm_config.model_config, device)
+            yield model.eval()
+        finally:
+            cleanup_dist_env_and_memory()
+
+
+def rows(model: Any, outcome_items: Mapping[str, Sequence[Any]]) -> dict[str, list[torch.Tensor]]:
+    """Encoder rows of items (vLLM's kwargs items), by modality, in their order."""
+    made: dict[str, list[torch.Tensor]] = {}
+    for name, items in outcome_items.items():
+        made[name] = []
+        for _, kwargs in group_and_batch_mm_items(list(items)):
+            with torch.inference_mode():
+                made[name] += list(model.embed_multimodal(**kwargs))
+    return made

@@ -1,0 +1,261 @@
+"""Hypothesis strategies for requests: items by how they are made, prompts around them, and sequences of requests.
+
+Items are drawn as samples, small frozen objects whose `repr` is the code that makes them again, so that a failure can
+be copied into a test; `value()` is what a caller would send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from ..items import Audio, Image, ItemType, Tensor, Video
+
+__all__ = [
+    "AudioSample",
+    "ImageSample",
+    "Request",
+    "Sample",
+    "TensorSample",
+    "VideoSample",
+    "items",
+    "prompts",
+]
+
+
+class Sample:
+    """One item, by how it is made."""
+
+    def value(self) -> Any:
+        """What a caller sends."""
+        raise NotImplementedError
+
+    def same(self) -> list[Any]:
+        """Other containers of equal content."""
+        return [self.value()]
+
+    def other(self) -> Sample:
+        """A sample of the same shape whose content differs in one place."""
+        raise NotImplementedError
+
+
+def containers(dtype: str, shape: Sequence[int]) -> list[str]:
+    """In what callers may send a tensor, for `TensorSample`."""
+    made = ["torch", "strided"]
+    if dtype != "bfloat16":  # which numpy lacks
+        made.append("numpy")
+    if 0 not in shape:  # an empty list has lost its shape
+        made.append("list")
+    return made + ["wide"] * getattr(torch, dtype).is_floating_point
+
+
+@dataclass(frozen=True)
+class TensorSample(Sample):
+    """Values between -bound and bound, from a seed; integers where the dtype is one."""
+
+    seed: int
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    bound: float = 4.0
+    container: str = "torch"
+
+    def tensor(self) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        random = torch.Generator().manual_seed(self.seed)
+        if dtype == torch.bool:
+            return torch.randint(0, 2, self.shape, generator=random).bool()
+        if not dtype.is_floating_point:
+            least = 0 if dtype == torch.uint8 else -int(self.bound)
+            return torch.randint(least, int(self.bound) + 1, self.shape, generator=random).to(dtype)
+        # multiples of a power of two survive every floating dtype
+        return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(dtype)
+
+    def value(self) -> Any:
+        return self._in(self.container)
+
+    def same(self) -> list[Any]:
+        return [self._in(container) for container in containers(self.dtype, self.shape)]
+
+    def _in(self, container: str) -> Any:
+        made = self.tensor()
+        match container:
+            case "numpy":
+                return made.numpy()
+            case "list":
+                return made.tolist()
+            case "wide":
+                return made.double().numpy() if made.is_floating_point() else made
+            case "strided":
+                return torch.stack([made, made], dim=-1)[..., 0]
+        return made
+
+    def other(self) -> Sample:
+        return TensorSample(self.seed + 1, self.shape, self.dtype, self.bound, self.container)
+
+
+@dataclass(frozen=True)
+class ImageSample(Sample):
+    """RGB noise."""
+
+    seed: int
+    width: int
+    height: int
+    container: str = "pil"
+
+    def pixels(self) -> np.ndarray[Any, Any]:
+        return np.random.RandomState(self.seed).randint(0, 256, (self.height, self.width, 3), dtype=np.uint8)
+
+    def value(self) -> Any:
+        from PIL import Image as PILImage
+
+        return PILImage.fromarray(self.pixels(), "RGB") if self.container == "pil" else self.pixels()
+
+    def same(self) -> list[Any]:
+        return [ImageSample(self.seed, self.width, self.height, form).value() for form in ("pil", "numpy")]
+
+    def other(self) -> Sample:
+        return ImageSample(self.seed + 1, self.width, self.height, self.container)
+
+
+@dataclass(frozen=True)
+class VideoSample(Sample):
+    """Frames of RGB noise, with the metadata of a video of one frame a second where the model wants metadata."""
+
+    seed: int
+    frames: int
+    width: int
+    height: int
+    metadata: bool = False
+
+    def value(self) -> Any:
+        shape = (self.frames, self.height, self.width, 3)
+        pixels = np.random.RandomState(self.seed).randint(0, 256, shape, dtype=np.uint8)
+        if not self.metadata:
+            return pixels
+        indices = list(range(self.frames))
+        facts = {"fps": 1.0, "duration": float(self.frames), "total_num_frames": self.frames}
+        return pixels, {**facts, "frames_indices": indices, "do_sample_frames": False, "video_backend": "opencv"}
+
+    def other(self) -> Sample:
+        return VideoSample(self.seed + 1, self.frames, self.width, self.height, self.metadata)
+
+
+@dataclass(frozen=True)
+class AudioSample(Sample):
+    """Normal noise, with a sampling rate in Hz where one is stated."""
+
+    seed: int
+    length: int
+    rate: int | None = None
+
+    def value(self) -> Any:
+        samples = np.random.RandomState(self.seed).randn(self.length).astype(np.float32) / 8
+        return samples if self.rate is None else (samples, self.rate)
+
+    def other(self) -> Sample:
+        return AudioSample(self.seed + 1, self.length, self.rate)
+
+
+SEEDS = st.integers(0, 3)  # few, so that items repeat
+
+
+def items(kind: ItemType) -> SearchStrategy[Sample]:
+    """Samples of a bound item type: boundary sizes first, extreme aspect ratios, all containers and dtypes.
+
+    Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
+    """
+    match kind:
+        case Tensor():
+            return _tensors(kind)
+        case Image():
+            sizes = _sides([side for size in kind.largest for side in size])
+            return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(["pil", "numpy"]))
+        case Video():
+            frames = _sides([size[0] for size in kind.largest], most=8)
+            sizes = _sides([side for size in kind.largest for side in size[1:]], most=128)
+            return st.builds(VideoSample, SEEDS, frames, sizes, sizes, st.just(kind.metadata))
+        case Audio():
+            rate = None if kind.rate is None else int(kind.rate)
+            return st.builds(AudioSample, SEEDS, _sides([kind.largest], most=1 << 15), st.just(rate))
+    raise TypeError(f"no strategy for {kind!r}")
+
+
+def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:
+    """Sizes from 1 up to what the largest item has, the interesting ones often. Shrinks towards 1."""
+    limit = min(max(largest), most)
+    edges = sorted({1, 2, 3, *(s + d for s in largest for d in (-1, 0, 1) if 0 < s + d <= limit), limit})
+    return st.sampled_from(edges) | st.integers(1, limit)
+
+
+def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
+    sides = []
+    for size in kind.shape:
+        least, most = (size.least, size.most) if hasattr(size, "least") else (size, size)
+        sides.append(st.sampled_from(sorted({least, most})) | st.integers(least, min(most, least + 64)))
+    least = tuple(getattr(size, "least", size) for size in kind.shape)
+    return st.builds(
+        TensorSample,
+        SEEDS,
+        st.tuples(*sides),
+        st.just(kind.dtype),
+        st.just(float(kind.bound)),
+        st.sampled_from(containers(kind.dtype, least)),
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A well-formed request, and what is known of its result.
+
+    Attributes:
+        prompt: token ids, as a caller writes them.
+        items: per modality, samples.
+        kwargs: mm_processor_kwargs.
+        order: the (modality, index) of the items that stand in the prompt, in its order; the others are inserted.
+    """
+
+    prompt: list[int]
+    items: Mapping[str, Sequence[Sample]]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    order: tuple[tuple[str, int], ...] = ()
+
+    def data(self) -> dict[str, list[Any]]:
+        """What a caller puts into ``multi_modal_data``."""
+        return {name: [sample.value() for sample in found] for name, found in self.items.items() if found}
+
+    def __repr__(self) -> str:
+        options = f", kwargs={dict(self.kwargs)!r}" if self.kwargs else ""
+        return f"Request({self.prompt!r}, {dict(self.items)!r}{options})"
+
+
+def prompts(
+    written: Sequence[list[int]],
+    fillers: Sequence[int],
+    fragments: Sequence[list[int]] = (),
+    prefix: Sequence[int] = (),
+) -> SearchStrategy[list[int]]:
+    """Token ids that hold what stands for the items, in their order, with other tokens before, between and after.
+
+    The others are single tokens of `fillers` and the given `fragments` (parts of placeholders, say). Shrinks towards
+    adjacent items and no other token.
+    """
+    between = st.lists(st.sampled_from([[token] for token in fillers] + list(fragments)), max_size=3)
+
+    def joined(gaps: list[list[list[int]]]) -> list[int]:
+        made = list(prefix)
+        for gap, ids in zip(gaps, [*written, []], strict=True):
+            made += [token for part in gap for token in part] + ids
+        return made
+
+    return st.tuples(*[between] * (len(written) + 1)).map(list).map(joined)
+
+
+def most_of(limit: int | None) -> int:
+    """The most items to draw: up to the limit, but not many."""
+    return min(4 if limit is None else limit, 4)

@@ -1,0 +1,210 @@
+"""What the laws are checked on: a processor, and how to make requests for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from ..items import Audio, Image, Video
+from ..plan import Plan
+from ..spec import ModelSpec
+from . import harness
+from .strategies import Request, Sample, items, most_of, prompts
+
+__all__ = ["Subject", "of_registered", "of_spec"]
+
+Kwargs = Mapping[str, Any]
+_NONE: Kwargs = {}
+
+
+class Subject:
+    """A processor under test.
+
+    Attributes:
+        processor: vLLM's processor object, generated or written by hand.
+        samples: per modality, a strategy for its items.
+        kwargs: a strategy for mm_processor_kwargs.
+        plan: the bound spec, for a generated processor.
+        model_dir: the checkpoint folder.
+        options: of vLLM's ModelConfig, with which the processor was made.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        samples: Mapping[str, SearchStrategy[Sample]],
+        *,
+        model_dir: str | Path,
+        kwargs: SearchStrategy[Kwargs] | None = None,
+        plan: Plan | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.processor, self.samples, self.plan, self.model_dir = processor, dict(samples), plan, Path(model_dir)
+        self.options = dict(options or {})
+        self.kwargs = st.just({}) if kwargs is None else kwargs
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """The most items of each modality in one request."""
+        limits = self.processor.info.get_supported_mm_limits()
+        return {name: limits[name] for name in self.samples if name in limits}
+
+    def run(self, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
+        return harness.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
+
+    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE) -> list[harness.Piece]:
+        """How items appear in a prompt, by the processor's own updates."""
+        return harness.pieces(self.processor, name, [sample.value() for sample in samples], kwargs)
+
+    def postprocessed(self, request: Request) -> list[int]:
+        """The prompt in which items are placed: what the spec makes of a caller's, else the processor; an encoder may
+        have one of its own."""
+        prompt, encoder_prompt = list(request.prompt), getattr(self.processor, "create_encoder_prompt", None)
+        if encoder_prompt is not None:
+            prompt = list(encoder_prompt(prompt, self.processor.info.parse_mm_data(request.data())))
+        rewrite = self.processor._postprocess_prompt if self.plan is None else partial(self.plan.rewrite, "prompt")
+        return list(rewrite(prompt))
+
+    def may_cache(self, request: Request) -> bool:
+        """Whether the spec lets vLLM keep the processed items of such a request."""
+        counts = {name: len(found) for name, found in request.items.items() if found}
+        return self.plan is None or all(self.plan.modalities[name].may_cache(n) for name, n in counts.items())
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        return int(self.processor.info.ctx.model_config.get_vocab_size())
+
+    @cached_property
+    def ordinary(self) -> list[int]:
+        """Some ids that are neither special nor placeholders."""
+        tokenizer = self.processor.info.ctx.tokenizer
+        taken = {*getattr(tokenizer, "all_special_ids", ()), *(self.plan.embed_ids if self.plan else ())}
+        size = min(self.vocabulary_size, len(tokenizer)) if tokenizer is not None else self.vocabulary_size
+        return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
+
+    @cached_property
+    def first(self) -> list[int]:
+        """The special token with which the tokenizer begins a text."""
+        tokenizer = self.processor.info.ctx.tokenizer
+        begin = getattr(tokenizer, "bos_token_id", None)
+        return [] if begin is None or list(tokenizer.encode(""))[:1] != [begin] else [begin]
+
+    def requests(
+        self, *, least: int = 1, most: int | None = None, of: Mapping[str, SearchStrategy[Sample]] | None = None
+    ) -> SearchStrategy[Request]:
+        """Well-formed requests. Shrinks towards few small items and a bare prompt.
+
+        Args:
+            least: number of items, of all modalities together.
+            most: number of items of each modality.
+            of: strategies for the items in place of `samples`.
+        """
+        return _requests(self, least, most, self.samples if of is None else of)
+
+    def minimal(self, name: str, sample: Sample, kwargs: Kwargs = _NONE) -> Request:
+        """A request of one item and nothing else."""
+        try:
+            (piece,) = self.pieces(name, [sample], kwargs)
+        except ValueError:
+            reject()
+        return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
+
+
+@st.composite
+def _requests(
+    draw: Any, subject: Subject, least: int, most: int | None, of: Mapping[str, SearchStrategy[Sample]]
+) -> Request:
+    names = [name for name, limit in subject.limits.items() if limit != 0]
+    drawn: dict[str, list[Sample]] = {}
+    for name in names:
+        few = most_of(subject.limits[name])
+        drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
+    for name in names:  # the first modalities fill up what is wanted
+        short, limit = least - sum(map(len, drawn.values())), subject.limits[name]
+        room = short if limit is None else min(short, limit - len(drawn[name]))
+        drawn[name] += [draw(of[name]) for _ in range(room)]
+    drawn = {name: found for name, found in drawn.items() if found}
+    kwargs = draw(subject.kwargs)
+    pieces = {}
+    for name, samples in drawn.items():
+        try:
+            pieces[name] = subject.pieces(name, samples, kwargs)
+        except ValueError:  # refused in good order, as an image one pixel wide may be
+            try:
+                pieces[name] = [piece for sample in samples for piece in subject.pieces(name, [sample], kwargs)]
+            except ValueError:
+                reject()
+            # each is accepted alone: let the law see that they are not together
+    waiting = {name: [i for i, p in enumerate(found) if p.written] for name, found in pieces.items()}
+    order = []
+    for name in draw(st.permutations([name for name, found in waiting.items() for _ in found])):
+        order.append((name, waiting[name].pop(0)))
+    written = [pieces[name][i].written for name, i in order]
+    prefix = next((p.prefix for found in pieces.values() for p in found if p.prefix), [])
+    # the beginnings of placeholders, where they are none themselves
+    every = [p for found in pieces.values() for p in found]
+    taken, whole = {token for p in every for token in p.ids}, [target for p in every for target in p.targets]
+    starts = {tuple(ids[:-1]) for ids in written}
+    fragments = [list(ids) for ids in starts if ids and not taken & {*ids} and not any(holds(ids, w) for w in whole)]
+    aims = {token for target in whole for token in target}
+    fillers = [token for token in subject.ordinary if token not in taken | aims] or [0]
+    if not prefix and not (taken | aims) & {*subject.first}:
+        prefix = draw(st.sampled_from([[], subject.first]))
+    prompt = draw(prompts(written, fillers, fragments, prefix))
+    return Request(prompt, drawn, kwargs, tuple(order))
+
+
+def of_spec(
+    spec: ModelSpec,
+    model_dir: str | Path,
+    *,
+    info: type | None = None,
+    dummy_inputs: type | None = None,
+    processor: type | None = None,
+    kwargs: SearchStrategy[Kwargs] | None = None,
+    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    **options: Any,
+) -> Subject:
+    """The generated processor of a spec (or subclasses of its classes) on a checkpoint folder."""
+    from transformers import PretrainedConfig
+
+    known, _ = PretrainedConfig.get_config_dict(str(model_dir))
+    harness.stand_in(*known.get("architectures") or [])
+    embeds = any(modality.embeds for modality in spec.modalities)
+    options = {"enable_mm_embeds": embeds, **options}
+    config = harness.model_config(model_dir, **options)
+    made = spec.classes
+    built = harness.generated(info or made.info, dummy_inputs or made.dummy_inputs, processor or made.processor, config)
+    plan: Plan = built.info.plan
+    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()} | dict(samples or {})
+    return Subject(built, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
+
+
+def of_registered(
+    model_dir: str | Path,
+    *,
+    kwargs: SearchStrategy[Kwargs] | None = None,
+    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    **options: Any,
+) -> Subject:
+    """The processor that vLLM has for a checkpoint, whoever wrote it."""
+    built = harness.registered(harness.model_config(model_dir, **options))
+    defaults = {
+        "image": items(Image(largest=((96, 96),))),
+        "video": items(Video(largest=((6, 64, 64),))),
+        "audio": items(Audio(largest=16000)),
+    }
+    known = built.info.get_supported_mm_limits()
+    drawn = {name: value for name, value in defaults.items() if name in known} | dict(samples or {})
+    return Subject(built, drawn, model_dir=model_dir, kwargs=kwargs, options=options)
+
+
+def holds(ids: Sequence[int], part: Sequence[int]) -> bool:
+    """Whether some ids stand in others, one after the other."""
+    return any(list(ids[i : i + len(part)]) == list(part) for i in range(len(ids) - len(part) + 1))

@@ -1,0 +1,78 @@
+"""Each law catches the bugs planted for it and says what is wrong; correct processors pass every law."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mmkit import testing
+from mmkit.testing import LAWS, NotApplicable, Violation, check_law
+
+from .planted import BASES, BUGS, BY_NUMBER, Bug, caught, mixed, others
+
+EXAMPLES = 80
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.law}-{bug.name}")
+def test_bugs_are_caught(bug: Bug) -> None:
+    """By the law that names them, in a message that says what is wrong, with a request that can be copied."""
+    said = caught(bug, bug.law, EXAMPLES, shrink=False)
+    assert said is not None, f"{bug.law} does not see that: {bug.sentence}"
+    assert said.startswith(f"{LAWS[bug.law].name}: ")
+    assert re.search(bug.message, said), said
+    assert len(said.split("\n")[0]) < 600
+    for line in said.split("\n"):
+        if line.startswith("    in Request("):
+            assert f"    in {_evaluated(line)!r}" == line.split(" after ")[0]
+
+
+def _evaluated(line: str) -> testing.Request:
+    request = eval(line.split(" after ")[0].removeprefix("    in "), vars(testing))
+    assert isinstance(request, testing.Request)
+    return request
+
+
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.name in ("range_off_by_one", "items_swapped_after_a_hit")])
+def test_requests_are_shrunk(bug: Bug) -> None:
+    """What is shown is about the smallest request, or the shortest sequence of them, that shows the bug."""
+    said = caught(bug, bug.law, 40) or ""
+    assert said.count("TensorSample") <= 6, said
+    assert "container='torch'" in said
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_correct_processors_pass(base: str) -> None:
+    subject = BASES[base]()
+    for number, law in LAWS.items():
+        if not {"mixed": True, "by hand": law.needs_model, "robot": not law.needs_model and number != "L12"}[base]:
+            continue  # the same processor as another, no model class; a process costs seconds
+        try:
+            check_law(law, subject, examples=EXAMPLES, database=False)
+        except NotApplicable:
+            assert base == "robot"
+            assert number in ("L4", "L11")  # no tokenizer, no embeddings
+
+
+def test_no_law_is_idle() -> None:
+    assert {bug.law for bug in BUGS} == set(LAWS)
+
+
+def test_names_are_unique() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 34
+
+
+def test_who_else_catches_what(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, not asserted: a bug is often more than one law's."""
+    lines = [f"{bug.law:4} {bug.name}: also {', '.join(others(bug, 4)) or 'none'}" for bug in BUGS]
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=Violation,
+    reason="a numbered placeholder beyond the items is left in the prompt: only targets of given items are known",
+)
+def test_a_numbered_placeholder_without_an_item_is_refused() -> None:
+    check_law("L9", mixed(BY_NUMBER), examples=EXAMPLES, database=False)
