@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
-from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
 from mmkit import ModelSpec
+from mmkit.testing.harness import StandIn
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
 TOLERANCE = 2e-2
@@ -88,25 +87,8 @@ SYSTEMS = {
 }
 
 
-class MadeUpForCausalLM(nn.Module, SupportsMultiModal):
+class MadeUpForCausalLM(StandIn):
     """What vLLM's registry asks of a multimodal model, and nothing else: it stands in for the model class."""
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__()
-
-    def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
-        raise NotImplementedError
-
-    def embed_multimodal(self, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def forward(
-        self, input_ids: Any, positions: Any, intermediate_tensors: Any = None, inputs_embeds: Any = None
-    ) -> Any:
-        raise NotImplementedError
-
-    def compute_logits(self, hidden_states: Any) -> Any:
-        raise NotImplementedError
 
 
 def model_config(checkpoint: str, **options: Any) -> ModelConfig:

@@ -27,11 +27,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import AutoConfig, CLIPImageProcessorPil, LlamaConfig, LlavaProcessor, PreTrainedTokenizerFast
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
-from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import (
     LruKeyReplicatedReceiverCache,
@@ -74,6 +72,7 @@ from mmkit import (
     token,
     where,
 )
+from mmkit.testing.harness import StandIn
 from mmkit.vllm_api.common import hf_inputs
 
 VOCABULARY = 64
@@ -91,25 +90,8 @@ class MadeUpConfig(LlamaConfig):
     model_type = "mmkit_made_up"
 
 
-class MadeUpForCausalLM(nn.Module, SupportsMultiModal):
+class MadeUpForCausalLM(StandIn):
     """What vLLM's registry asks of a multimodal model, and nothing else."""
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__()
-
-    def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
-        raise NotImplementedError
-
-    def embed_multimodal(self, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def forward(
-        self, input_ids: Any, positions: Any, intermediate_tensors: Any = None, inputs_embeds: Any = None
-    ) -> Any:
-        raise NotImplementedError
-
-    def compute_logits(self, hidden_states: Any) -> Any:
-        raise NotImplementedError
 
 
 class LlavaForConditionalGeneration(MadeUpForCausalLM):
