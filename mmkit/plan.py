@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from .fields import Field
 from .items import ItemType
 from .layout import Laid, Layout, nothing, whole
 from .process import HF, Identity, unpadded
-from .updates import Placement, Resolved, Update, place
+from .updates import Placement, Resolved, Target, Update, place, refuse_surplus
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 _GEOMETRIES = 4096
 """Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
+
+_NUMBERED = 64
+"""Numbered placeholders (``<|image_1|>``) that are known before there is an item."""
 
 _CONFIGURED = 32
 """Plans kept for distinct `mm_processor_kwargs`."""
@@ -260,6 +263,18 @@ class BoundModality:
             ways.append(Resolved(kind, target, laid))
         return ways
 
+    @cached_property
+    def numbered(self) -> list[Target]:
+        """The targets of the first items, where they are numbered (``<|image_1|>``). A target that is the same for all
+        items may be an ordinary token of a prompt without any."""
+        found: list[Target] = []
+        for update in self.updates:
+            if update.kind == "replace" and update.leaves() == {item.index}:
+                with suppress(SpecError):  # the vocabulary ends somewhere
+                    for index in range(_NUMBERED if self.limit is None else min(self.limit, _NUMBERED)):
+                        found.append(update.resolve(replace(self._scope, item=SimpleNamespace(index=index)))[1])
+        return found
+
     def rows(self, fields: Mapping[str, Any]) -> int | None:
         """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
         if all(root(leaf) == out and first_key(leaf) in fields for leaf in self._leaves[False]):
@@ -437,8 +452,9 @@ class Plan:
             expected = f"modalities among {sorted(self.modalities)}"
             raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]))
 
-    def check_bare(self, prompt: Sequence[int], present: Iterable[str] = ()) -> None:
-        """Refuse placeholder ids of modalities that have no items in the request.
+    def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
+        """Refuse placeholder ids of modalities that have no items in the request, and numbered placeholders if it has
+        none at all.
 
         Args:
             prompt: token ids.
@@ -448,20 +464,25 @@ class Plan:
             InputError: names the modality and how many placeholder ids there are.
         """
         covered = {token for token, names in self._owners.items() if not set(present).isdisjoint(names)}
-        if self.embed_ids.isdisjoint(prompt) or not (stray := self.embed_ids & set(prompt) - covered):
-            return
-        token = min(stray)
-        name = self._owners[token][0]
-        got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
-        remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
-        raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
+        if not self.embed_ids.isdisjoint(prompt) and (stray := self.embed_ids & set(prompt) - covered):
+            token = min(stray)
+            name = self._owners[token][0]
+            got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
+            remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
+            raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
+        if not present:
+            refuse_surplus(prompt, self._numbered, self.spec.name)
+
+    @cached_property
+    def _numbered(self) -> dict[Target, str]:
+        return {target: m.name for m in self.modalities.values() for target in m.numbered}
 
     def place(
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]
     ) -> tuple[list[int], list[Placement]]:
         """Bring the layouts of all items into a prompt; see `mmkit.updates.place`."""
         self.check_bare(prompt, [name for name, alternatives in items.items() if alternatives])
-        return place(prompt, items, self.spec.name)
+        return place(prompt, items, self.spec.name, self._numbered)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from .errors import InputError, SpecError
@@ -113,6 +114,12 @@ class Placement:
     way: int
 
 
+Target: TypeAlias = tuple[int, ...]
+"""The ids that stand for an item in a prompt that is not expanded yet."""
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
 class NotFound(InputError):
     """An item's target is not in the prompt."""
 
@@ -126,7 +133,9 @@ _READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
 caller expanded some items and not others."""
 
 
-def place(prompt: list[int], items: Items, where: str) -> tuple[list[int], list[Placement]]:
+def place(
+    prompt: list[int], items: Items, where: str, surplus: Mapping[Target, str] = EMPTY
+) -> tuple[list[int], list[Placement]]:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading that fits.
 
     The items of a modality are placed in order. Where targets of several modalities match at the same place, the
@@ -136,18 +145,19 @@ def place(prompt: list[int], items: Items, where: str) -> tuple[list[int], list[
         prompt: token ids.
         items: per modality and item, the alternatives, in order of preference.
         where: names the spec in errors.
+        surplus: ids that stand for items and for nothing else, each with its modality: none of them may be left over.
 
     Returns:
         The new prompt and one placement per item, in prompt order.
 
     Raises:
         NotFound: an item's target is not in the prompt.
-        InputError: a target or a placeholder id is left over.
+        InputError: a target or a placeholder id is left over, also one of `surplus`.
     """
     errors: list[InputError] = []
     for reading in _READINGS:
         try:
-            return _Pass(prompt, items, where, reading).run()
+            return _Pass(prompt, items, where, surplus, reading).run()
         except InputError as error:
             errors.append(error)
     raise errors[_READINGS.index("targets")]
@@ -156,8 +166,10 @@ def place(prompt: list[int], items: Items, where: str) -> tuple[list[int], list[
 class _Pass:
     """One attempt to place all items, under one reading of the prompt."""
 
-    def __init__(self, prompt: list[int], items: Items, where: str, reading: Reading) -> None:
-        self.prompt, self.items, self.where, self.reading = prompt, items, where, reading
+    def __init__(
+        self, prompt: list[int], items: Items, where: str, surplus: Mapping[Target, str], reading: Reading
+    ) -> None:
+        self.prompt, self.items, self.where, self.surplus, self.reading = prompt, items, where, surplus, reading
 
     def run(self) -> tuple[list[int], list[Placement]]:
         ids: list[int] = []
@@ -239,6 +251,8 @@ class _Pass:
             for segment in rest:
                 if any(find(segment, target, 0) is not None for target in targets) or not embeds.isdisjoint(segment):
                     self._wrong_count(modality, InputError)
+        for segment in rest:
+            refuse_surplus(segment, self.surplus, self.where)
 
     def _not_found(self, modality: str, index: int) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
@@ -265,6 +279,21 @@ class _Pass:
         expected = f"{n} placeholder(s) {_brief(target)} in the prompt for {n} item{'s' if n != 1 else ''}"
         got = f"{count}, and {stray} placeholder id(s) in all"
         raise error(where, expected, got, "Write one placeholder per item, and nothing else with its id.")
+
+
+def refuse_surplus(prompt: Sequence[int], surplus: Mapping[Target, str], where: str) -> None:
+    """Refuse a prompt in which something stands for an item that the request does not have; see `place`.
+
+    Raises:
+        InputError: names the modality.
+    """
+    if not surplus or {target[0] for target in surplus}.isdisjoint(prompt):
+        return
+    for target, modality in surplus.items():
+        if find(list(prompt), target, 0) is not None:
+            got = f"the placeholder {_brief(target)} without its item"
+            remedy = "Send the item, or leave the placeholder out."
+            raise InputError(f"{where}.{modality}", "one item per placeholder", got, remedy)
 
 
 def _sought(way: Resolved) -> tuple[int, ...]:

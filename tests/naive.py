@@ -53,16 +53,24 @@ Way = tuple[str, list[int], list[int], set[int]]
 Placed = tuple[list[int], list[tuple[str, int, int, int]]]
 
 
-def place(prompt: list[int], items: dict[str, list[list[Way]]]) -> Placed | None:
+def place(
+    prompt: list[int], items: dict[str, list[list[Way]]], surplus: list[list[int]] | None = None
+) -> Placed | None:
     """The new prompt and (modality, index, start, way) per item; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
-    fit either, the caller has expanded some items and not others.
+    fit either, the caller has expanded some items and not others. `surplus` is what would stand for items that the
+    request does not have.
     """
-    return _scan(prompt, items, "layouts") or _scan(prompt, items, "targets") or _scan(prompt, items, "either")
+    for reading in ("layouts", "targets", "either"):
+        if placed := _scan(prompt, items, reading, surplus or []):
+            return placed
+    return None
 
 
-def _scan(prompt: list[int], items: dict[str, list[list[Way]]], reading: str) -> Placed | None:
+def _scan(
+    prompt: list[int], items: dict[str, list[list[Way]]], reading: str, surplus: list[list[int]]
+) -> Placed | None:
     anchors: dict[int, list[tuple[str, int, int]]] = {}
     waiting: dict[str, list[int]] = {}
     for modality, ways_of in items.items():
@@ -104,6 +112,8 @@ def _scan(prompt: list[int], items: dict[str, list[list[Way]]], reading: str) ->
                 for segment in untouched:
                     if embeds & set(segment) or (kind == "replace" and _contains(segment, target)):
                         return None
+    if any(_contains(segment, target) for segment in untouched for target in surplus):
+        return None
     return result, placed
 
 

@@ -841,6 +841,13 @@ TABLE = [
         "one placeholder per item, and nothing else with its id.",
     ),
     (
+        "numbered placeholder without its item",
+        lambda: place([1, 2], {}, "spec", {(2,): "m"}),
+        InputError,
+        "spec.m: expected one item per placeholder, got the placeholder [2] without its item. Send the item, or leave "
+        "the placeholder out.",
+    ),
+    (
         "long target",
         lambda: put([1], "replace", range(20)),
         NotFound,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mmkit import InputError, SpecError, after, cfg, embed, end, fmt, in_place, insert, item, replace, start, tok, token
 from mmkit.expr import Scope
 from mmkit.layout import Laid, nothing
-from mmkit.updates import NotFound, Placement, Resolved, find, place
+from mmkit.updates import EMPTY, NotFound, Placement, Resolved, find, place
 
 from . import naive
 
@@ -45,11 +45,11 @@ def is_subsequence(short, long):
     return all(any(token == other for other in rest) for token in short)
 
 
-def run(prompt, items):
+def run(prompt, items, surplus=EMPTY):
     """Place, with everything that always holds checked; None where the request is refused."""
     before = list(prompt)
     try:
-        ids, placements = place(prompt, items, "spec")
+        ids, placements = place(prompt, items, "spec", surplus)
     except InputError:
         assert prompt == before, "the caller's prompt was changed"
         return None
@@ -253,12 +253,12 @@ def collisions(draw):
     return [token for piece in pieces for token in piece], items
 
 
-@given(collisions())
-def test_agrees_with_the_naive_reference(request_):
+@given(collisions(), st.lists(st.lists(small, min_size=1, max_size=3), max_size=1))
+def test_agrees_with_the_naive_reference(request_, surplus):
     prompt, items = request_
-    result = run(prompt, items)
+    result = run(prompt, items, {tuple(target): "a" for target in surplus})
     event("placed" if result else "refused")
-    assert as_tuples(result) == naive.place(prompt, as_naive(items))
+    assert as_tuples(result) == naive.place(prompt, as_naive(items), surplus)
 
 
 @given(collisions())

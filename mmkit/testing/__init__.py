@@ -11,7 +11,7 @@ In a test file, with one test per law and law names as ids (``pytest -k L3``)::
     def test_laws(check):
         check()
 
-Or without any file: ``pytest -p mmkit.testing.plugin --mmkit package.module:SPEC --mmkit-model path/of/checkpoint``.
+Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/checkpoint``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+from hypothesis.stateful import run_state_machine_as_test
 
 from ..spec import ModelSpec
 from . import harness
@@ -114,11 +115,14 @@ def check_law(law: str | Law, subject: Subject, *, examples: int | None = None, 
     with context as model:
         given_model = (model,) if law.needs_model else ()
         try:
+            made = settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
             if law.kind == "once":
                 law.check(subject, *given_model)
+            elif law.kind == "machine":
+                run_state_machine_as_test(law.check(subject), settings=settings(made, stateful_step_count=6))
             else:
 
-                @settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
+                @made
                 @given(data=st.data())
                 def holds(data: Any) -> None:
                     law.check(subject, data, *given_model)

@@ -122,7 +122,9 @@ def load_plugins() -> None:
 
 
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
-    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none."""
+    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none. Plugins are loaded
+    first: config classes are theirs."""
+    load_plugins()
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     tokenizer = any((Path(folder) / name).exists() for name in names)
     defaults = {"dtype": "float32", "seed": 0, "trust_remote_code": True, "skip_tokenizer_init": not tokenizer}

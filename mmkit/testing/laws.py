@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ..errors import InputError
 from . import harness
@@ -41,7 +42,8 @@ class Law:
         name: ``L5 independence``.
         statement: what it says, in one sentence.
         check: raises `Violation`; gets a subject, and Hypothesis' `data` where it draws anything.
-        kind: ``drawn`` for checks of drawn requests, ``once`` for a single check.
+        kind: ``drawn`` for checks of drawn requests, ``once`` for a single check, ``machine`` for one that returns a
+            state machine of Hypothesis.
         cost: requests per example; of a law with several, as many fewer examples are drawn.
         needs_model: the check wants the model, loaded without an engine.
     """
@@ -412,39 +414,73 @@ def _embeds(subject: Subject, data: Any) -> None:
 # -- caches, processes, the model --------------------------------------------------------------------------------------
 
 
-@_law(
-    "L3 cache",
-    "any sequence of requests gives the same outputs with and without vLLM's processor caches, however small",
-    cost=2,
-)
-def _caches(subject: Subject, data: Any) -> None:
-    capacity = data.draw(st.sampled_from([1.0, 1e-6]))
-    # a few items in many requests, so that some of a request are cached, and at other positions
-    names = [name for name, limit in subject.limits.items() if limit != 0]
-    few = {name: data.draw(st.lists(subject.samples[name], min_size=1, max_size=3, unique_by=repr)) for name in names}
-    some = subject.requests(of={name: st.sampled_from(found) for name, found in few.items()})
-    caches = {
-        "in one process": harness.Caches(subject.processor, capacity, pair=False),
-        "in two processes": harness.Caches(subject.processor, capacity, pair=True),
-    }
-    seen: list[Request] = []
-    for request in data.draw(st.lists(some, min_size=1, max_size=6)):
-        when = ""
-        if request.order and data.draw(st.sampled_from([False, False, False, True])):
-            when = ", refused without a prompt before"
-            for cache in caches.values():
+class CacheMachine(RuleBasedStateMachine):
+    """L3: requests of a few items, so that some of a request are cached, and at other positions. Each is sent without
+    a cache, with vLLM's cache in one process, and with its pair of sender and receiver.
+
+    Shrinks towards few requests, a large cache, and no refused request.
+    """
+
+    subject: Subject
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Request] = []
+
+    @initialize(data=st.data(), capacity=st.sampled_from([1.0, 1e-6]))
+    def start(self, data: Any, capacity: float) -> None:
+        """Some items, and caches of a capacity (in GiB) of all of them or hardly any."""
+        subject = self.subject
+        names = [name for name, limit in subject.limits.items() if limit != 0]
+        few = {name: data.draw(st.lists(subject.samples[name], min_size=3, max_size=3)) for name in names}
+        self.requests = subject.requests(of={name: st.sampled_from(found) for name, found in few.items()})
+        self.caches = {
+            "in one process": harness.Caches(subject.processor, capacity, pair=False),
+            "in two processes": harness.Caches(subject.processor, capacity, pair=True),
+        }
+
+    @rule(data=st.data())
+    def send(self, data: Any) -> None:
+        """A request."""
+        self._compare(data.draw(self.requests))
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def send_again(self, data: Any) -> None:
+        """A request that was sent before."""
+        self._compare(data.draw(st.sampled_from(self.seen)))
+
+    @rule(data=st.data())
+    def send_after_a_refusal(self, data: Any) -> None:
+        """A request whose prompt lacks the placeholders, then the right one."""
+        request = data.draw(self.requests)
+        if request.order:
+            for cache in self.caches.values():
                 with suppress(Exception):
-                    subject.run(replace(request, prompt=[]), cache)
-        expected = subject.run(request)
-        with _of("L3", request, f" after {seen!r}" if seen else "") as hold:
-            for name, cache in caches.items():
+                    self.subject.run(replace(request, prompt=[]), cache)
+        self._compare(request, ", refused without a prompt before" * bool(request.order))
+
+    def _compare(self, request: Request, when: str = "") -> None:
+        expected = self.subject.run(request)
+        with _of("L3", request, f" after {self.seen!r}" * bool(self.seen)) as hold:
+            for name, cache in self.caches.items():
                 try:
-                    got = subject.run(request, cache)
+                    got = self.subject.run(request, cache)
                 except Exception as error:
                     hold(False, f"with a cache {name}: {type(error).__name__}: {error}{when}")
                 found = differences(expected, got)
                 hold(not found, f"without a cache and with one {name}: {found}{when}")
-        seen.append(request)
+        self.seen.append(request)
+
+
+@_law(
+    "L3 cache",
+    "any sequence of requests gives the same outputs with and without vLLM's processor caches, however small",
+    kind="machine",
+    cost=2,
+)
+def _caches(subject: Subject) -> type[RuleBasedStateMachine]:
+    return type("CacheMachine", (CacheMachine,), {"subject": subject})
 
 
 @_law("L12 processes", "the classes survive pickling, and a spawned process gives the same result", kind="once")
@@ -531,3 +567,7 @@ def _safety(subject: Subject, model: Any) -> None:
         logits = model.compute_logits(torch.zeros(1, made.shape[-1], dtype=made.dtype))
         sampled = [token for token in placeholders if logits is not None and logits[0, token] != float("-inf")]
         hold(not sampled, f"placeholder ids {sampled} can be sampled")
+
+
+for _number in sorted(LAWS, key=lambda number: int(number[1:])):
+    LAWS[_number] = LAWS.pop(_number)

@@ -1,19 +1,44 @@
-"""The tests that the pytest plugin runs: one per law."""
+"""The tests that ``pytest --mmkit MODULE:SPEC --mmkit-model DIR`` runs: one per law."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmkit.testing
-from mmkit.testing.plugin import spec_of
+from mmkit import ModelSpec
+
+REGISTERED = "registered"
+"""In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
+
+
+def spec_of(name: str) -> ModelSpec:
+    """The spec that ``package.module:SPEC`` names."""
+    module, _, variable = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), variable)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise pytest.UsageError(f"--mmkit {name}: expected package.module:SPEC, got {error!r}.") from error
+    if not isinstance(found, ModelSpec):
+        raise pytest.UsageError(f"--mmkit {name}: expected a ModelSpec, got {type(found).__name__}.")
+    return found
+
+
+def check_options(name: str, folder: str) -> None:
+    """Refuse what is not the name of a spec and the folder of a checkpoint."""
+    if name != REGISTERED:
+        spec_of(name)
+    if not (Path(folder) / "config.json").is_file():
+        raise pytest.UsageError(f"--mmkit-model {folder}: expected a folder with a config.json, got none.")
 
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> mmkit.testing.Subject:
     name, folder = request.config.getoption("--mmkit"), request.config.getoption("--mmkit-model")
-    if name == "registered":
+    if name == REGISTERED:
         return mmkit.testing.of_registered(folder)
     return mmkit.testing.of_spec(spec_of(name), folder)
 

@@ -1,0 +1,33 @@
+"""The pytest plugin of mmkit: the laws of a spec, without any test file.
+
+``pytest --mmkit package.module:SPEC --mmkit-model DIR``
+
+A module of its own beside the package, because pytest imports the plugins of an environment at every start, and a
+module inside `mmkit` would bring torch with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: Any) -> None:
+    group = parser.getgroup("mmkit", "laws of multimodal processors on vLLM")
+    group.addoption("--mmkit", metavar="MODULE:SPEC", help="check the laws on this spec; `registered`: on vLLM's own")
+    group.addoption("--mmkit-model", metavar="DIR", help="checkpoint folder: config, tokenizer and processor files")
+    group.addoption("--mmkit-load", action="store_true", help="load the model too, with dummy weights, for L1 and L13")
+    group.addoption("--mmkit-examples", type=int, metavar="N", help="Hypothesis examples per law")
+
+
+def pytest_configure(config: Any) -> None:
+    name, folder = config.getoption("--mmkit"), config.getoption("--mmkit-model")
+    if not name:
+        return
+    if not folder:
+        raise pytest.UsageError("--mmkit: expected --mmkit-model DIR beside it, got none.")
+    from mmkit.testing import suite
+
+    suite.check_options(name, folder)
+    config.option.pyargs, config.args[:] = True, [suite.__name__]

@@ -1,0 +1,108 @@
+"""The kit as a plugin author uses it: one call, a decorator, or a pytest option."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.llava_like.checkpoint import make_checkpoint
+from examples.terra import CHECKPOINT
+from examples.terra.spec import TERRA
+from mmkit import testing
+from mmkit.testing import LAWS, Result
+from mmkit.testing.suite import check_options
+
+ROOT = Path(__file__).parents[2]
+FEW = ("--mmkit-examples", "4", "-p", "no:cacheprovider", "-k", "L2 or L3 or L4")
+
+
+def pytest_process(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of pytest, run as a user of the kit does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_reports_each_law() -> None:
+    seen: list[Result] = []
+    report = testing.check(TERRA, CHECKPOINT, laws=["L2", "L3", "L4", "L13"], examples=4, progress=seen.append)
+    assert report
+    assert report.results == seen
+    assert [result.status for result in seen] == ["holds", "holds", "skipped", "skipped"]
+    assert str(report).splitlines()[0] == "terra"
+    assert str(report).splitlines()[-1].endswith("  skipped: needs the model: say model=True")
+
+
+def test_check_registered_takes_what_vllm_has(tmp_path: Path) -> None:
+    """vLLM's own LLaVA: its ranges hold, and it expands an expanded prompt again."""
+    report = testing.check_registered(make_checkpoint(tmp_path), laws=["L2", "L10"], examples=10)
+    assert [result.status for result in report.results] == ["holds", "violated"]
+    assert not report
+    assert re.fullmatch(r"\d+ ids became \d+\n    in Request\(.*\)", report.violations[0].detail)
+
+
+def test_parametrize(tmp_path: Path) -> None:
+    """One test per law with its name as id; an expected failure that does not fail is one."""
+    test = tmp_path / "test_laws.py"
+    test.write_text(f"""
+import mmkit.testing
+from examples.terra.spec import TERRA
+
+@mmkit.testing.parametrize(TERRA, {str(CHECKPOINT)!r}, examples=4, expected={{"L3": "a reason"}})
+def test_laws(check):
+    check()
+""")
+    code, output = pytest_process(str(test), "-v", "-rA", "-p", "no:cacheprovider", "-k", "L2 or L3 or L4")
+    assert code == 1, output
+    assert "PASSED" in output
+    assert "test_laws[L2 ranges]" in output
+    assert re.search(r"test_laws\[L3 cache\] _+\n\[XPASS\(strict\)\] a reason", output), output
+    assert re.search(r"1 failed, 1 passed, 1 skipped, \d+ deselected", output), output
+
+
+def test_the_pytest_option() -> None:
+    code, output = pytest_process("--mmkit", "examples.terra.spec:TERRA", "--mmkit-model", str(CHECKPOINT), *FEW)
+    assert code == 0, output
+    assert "2 passed, 1 skipped" in output
+
+
+def test_a_missing_option_is_refused_in_one_sentence() -> None:
+    code, output = pytest_process("--mmkit", "examples.terra.spec:TERRA")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none.\n" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "sentence"),
+    [
+        ("examples.terra.spec:NONE", ".", "--mmkit {name}: expected package.module:SPEC, got AttributeError"),
+        ("nowhere:SPEC", ".", "--mmkit {name}: expected package.module:SPEC, got ModuleNotFoundError"),
+        ("json:loads", ".", "--mmkit {name}: expected a ModelSpec, got function."),
+        ("registered", "nowhere", "--mmkit-model {folder}: expected a folder with a config.json, got none."),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(name: str, folder: str, sentence: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"^{re.escape(sentence.format(name=name, folder=folder))}"):
+        check_options(name, folder)
+
+
+def test_the_plugin_costs_other_test_runs_nothing() -> None:
+    """pytest imports it at every start."""
+    code = "import sys, pytest_mmkit; print(sorted({'torch', 'vllm', 'mmkit'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_laws_are_named_by_their_numbers() -> None:
+    assert list(LAWS) == [law.number for law in LAWS.values()] == [f"L{n}" for n in range(1, 14)]
