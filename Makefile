@@ -7,6 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TESTARGS ?=
+JOBS ?= 2
 DEMOARGS ?=
 
 VENV := .venv
@@ -20,11 +21,12 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test lint format clean distclean
+.PHONY: help venv demo test test-thorough lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
+	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -33,8 +35,15 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.terra $(DEMOARGS)
 
+# A file of tests stays in one process: its engines and checkpoints are made once.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test: export HYPOTHESIS_PROFILE ?= ci
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(TESTARGS)
+	$(PYTEST) $(TESTARGS)
+
+test-thorough: $(VENV)/.installed
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

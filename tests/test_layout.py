@@ -1,4 +1,4 @@
-"""Layouts against an independent evaluator that builds the tokens one by one (tests/naive.py)."""
+"""Layouts against an independent evaluator that builds the tokens one by one (tests/properties/naive.py)."""
 
 import pickle
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from mmkit.expr import Scope, leaves, root
 from mmkit.layout import Fixed, Laid, Layout, layout
 from mmkit.vocabulary import Vocabulary
 
-from . import naive
+from .properties import naive
 
 NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
 CONFIG = {"a": 0, "b": 1, "c": 3, "rows": [2, 0, 5]}

@@ -15,8 +15,9 @@ from examples.terra.spec import TERRA
 from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
 
 from ..oracles import SYSTEMS
+from . import scaled
 
-EXAMPLES = 20
+EXAMPLES = scaled(60)
 SMALL = {"image": st.builds(ImageSample, st.integers(0, 2), st.integers(1, 160), st.integers(1, 160))}
 KWARGS: dict[str, Any] = {
     "fuyu": st.sampled_from([{}, {"size": {"height": 60, "width": 90}}]),
@@ -49,7 +50,7 @@ def test_gallery(name: str, number: str) -> None:
         pytest.skip(EXPECTED[name, "L5"])
     if (name, number) in EXPECTED:
         with pytest.raises(Violation, match="image_input_idx"):
-            check_law(number, subject(name), examples=EXAMPLES * 5, database=False)
+            check_law(number, subject(name), examples=100, database=False)
     else:
         _check(number, subject(name))
 

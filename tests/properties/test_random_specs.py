@@ -1,17 +1,22 @@
-"""Random specs against the laws, and against a deliberately naive evaluator of their descriptions."""
+"""Random specs in vLLM's processing path against the laws, and against deliberately naive references: an evaluator of
+their descriptions below, and the placement of naive.py."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from mmkit import InputError
 from mmkit.testing import LAWS, Subject, check_law, harness, items
 from mmkit.testing.specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+
+from . import naive, scaled
 
 ID = {word: i for i, word in enumerate(WORDS)}
 
@@ -64,10 +69,62 @@ def layout_of(modality: ModalitySample, length: int) -> list[tuple[int, bool]]:
     return [(ID[MARKS[modality.name][1]], True), *lay(modality.tree, modality.name, length)]
 
 
+def ways_of(modality: ModalitySample, length: int) -> list[naive.Way]:
+    """How an item gets into the prompt, by the names of the updates."""
+    tokens = layout_of(modality, length)
+    target, layout = ID[MARKS[modality.name][0]], [token for token, _ in tokens]
+    embeds = {token for token, embeds in tokens if embeds}
+    written = {
+        "replace": ("replace", [target]),
+        "replace text": ("replace", [target, ID["a"]]),
+        "start": ("start", []),
+        "end": ("end", []),
+        "after": ("after", [ID["<s>"]]),
+        "in place": ("in_place", []),
+    }
+    return [(*written[kind], layout, embeds) for kind in modality.updates]
+
+
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(QUIET, max_examples=scaled(2000))
 
 
-@QUIET
+@st.composite
+def damaged(draw: Any, prompt: list[int]) -> list[int]:
+    """A prompt with a piece left out, or written twice, or with other tokens in it."""
+    begin, end = sorted([draw(st.integers(0, len(prompt))), draw(st.integers(0, len(prompt)))])
+    how, odd = draw(st.sampled_from(["same", "less", "more", "odd"])), draw(st.lists(st.integers(0, len(WORDS) - 1)))
+    between = {"same": prompt[begin:end], "less": [], "more": prompt[begin:end] * 2, "odd": odd}[how]
+    return [*prompt[:begin], *between, *prompt[end:]]
+
+
+@MANY
+@given(specs(), st.data())
+def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, data: Any) -> None:
+    """All kinds of updates, alternatives, and modalities that share a prompt; also prompts that must be refused."""
+    subject = subject_of(sample)
+    request = data.draw(subject.requests())
+    request = replace(request, prompt=data.draw(damaged(request.prompt)))
+    given_items = {m: request.items[m.name] for m in sample.modalities if request.items.get(m.name)}
+    ways = {m.name: [ways_of(m, item.shape[0]) for item in items] for m, items in given_items.items()}
+    bare = {ID[MARKS[m.name][1]] for m in sample.modalities if m not in given_items} & {*request.prompt}
+    prompt = [*request.prompt, ID["</s>"]] if sample.suffix else request.prompt
+    expected = None if bare else naive.place(prompt, ways)
+    try:
+        outcome = subject.run(request)
+    except InputError:
+        event("refused")
+        assert expected is None
+        return
+    event("placed")
+    assert expected is not None, "what the reference refuses is accepted"
+    ids, places = expected
+    assert outcome.ids == ids
+    starts = {(name, i): place[0] for name, ranges in outcome.ranges.items() for i, place in enumerate(ranges)}
+    assert starts == {(name, i): start for name, i, start, _ in places}
+
+
+@MANY
 @given(specs(), st.data())
 def test_counts_and_ids_are_those_of_the_description(sample: SpecSample, data: Any) -> None:
     """L1 and L2: every item has the ids, the mask and the number of rows that its description says."""
@@ -88,7 +145,7 @@ def test_counts_and_ids_are_those_of_the_description(sample: SpecSample, data: A
 def test_law(number: str) -> None:
     law = LAWS[number]
 
-    @QUIET
+    @(QUIET if number in ("L9", "L11") else MANY)
     @given(specs(), st.data())
     def holds(sample: SpecSample, data: Any) -> None:
         if number == "L11" and not any(modality.embeds for modality in sample.modalities):
@@ -98,7 +155,7 @@ def test_law(number: str) -> None:
     holds()
 
 
-@settings(max_examples=max(5, settings().max_examples // 20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(QUIET, max_examples=scaled(15))
 @given(specs())
 def test_caches_change_nothing(sample: SpecSample) -> None:
     """L3, as a state machine on each spec."""

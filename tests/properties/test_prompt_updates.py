@@ -1,4 +1,4 @@
-"""Placing layouts in prompts: against requests whose result is known by construction, and against tests/naive.py."""
+"""Placing layouts in prompts: against requests whose result is known by construction, and against naive.py."""
 
 import pickle
 
