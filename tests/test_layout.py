@@ -243,7 +243,7 @@ def test_masks_are_none_only_where_every_position_embeds():
         (embed(np.int64(4)) * np.int64(2), [4, 4]),
         (embed(torch.tensor(4)) * torch.tensor(2), [4, 4]),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_can_be_a_layout(value, ids):
     assert lay(value).ids == ids
