@@ -263,7 +263,6 @@ class BoundModality:
             ways.append(Resolved(kind, target, laid))
         return ways
 
-    @cached_property
     def numbered(self) -> list[Target]:
         """The targets of the first items, where they are numbered (``<|image_1|>``). A target that is the same for all
         items may be an ordinary token of a prompt without any."""
@@ -366,6 +365,7 @@ class Plan:
                 present = evaluate(m.when, scope)
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope)
+        self._numbered = {target: m.name for m in self.modalities.values() for target in m.numbered()}
         layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
 
@@ -472,10 +472,6 @@ class Plan:
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
         if not present:
             refuse_surplus(prompt, self._numbered, self.spec.name)
-
-    @cached_property
-    def _numbered(self) -> dict[Target, str]:
-        return {target: m.name for m in self.modalities.values() for target in m.numbered}
 
     def place(
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]

@@ -1,7 +1,8 @@
 """Planted bugs: what people get wrong in a processor, a spec or a model, each with the law that must catch it.
 
 A bug changes one thing in a correct base: `MIXED` (two modalities, text, kwargs) or `ROBOT` (ids only, placeholders
-written by the caller) over a made-up checkpoint. ``python -m tests.properties.planted`` prints the table of them.
+written by the caller) over a made-up checkpoint. ``python -m tests.properties.planted`` writes
+the table of them, docs/planted-bugs.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMultiModal
@@ -990,17 +992,29 @@ def brief(message: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def table(examples: int = 60) -> str:
+HEADING = """\
+# Planted bugs
+
+What people get wrong in a processor, a spec or a model, each with the law that must catch it, what that law says, and
+the other laws that see it too. [test_planted_bugs.py](../tests/properties/test_planted_bugs.py) holds every one of them
+to its law and its message; `python -m tests.properties.planted` writes this page.
+
+| bug | what is wrong | law | what it says | also caught by |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def page(examples: int = 60) -> str:
     """All bugs, in markdown."""
-    lines = ["| bug | what is wrong | law | what it says | also caught by |", "| --- | --- | --- | --- | --- |"]
-    for bug in BUGS:
+    lines = []
+    for bug in tqdm(BUGS):
         said = brief(caught(bug, bug.law, examples) or "nothing").replace("|", "\\|")
         also = ", ".join(others(bug, examples))
-        lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{said}` | {also} |")
-    return "\n".join(lines)
+        lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{said}` | {also} |\n")
+    return HEADING + "".join(lines)
 
 
 if __name__ == "__main__":
     from tests.properties import planted as module  # the classes must be importable from other processes
 
-    print(module.table())
+    (Path(__file__).parents[2] / "docs/planted-bugs.md").write_text(module.page())
