@@ -23,6 +23,7 @@ from vllm.multimodal.cache import (
     MultiModalProcessorOnlyCache,
 )
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import InputProcessingContext, ProcessorInputs, TimingContext
 from vllm.multimodal.processing.processor import PromptIndex, UpdateMode
 from vllm.multimodal.utils import group_and_batch_mm_items
@@ -267,15 +268,37 @@ def round_trip(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any
 
 def embeddings(
     processor: Any, name: str, rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
-) -> list[torch.Tensor] | dict[str, Any]:
-    """Rows of items in the form that the processor's parser declares: a list, or a mapping with more about each item.
+) -> list[Any]:
+    """Rows of items in every form that the processor's parser takes for embeddings, or the error with which it takes
+    none.
 
-    What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the items, or counted.
+    It may declare a mapping, with more about each item; one that declares nothing takes a list, or a mapping all the
+    same.
     """
     parser = processor.info.data_parser
     declared = getattr(parser, "embedding_fields", {}).get(name)
-    if not declared:
-        return list(rows)
+    forms: list[Any] = [list(rows), {f"{name}_embeds": list(rows)}]
+    if declared:
+        forms = [_as_declared(declared, rows, fields)]
+    taken: list[Any] = []
+    refusal: Exception | None = None
+    for form in forms:
+        try:
+            items = parser.parse_mm_data({name: form})[name]
+        except Exception as error:
+            refusal = refusal or error
+        else:
+            if isinstance(items, EmbeddingItems | DictEmbeddingItems):  # not a mapping taken for a list of its keys
+                taken.append(form)
+    if not taken:
+        raise refusal or ValueError(f"the parser takes embeddings of {name} for something else")
+    return taken
+
+
+def _as_declared(
+    declared: Mapping[str, str], rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the items, or counted."""
     sent: dict[str, Any] = {}
     for key, role in declared.items():
         found = [item[key] for item in fields if key in item]

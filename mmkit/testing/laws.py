@@ -384,12 +384,11 @@ def _embeds(subject: Subject, data: Any) -> None:
     outcome = subject.run(request)
     rows = [torch.ones(sum(mask), hidden) for _, _, mask in outcome.ranges[name]]
     try:
-        if subject.plan is not None:
-            value: Any = {f"{name}_embeds": rows}
+        if subject.plan is None:
+            forms = harness.embeddings(subject.processor, name, rows, outcome.fields[name])
         else:
-            value = harness.embeddings(subject.processor, name, rows, outcome.fields[name])
-        sent = {**request.data(), name: value}
-        subject.processor.info.parse_mm_data(sent)
+            forms = [{f"{name}_embeds": rows}]
+            subject.processor.info.parse_mm_data({**request.data(), name: forms[0]})
     except Exception as error:
         if subject.plan is not None:
             raise Violation(
@@ -399,16 +398,18 @@ def _embeds(subject: Subject, data: Any) -> None:
         if len(accepting) > 1:
             return  # another modality may take them
         raise NotApplicable(f"embeddings are refused: {error}") from error
-    with _of("L11", request) as hold:
-        try:
-            made = harness.run(subject.processor, request.prompt, sent, request.kwargs)
-        except Exception as error:
-            # a refusal that says so is one, whoever gives it; that of a generated class comes from its parser
-            named = subject.plan is None and "embedding" in str(error).lower()
-            hold(named, f"embeddings of {name} pass the parser, then {type(error).__name__}: {error}")
-        else:
-            found = differences(outcome.ranges, made.ranges, "ranges")
-            hold(not found, f"the raw item and its embeddings: {found}")
+    for form in forms:
+        sent = {**request.data(), name: form}
+        with _of("L11", request, f" with the embeddings in a {type(form).__name__}") as hold:
+            try:
+                made = harness.run(subject.processor, request.prompt, sent, request.kwargs)
+            except Exception as error:
+                # a refusal that says so is one, whoever gives it; that of a generated class comes from its parser
+                named = subject.plan is None and "embedding" in str(error).lower()
+                hold(named, f"embeddings of {name} pass the parser, then {type(error).__name__}: {error}")
+            else:
+                found = differences(outcome.ranges, made.ranges, "ranges")
+                hold(not found, f"the raw item and its embeddings: {found}")
 
 
 # -- caches, processes, the model --------------------------------------------------------------------------------------
