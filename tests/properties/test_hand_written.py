@@ -18,6 +18,9 @@ from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample
 from tests.properties.hand_written import CHECKED, FOUND, expected, steadily, subject, verdict
 from tests.zoo import ZOO
 
+SLOW = ("aria", "deepseek_ocr", "gemma4", "ovis2_5", "step3_vl")
+"""Seconds per law; their findings are among the smallest requests below."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _same_examples_each_time() -> Iterator[None]:
@@ -25,7 +28,7 @@ def _same_examples_each_time() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("entry", ZOO)
+@pytest.mark.parametrize("entry", [name for name in ZOO if name not in SLOW])
 def test_known_violations_and_no_other(entry: str) -> None:
     for law in CHECKED:
         known = expected(entry, law)
