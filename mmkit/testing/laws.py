@@ -400,13 +400,14 @@ def _embeds(subject: Subject, data: Any) -> None:
         raise NotApplicable(f"embeddings are refused: {error}") from error
     for form in forms:
         sent = {**request.data(), name: form}
-        with _of("L11", request, f" with the embeddings in a {type(form).__name__}") as hold:
+        with _of("L11", request) as hold:
             try:
                 made = harness.run(subject.processor, request.prompt, sent, request.kwargs)
             except Exception as error:
                 # a refusal that says so is one, whoever gives it; that of a generated class comes from its parser
                 named = subject.plan is None and "embedding" in str(error).lower()
-                hold(named, f"embeddings of {name} pass the parser, then {type(error).__name__}: {error}")
+                sent_as = f"(sent as a {type(form).__name__})"
+                hold(named, f"embeddings of {name} pass the parser, then {type(error).__name__}: {error} {sent_as}")
             else:
                 found = differences(outcome.ranges, made.ranges, "ranges")
                 hold(not found, f"the raw item and its embeddings: {found}")
