@@ -2,6 +2,9 @@
 
 import os
 
+# small tensors wait for threads longer than they are worked on, and engines side by side for the same cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 # what `make` exports, for a plain pytest: small engines, no hub
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
