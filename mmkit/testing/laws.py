@@ -174,7 +174,7 @@ def _text(subject: Subject, data: Any) -> None:
         raise NotApplicable("the model has no tokenizer")
     request = data.draw(subject.requests())
     text = info.ctx.tokenizer.decode(request.prompt)
-    ids = list(info.ctx.tokenizer.encode(text, **info.default_tok_params.get_encode_kwargs()))
+    ids = harness.tokenized(subject.processor, text, request.data())
     wanted = _outcome(subject, ids, request)
     with _of("L4", request) as hold:
         for way in ("renderer", "processor"):
@@ -375,7 +375,7 @@ def _embeds(subject: Subject, data: Any) -> None:
     ]
     if subject.plan is not None and not accepting:
         raise NotApplicable("no modality takes embeddings")
-    hidden = subject.processor.info.ctx.model_config.get_inputs_embeds_size()
+    hidden = harness.hidden_size(subject.processor)
     request = data.draw(subject.requests())
     name = data.draw(st.sampled_from([n for n in request.items if n in accepting] or accepting))
     assume(name in request.items)
@@ -387,7 +387,7 @@ def _embeds(subject: Subject, data: Any) -> None:
         else:
             value = harness.embeddings(subject.processor, name, rows, outcome.fields[name])
         sent = {**request.data(), name: value}
-        subject.processor.info.parse_mm_data(sent)
+        harness.parsed(subject.processor, sent)
     except Exception as error:
         if subject.plan is not None:
             raise Violation(
