@@ -17,9 +17,10 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..vllm_api import kit
-from ..vllm_api.kit import loaded_model, parsed, tokenized
+from ..vllm_api.kit import LEAST_CACHE_GIB, loaded_model, parsed, tokenized
 
 __all__ = [
+    "LEAST_CACHE_GIB",
     "Caches",
     "Outcome",
     "Piece",

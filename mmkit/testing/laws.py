@@ -418,7 +418,7 @@ def _embeds(subject: Subject, data: Any) -> None:
     cost=2,
 )
 def _caches(subject: Subject, data: Any) -> None:
-    capacity = data.draw(st.sampled_from([1.0, 1e-6]))
+    capacity = data.draw(st.sampled_from([1.0, harness.LEAST_CACHE_GIB]))
     # a few items in many requests, so that some of a request are cached, and at other positions
     names = [name for name, limit in subject.limits.items() if limit != 0]
     few = {name: data.draw(st.lists(subject.samples[name], min_size=1, max_size=3, unique_by=repr)) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
 from transformers.feature_extraction_utils import BatchFeature
@@ -42,6 +43,14 @@ class Processor(RequestProcessor):
     @override
     def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
         return self.prompt_ids(prompt)
+
+    def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
+        @wraps(processor.__call__)
+        def without_truncation(**options: Any) -> Any:
+            options.pop("truncation", None)  # vLLM adds it where there is no text to cut off, too
+            return processor(**options)
+
+        return super().call_hf(processor if "text" in inputs else without_truncation, inputs, kwargs)
 
     def cache_of(self, inputs: ProcessorInputs) -> Any:
         return self.cache

@@ -23,6 +23,9 @@ from .moved import find
 OnlyCache = MultiModalProcessorOnlyCache
 SenderCache = find("multimodal.cache:LruKeyReplicatedSenderCache", "multimodal.cache:MultiModalProcessorSenderCache")
 ReceiverCache = find("multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache")
+LEAST_CACHE_GIB = 1e-6 if hasattr(OnlyCache, "cache_if_fits") else 0.01
+"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger than the cache."""
+
 PromptIndex = find("multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex")
 UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 

@@ -258,11 +258,15 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if "text" in inputs:  # as many placeholders as items, however long they make it
             kwargs = {"truncation": False, **kwargs}
         try:
-            return dict(self.info.ctx.call_hf_processor(processor, inputs, kwargs))
+            return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
             expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
             raise InputError(where, expected, got) from error
+
+    def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
+        """The outputs of a Hugging Face processor, floats in the model's dtype."""
+        return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
 
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
         """What a Hugging Face processor would return for the items."""
