@@ -70,8 +70,8 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
 
 def make_processor(strategy: str = "default") -> Any:
     """A `transformers.LlavaProcessor`: images of any size to 56 x 56 pixels, text to characters."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     import transformers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *CHARACTERS])}

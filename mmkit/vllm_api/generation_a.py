@@ -14,10 +14,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingIn
 from . import processor as common
 from .common import Parser, TensorItems, hash_form
 from .moved import ProcessorInputs
-from .prompts import PromptProcessor, holding
-from .prompts import embedded as embedded
-from .prompts import process as process
-from .prompts import spelled as spelled
+from .prompts import PromptProcessor, embedded, holding, process, spelled
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 _ITEMS = list(_APPLY.parameters)[2]  # mm_data, or mm_items

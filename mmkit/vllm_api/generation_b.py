@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import requests
-from .generation_c import DummyInputs as DummyInputs
-from .generation_c import call as call
-from .generation_c import dummy as dummy
-from .generation_c import render as render
-from .prompts import PromptProcessor
-from .prompts import embedded as embedded
-from .prompts import process as process
-from .prompts import spelled as spelled
-from .requests import ProcessingInfo as ProcessingInfo
-from .requests import RequestProcessor
-from .requests import parsed as parsed
-from .requests import tokenized as tokenized
+from .generation_c import DummyInputs, call, dummy, render
+from .prompts import PromptProcessor, embedded, process, spelled
+from .requests import ProcessingInfo, RequestProcessor, parsed, tokenized
 
 
 class Processor(PromptProcessor, RequestProcessor):

@@ -12,14 +12,9 @@ from vllm.multimodal.processing import ProcessorInputs
 
 from . import processor as common
 from . import requests
-from .generation_d import embedded as embedded
-from .generation_d import process as process
-from .generation_d import spelled as spelled
+from .generation_d import embedded, process, spelled
 from .prompts import holding
-from .requests import ProcessingInfo as ProcessingInfo
-from .requests import RequestProcessor, applied
-from .requests import parsed as parsed
-from .requests import tokenized as tokenized
+from .requests import ProcessingInfo, RequestProcessor, applied, parsed, tokenized
 
 
 class DummyInputs(common.DummyInputs):

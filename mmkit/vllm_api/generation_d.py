@@ -12,11 +12,8 @@ from typing_extensions import override
 from vllm.multimodal.processing import ProcessorInputs
 
 from . import requests
-from .processor import DummyInputs as DummyInputs
-from .requests import ProcessingInfo as ProcessingInfo
-from .requests import RequestProcessor, applied
-from .requests import parsed as parsed
-from .requests import tokenized as tokenized
+from .processor import DummyInputs
+from .requests import ProcessingInfo, RequestProcessor, applied, parsed, tokenized
 
 
 class Processor(RequestProcessor):
