@@ -7,11 +7,12 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import torch
+from typing_extensions import override
 
 from .errors import MmkitError
 from .plan import Plan
 from .spec import ModelSpec
-from .vllm_api import SupportsMultiModal, SupportsMultiModalEmbeddings, current_plan, merge_embeddings
+from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_plan, merge_embeddings
 
 
 def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
@@ -27,7 +28,7 @@ def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[...,
     return masked
 
 
-class MultiModalModel(SupportsMultiModal):
+class MultiModalModel(ModelInterface):
     """Mixin for a vLLM model class; put it first among the bases, and decorate the class with `ModelSpec.register`.
 
     For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the modality's fields as
@@ -49,10 +50,10 @@ class MultiModalModel(SupportsMultiModal):
     """The spec, bound to this model's config and tokenizer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # vLLM's interface is a Protocol, whose own __init__ does not pass the call on to the next base
-        super(SupportsMultiModalEmbeddings, self).__init__(*args, **kwargs)
+        super(LAST_PROTOCOL, self).__init__(*args, **kwargs)
         self.mm_plan = current_plan()
 
+    @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size) tensor each.
 
@@ -80,10 +81,19 @@ class MultiModalModel(SupportsMultiModal):
             rows += made
         return rows
 
+    @override
     def embed_input_ids(
-        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: Any = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+        **_: Any,
     ) -> torch.Tensor:
-        """Token embeddings (len(input_ids), hidden_size), with the encoder rows where `is_multimodal` holds."""
+        """Token embeddings (len(input_ids), hidden_size), with the encoder rows where `is_multimodal` holds.
+
+        What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the vocabulary.
+        """
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
         embeds: torch.Tensor = self.get_language_model().embed_input_ids(torch.where(known, input_ids, 0))
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
@@ -114,3 +124,6 @@ class MultiModalModel(SupportsMultiModal):
         if reserved is None or reserved.device != device:
             reserved = self.__dict__["_reserved"] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
         return reserved
+
+
+check([MultiModalModel])

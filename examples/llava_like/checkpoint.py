@@ -70,8 +70,9 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
 
 def make_processor(strategy: str = "default") -> Any:
     """A `transformers.LlavaProcessor`: images of any size to 56 x 56 pixels, text to characters."""
+    import transformers
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
+    from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *CHARACTERS])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -86,7 +87,9 @@ def make_processor(strategy: str = "default") -> Any:
         additional_special_tokens=SPECIAL[3:],
         clean_up_tokenization_spaces=False,
     )
-    images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    # transformers 4 has this one only, under the plain name
+    on_the_cpu = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    images = on_the_cpu(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
     return LlavaProcessor(
         images,
         tokenizer,

@@ -8,7 +8,6 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from mmkit import MultiModalModel
@@ -53,10 +52,6 @@ class TerraModel(LlamaModel):
 class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
     """The published checkpoint, unchanged: its position tables move into the decoder when it loads."""
 
-    hf_to_vllm_mapper = LlamaForCausalLM.hf_to_vllm_mapper | WeightsMapper(
-        orig_to_new_prefix={"pos_embedding_spatio_temporal.": "model.pos_embedding_spatio_temporal."}
-    )
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
@@ -73,4 +68,5 @@ class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a state dict with the published names."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        outside = "pos_embedding_spatio_temporal."
+        return super().load_weights((f"model.{name}" if name.startswith(outside) else name, w) for name, w in weights)

@@ -4,9 +4,7 @@ engine.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,27 +15,23 @@ from vllm import ModelRegistry
 from vllm.config import ModelConfig
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.cache import (
-    LruKeyReplicatedReceiverCache,
-    LruKeyReplicatedSenderCache,
-    MultiModalProcessorOnlyCache,
-)
-from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
-from vllm.multimodal.processing import InputProcessingContext, ProcessorInputs, TimingContext
-from vllm.multimodal.processing.processor import PromptIndex, UpdateMode
-from vllm.multimodal.utils import group_and_batch_mm_items
-from vllm.tokenizers import cached_tokenizer_from_config
+
+from ..vllm_api import kit
+from ..vllm_api.kit import LEAST_CACHE_GIB, loaded_model, parsed, tokenized
 
 __all__ = [
+    "LEAST_CACHE_GIB",
     "Caches",
     "Outcome",
     "Piece",
     "embeddings",
     "generated",
+    "hidden_size",
     "load_plugins",
     "loaded_model",
     "most_rows",
+    "parsed",
     "parts",
     "pieces",
     "registered",
@@ -45,6 +39,7 @@ __all__ = [
     "rows",
     "run",
     "stand_in",
+    "tokenized",
 ]
 
 
@@ -139,9 +134,7 @@ def registered(config: ModelConfig) -> Any:
 
 def generated(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
     """A processor of these classes, whether vLLM knows the model or not."""
-    tokenizer = None if config.skip_tokenizer_init else cached_tokenizer_from_config(config)
-    made = info(InputProcessingContext(config, tokenizer))
-    return processor(made, dummy_inputs(made))
+    return kit.built(info, dummy_inputs, processor, config)
 
 
 def run(
@@ -154,13 +147,10 @@ def run(
     direct: bool = False,
 ) -> Outcome:
     """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor by hand."""
-    items, cache = processor.info.parse_mm_data(data), caches and caches.sender
     if direct:
-        result = processor(prompt, items, hf_processor_mm_kwargs=kwargs or {}, cache=cache)
+        result = kit.call(processor, prompt, data, kwargs or {})
     else:
-        ids = _tokenized(processor, prompt, data)
-        inputs = ProcessorInputs(ids, items, hf_processor_mm_kwargs=kwargs or {}, cache=cache)
-        result = processor.apply(inputs, TimingContext(enabled=False))
+        result = kit.render(processor, prompt, data, kwargs or {}, caches and caches.sender)
     ranges = {
         name: [
             (r.offset, r.length, (True,) * r.length if r.is_embed is None else tuple(map(bool, r.is_embed)))
@@ -177,16 +167,6 @@ def run(
     return Outcome(ids, ranges, fields, hashes, items)
 
 
-def _tokenized(processor: Any, prompt: str | Sequence[int], data: Mapping[str, Any]) -> list[int]:
-    """The ids of a text as vLLM's renderer makes them; ids are left as they are."""
-    if not isinstance(prompt, str):
-        return list(prompt)
-    params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
-    text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
-    ids = list(tokenizer.encode(text["prompt"], **params.get_encode_kwargs()))
-    return list(params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})["prompt_token_ids"])
-
-
 def _kept(value: Any) -> Any:
     """A copy of a tensor: a processor may reuse its memory."""
     return value.clone() if isinstance(value, torch.Tensor) else value
@@ -200,8 +180,8 @@ class Caches:
         multimodal = config.get_multimodal_config()
         before, multimodal.mm_processor_cache_gb = multimodal.mm_processor_cache_gb, capacity_gib
         try:
-            self.sender: Any = (LruKeyReplicatedSenderCache if pair else MultiModalProcessorOnlyCache)(config)
-            self.receiver = LruKeyReplicatedReceiverCache(config) if pair else None
+            self.sender: Any = (kit.SenderCache if pair else kit.OnlyCache)(config)
+            self.receiver = kit.ReceiverCache(config) if pair else None
         finally:
             multimodal.mm_processor_cache_gb = before
 
@@ -210,13 +190,7 @@ class Caches:
         if self.receiver is None:
             return items
         features = {
-            (name, i): MultiModalFeatureSpec(
-                data=item,
-                modality=name,
-                identifier=result["mm_hashes"][name][i],
-                mm_position=result["mm_placeholders"][name][i],
-                mm_hash=result["mm_hashes"][name][i],
-            )
+            (name, i): kit.feature(item, name, result["mm_hashes"][name][i], result["mm_placeholders"][name][i])
             for name, found in items.items()
             for i, item in enumerate(found)
         }
@@ -230,25 +204,24 @@ def pieces(processor: Any, name: str, values: list[Any], kwargs: Mapping[str, An
     """How items of one modality appear in a prompt, from the processor's own updates; the first alternative of each."""
     _, made, items = _processed(processor, {name: values}, kwargs or {})
     updates = processor._get_mm_prompt_updates(items, kwargs or {}, made)
-    return [_piece(ways) for ways in updates[name]]
+    return [_piece(processor, ways) for ways in updates[name]]
 
 
 def _processed(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    items = processor.info.parse_mm_data(data)
-    raw = processor._apply_hf_processor_main(items, kwargs)
+    items = parsed(processor, data)
+    raw = kit.process(processor, items, kwargs)
     config = processor._get_mm_fields_config(raw, kwargs)
-    return (raw, config), MultiModalKwargsItems.from_hf_inputs(raw, config), items
+    return (raw, config), kit.MultiModalKwargsItems.from_hf_inputs(raw, config), items
 
 
-def _piece(ways: Sequence[Any]) -> Piece:
+def _piece(processor: Any, ways: Sequence[Any]) -> Piece:
     update = ways[0]
-    targets = [list(way.target) for way in ways if not isinstance(way.target, PromptIndex)]
-    full = list(update.content.full)
-    flags = update.content.is_embed(full) if update.content.is_embed is not None else None
+    targets = [kit.spelled(processor, way.target) for way in ways if not isinstance(way.target, kit.PromptIndex)]
+    full, flags = kit.spelled(processor, update.content.full), kit.embedded(processor, update.content)
     mask = (True,) * len(full) if flags is None else tuple(map(bool, flags))
-    inserted = update.mode == UpdateMode.INSERT
-    if not isinstance(update.target, PromptIndex):
-        return Piece(list(update.target), full, mask, inserted, [], targets)
+    inserted = update.mode == kit.UpdateMode.INSERT
+    if not isinstance(update.target, kit.PromptIndex):
+        return Piece(targets[0], full, mask, inserted, [], targets)
     closure = getattr(update.target.get_match_index, "__closure__", None) or ()
     prefixes = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
     return Piece([], full, mask, inserted, list(prefixes[0]) if prefixes else [], targets)
@@ -275,7 +248,7 @@ def embeddings(
     It may declare a mapping, with more about each item; one that declares nothing takes a list, or a mapping all the
     same.
     """
-    parser = processor.info.data_parser
+    parser = processor.data_parser
     declared = getattr(parser, "embedding_fields", {}).get(name)
     forms: list[Any] = [list(rows), {f"{name}_embeds": list(rows)}]
     if declared:
@@ -315,59 +288,18 @@ def _as_declared(
 
 def parts(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Per modality and item, the fields as a generated processor splits them, before vLLM does."""
-    processed = processor._process(processor.info.parse_mm_data(data), kwargs)
+    processed = processor._process(parsed(processor, data), kwargs)
     return {name: done.parts for name, done in processed.items()}
 
 
 def most_rows(processor: Any, name: str) -> tuple[int, int]:
     """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of the dummy item."""
     seq_len = processor.info.ctx.model_config.max_model_len
-    dummy = processor.get_dummy_mm_inputs({name: 1})
+    dummy = kit.dummy(processor, {name: 1})
     (place,) = dummy["mm_placeholders"][name]
     reached = place.length if place.is_embed is None else int(place.is_embed.sum())
     stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
     return reached if stated is None else stated, reached
-
-
-@contextmanager
-def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[Any]:
-    """The vLLM model of a checkpoint, on this machine's device, without an engine."""
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import (
-        cleanup_dist_env_and_memory,
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    vllm_config = EngineArgs(
-        model=config.model,
-        dtype="float32",
-        load_format=load_format,
-        enforce_eager=True,
-        trust_remote_code=True,
-        skip_tokenizer_init=config.skip_tokenizer_init,
-        hf_overrides=config.hf_overrides,
-    ).create_engine_config()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    with set_current_vllm_config(vllm_config):
-        init_distributed_environment(1, 0, address, 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
-        try:
-            # as vLLM's loader does, which also wants an accelerator's allocator
-            device = torch.device(vllm_config.device_config.device)
-            with set_default_torch_dtype(torch.float32), device:
-                model = initialize_model(vllm_config=vllm_config)
-                get_model_loader(vllm_config.load_config).load_weights(model, vllm_config.model_config)
-                process_weights_after_loading(model, vllm_config.model_config, device)
-            yield model.eval()
-        finally:
-            cleanup_dist_env_and_memory()
 
 
 def rows(model: Any, outcome_items: Mapping[str, Sequence[Any]]) -> dict[str, list[torch.Tensor]]:
@@ -375,7 +307,12 @@ def rows(model: Any, outcome_items: Mapping[str, Sequence[Any]]) -> dict[str, li
     made: dict[str, list[torch.Tensor]] = {}
     for name, items in outcome_items.items():
         made[name] = []
-        for _, kwargs in group_and_batch_mm_items(list(items)):
+        for kwargs in kit.batches(items):
             with torch.inference_mode():
                 made[name] += list(model.embed_multimodal(**kwargs))
     return made
+
+
+def hidden_size(processor: Any) -> int:
+    """Width of an embedding row."""
+    return kit.embeds_size(processor.info.ctx.model_config)

@@ -176,7 +176,7 @@ def _text(subject: Subject, data: Any) -> None:
         raise NotApplicable("the model has no tokenizer")
     request = data.draw(subject.requests())
     text = info.ctx.tokenizer.decode(request.prompt)
-    ids = list(info.ctx.tokenizer.encode(text, **info.default_tok_params.get_encode_kwargs()))
+    ids = harness.tokenized(subject.processor, text, request.data())
     wanted = _outcome(subject, ids, request)
     with _of("L4", request) as hold:
         for way in ("renderer", "processor"):
@@ -377,7 +377,7 @@ def _embeds(subject: Subject, data: Any) -> None:
     ]
     if subject.plan is not None and not accepting:
         raise NotApplicable("no modality takes embeddings")
-    hidden = subject.processor.info.ctx.model_config.get_inputs_embeds_size()
+    hidden = harness.hidden_size(subject.processor)
     request = data.draw(subject.requests())
     name = data.draw(st.sampled_from([n for n in request.items if n in accepting] or accepting))
     assume(name in request.items)
@@ -388,7 +388,7 @@ def _embeds(subject: Subject, data: Any) -> None:
             forms = harness.embeddings(subject.processor, name, rows, outcome.fields[name])
         else:
             forms = [{f"{name}_embeds": rows}]
-            subject.processor.info.parse_mm_data({**request.data(), name: forms[0]})
+            harness.parsed(subject.processor, {**request.data(), name: forms[0]})
     except Exception as error:
         if subject.plan is not None:
             raise Violation(
@@ -429,7 +429,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.seen: list[Request] = []
 
-    @initialize(data=st.data(), capacity=st.sampled_from([1.0, 1e-6]))
+    @initialize(data=st.data(), capacity=st.sampled_from([1.0, harness.LEAST_CACHE_GIB]))
     def start(self, data: Any, capacity: float) -> None:
         """Some items, and caches of a capacity (in GiB) of all of them or hardly any."""
         subject = self.subject

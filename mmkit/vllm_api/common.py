@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
 from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
@@ -17,13 +18,22 @@ from ..expr import Scope, evaluate
 from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
+from .moved import KEEPS_ON_CPU
 
 
 class TensorItems(ProcessorBatchItems[torch.Tensor]):
     """Canonical tensors of one modality."""
 
+    @override
     def get_processor_data(self) -> Mapping[str, object]:
         return {self.modality: self.get_all()}
+
+
+def hash_form(items: ModalityDataItems[Any, Any], index: int) -> object:
+    """What vLLM hashes of an item."""
+    if isinstance(items, EmbedItems):
+        return {"embeds": items.get(index)}  # not the hash of a raw item of equal values
+    return items.get(index)
 
 
 class LazyProcessor:
@@ -42,28 +52,33 @@ class LazyProcessor:
 class EmbedItems(EmbeddingItems):
     """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor cache off."""
 
+    @override
     def get_processor_data(self) -> Mapping[str, object]:
         return {f"{self.modality}_embeds": self.get_all()}
 
+    @override
     def get_passthrough_data(self) -> Mapping[str, object]:
         return {}
 
+    @override
     def get_item_for_hash(self, index: int) -> object:
-        return {"embeds": self.get(index)}  # not the hash of a raw item of equal values
+        return hash_form(self, index)
 
 
 class Parser(MultiModalDataParser):
     """Turns what callers send into canonical items."""
 
-    def __init__(self, plan: Plan, **options: Any) -> None:
+    def __init__(self, plan: Plan, hidden_size: int | None) -> None:
         rates = {m.item.rate for m in plan.modalities.values() if isinstance(m.item, Audio)}
         metadata = any(m.item.metadata for m in plan.modalities.values() if isinstance(m.item, Video))
-        super().__init__(target_sr=next(iter(rates), None), video_needs_metadata=metadata, **options)
-        self.plan = plan
+        super().__init__(target_sr=next(iter(rates), None), video_needs_metadata=metadata)
+        self.plan, self.hidden_size = plan, hidden_size
 
+    @override
     def _get_subparsers(self) -> Mapping[str, Any]:
         return {name: lambda data, m=modality: self._parse(m, data) for name, modality in self.plan.modalities.items()}
 
+    @override
     def parse_mm_data(self, mm_data: Any) -> Any:
         self.plan.check_names(mm_data)
         return super().parse_mm_data(mm_data)
@@ -95,23 +110,29 @@ class Parser(MultiModalDataParser):
             raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
         for i, item in enumerate(rows):
             where = f"{modality.where}[{i}]"
-            expected = f"a finite floating (rows, {self.expected_hidden_size or 'hidden_size'}) tensor"
+            expected = f"a finite floating (rows, {self.hidden_size or 'hidden_size'}) tensor"
             tensor = isinstance(item, torch.Tensor)
             if not tensor or item.ndim != 2 or not item.is_floating_point():
                 got = f"{item.dtype} tensor of shape {tuple(item.shape)}" if tensor else type(item).__name__
                 raise InputError(where, expected, got)
-            if self.expected_hidden_size not in (None, item.shape[1]):
+            if self.hidden_size not in (None, item.shape[1]):
                 raise InputError(where, expected, f"shape {tuple(item.shape)}")
             check_finite(item, where)
         # copies: what is cached must not change when the caller reuses its memory
-        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name, self.expected_hidden_size)
+        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name)
+
+
+def embeds_size(model_config: Any) -> int:
+    """Width of the rows that the language model takes."""
+    size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)  # 0.11 has no projections
+    return int(size())
 
 
 def field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
     name, configs = modality.name, {}
     for key, declared in modality.fields.items():
-        options = {"keep_on_cpu": declared.keep_on_cpu}
+        options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
         if declared.kind == "batched":
             configs[key] = MultiModalFieldConfig.batched(name, **options)
         elif declared.kind == "shared":
@@ -149,7 +170,7 @@ class WayDetails(PromptUpdateDetails):
 
     def __init__(self, way: Resolved, number: int, modality: BoundModality, scope: Scope | None, embeds: bool) -> None:
         mask = way.laid.is_embed
-        super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda _full: mask)
+        super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda *_: mask)
         self.way, self.number = way, number
         self.modality, self.scope, self.embeds = modality, scope, embeds
 

@@ -1,24 +1,52 @@
-"""The model side of vLLM: registration, the plan of a model, merging of embeddings."""
+"""The model side of vLLM: its interface, registration, the plan of a model, merging of embeddings."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol
 
 import torch
 from vllm import ModelRegistry
 from vllm.config import get_current_vllm_config
+from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
+from .moved import KEEPS_ON_CPU
 
 
-def register(model: type, *, info: type, dummy_inputs: type, processor: type) -> None:
+class UnmarkedModel(SupportsMultiModal):
+    """What later versions of the interface do for a model, before vLLM 0.15."""
+
+    def get_language_model(self) -> Any:
+        """The part that reads the rows: the first one that embeds ids."""
+        return next(child for child in self.children() if hasattr(child, "embed_input_ids"))
+
+    @contextmanager
+    def _unmarked(self, *_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    _mark_language_model = _mark_tower_model = _mark_composite_model = _unmarked
+
+
+ModelInterface: Any = SupportsMultiModal if hasattr(SupportsMultiModal, "_mark_language_model") else UnmarkedModel
+
+LAST_PROTOCOL = [base for base in SupportsMultiModal.__mro__ if base not in (object, Generic, Protocol)][-1]
+"""The last class of the interface: a Protocol, whose own `__init__` does not pass the call on to the next base."""
+
+
+def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> None:
     """Register the processor classes of a model class, and the class itself under its name as architecture.
 
     May be called again for the same class: plugins run in several processes, and more than once in some.
     """
+    if not KEEPS_ON_CPU:
+        fields = {name: field for modality in processor.spec.modalities for name, field in modality.fields.items()}
+        model.multimodal_cpu_fields = frozenset(name for name, field in fields.items() if field.keep_on_cpu)
+        model.merge_by_field_config = True
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:
@@ -29,7 +57,8 @@ def register(model: type, *, info: type, dummy_inputs: type, processor: type) ->
 def current_plan() -> Plan:
     """The plan of the model that vLLM is constructing."""
     model_config = get_current_vllm_config().model_config
-    plan: Plan = MULTIMODAL_REGISTRY.get_processing_info(model_config).plan
+    make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
+    plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(model_config).plan
     return plan
 
 

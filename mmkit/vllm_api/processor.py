@@ -1,21 +1,47 @@
-"""What the processor classes do in every generation of vLLM's processor API."""
+"""What the processor classes do in every generation of vLLM's processor API.
+
+A generation's module puts vLLM's calls into the form of a few methods here:
+
+- `CommonInfo.new_parser`, `CommonInfo.check_count`: the parser, and the refusal of surplus items;
+- `CommonProcessor.worst`: the prompt and the items of the dummy request;
+- `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and its hashes;
+- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed in.
+
+The other way round it says how to get `merged_kwargs` and how to `forget` an item of vLLM's cache. Methods that vLLM
+calls are marked by `override`; see `mmkit.vllm_api.hooks`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
-from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
+from transformers.feature_extraction_utils import BatchFeature
+from typing_extensions import override
+from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from ..errors import InputError
 from ..plan import Plan, Processed
 from ..updates import NotFound, Resolved
-from .common import EmbedItems, LazyProcessor, Parser, details, field_configs, hf_inputs, prompt_update, target, total
+from .common import (
+    EmbedItems,
+    LazyProcessor,
+    Parser,
+    details,
+    embeds_size,
+    field_configs,
+    hf_inputs,
+    prompt_update,
+    target,
+    total,
+)
+from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
@@ -33,30 +59,47 @@ class CommonInfo(BaseProcessingInfo):
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
         processor = LazyProcessor(self.get_hf_processor)
-        kwargs = self.ctx.get_merged_mm_kwargs({})
+        kwargs = self.merged_kwargs({})
         return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor, kwargs=kwargs)
 
-    def get_data_parser(self) -> Parser:
-        return Parser(
-            self.plan,
-            expected_hidden_size=self._get_expected_hidden_size(),
-            allow_missing_mm_embeddings=self.allow_missing_mm_embeddings,
-        )
+    def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
+        """The `mm_processor_kwargs` of a request, with those of the server."""
+        merged: dict[str, Any] = self.ctx.get_mm_config().merge_mm_processor_kwargs(kwargs)
+        return merged
 
+    def new_parser(self) -> Parser:
+        """A parser of what callers send."""
+        config = self.ctx.model_config
+        return Parser(self.plan, embeds_size(config) if config.get_multimodal_config().enable_mm_embeds else None)
+
+    def check_count(self, modality: str, count: int, limit: int) -> None:
+        """Refuse surplus items."""
+        if count > limit:
+            where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
+            raise InputError(where, expected, str(count), "Send fewer items.")
+
+    @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {name: modality.limit for name, modality in self.plan.modalities.items()}
 
-    def validate_num_items(self, modality: str, num_items: int) -> None:
-        limit = self.allowed_mm_limits[modality]
-        if num_items > limit:
-            where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
-            raise InputError(where, expected, str(num_items), "Send fewer items.")
-
+    @override
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
         wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
         if any(m.needs_hf for m in wanted):
             return None  # vLLM then processes the dummy inputs and counts
         return {m.name: m.largest()[1] for m in wanted}
+
+
+class ParsingInfo(CommonInfo):
+    """An info that vLLM asks for the parser; before 0.16 it asks the processor."""
+
+    @override
+    def get_data_parser(self) -> Parser:
+        return self.new_parser()
+
+    @override
+    def validate_num_items(self, modality: str, num_items: int) -> None:
+        self.check_count(modality, num_items, self.allowed_mm_limits[modality])
 
 
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
@@ -65,10 +108,12 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
     spec: ClassVar[ModelSpec]
     processor: CommonProcessor
 
+    @override
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         return ""  # dummy prompts are built as token ids, so that models without a tokenizer have them too
 
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
+    @override
+    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> Any:
         return {name: [self.processor.largest(name)] * count for name, count in mm_counts.items() if count}
 
 
@@ -78,8 +123,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     spec: ClassVar[ModelSpec]
     requires_tokenizer = False
 
-    def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs) -> None:
-        super().__init__(info, dummy_inputs)
+    def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
+        super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
 
     @property
@@ -94,12 +139,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The item of a modality with the most tokens."""
 
         def process(value: Any) -> Mapping[str, Any]:
-            return self._process(self.info.parse_mm_data({name: [value]}, validate=False), {})[name].parts[0]
+            return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
 
         return self.plan.modalities[name].largest(process)[0]
 
-    def _dummy_prompt(self, mm_items: Any) -> list[int]:
-        """A prompt that the items fit into."""
+    def worst(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> tuple[list[int], Any]:
+        """The request with the most tokens: items, and a prompt that they fit into."""
+        mm_items = self.data_parser.parse_mm_data(self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options))
         prompt: list[int] = []
         for name, processed in self._process(mm_items, {}).items():
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
@@ -109,13 +155,73 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     prompt += way.target if way.kind == "replace" else way.laid.ids
                 elif way.kind == "after" and not index:
                     prompt = [*way.target, *prompt]
-        return prompt
+        return prompt, mm_items
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def guarded(self, prompt: Any, mm_items: Any, mm_uuids: Mapping[str, Any], cache: Any) -> Iterator[None]:
+        """Refuse what vLLM would not; forget the items of a request that fails."""
+        if not isinstance(prompt, str):
+            self.plan.check_ids(prompt)
+        self._check_uuids(mm_items, mm_uuids)
+        try:
+            yield
+        except Exception:
+            # vLLM may have cached the items, but the engine, which shares the cache, will never see them
+            if cache is not None:
+                for hashes in getattr(mm_items, "mmkit_hashes", {}).values():
+                    for item_hash in hashes:
+                        self.forget(cache, item_hash)
+            raise
+
+    def forget(self, cache: Any, item_hash: str) -> None:
+        """Drop an item from vLLM's processor cache."""
+        cache.invalidate(item_hash)
+
+    def may_cache(self, mm_items: Any) -> bool:
+        """Whether the items of a request may be kept in vLLM's processor cache."""
+        return all(self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items())
+
+    def hashed(self, mm_items: Any, hashes: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """vLLM's hashes of the items of a request, which become those of mmkit."""
+        # the engine caches encoder outputs by hash: what depends on the number of items is not the same item
+        mm_items.mmkit_hashes = {
+            name: found
+            if self.plan.modalities[name].may_cache(len(found))
+            else [f"{item_hash}-of-{len(found)}" for item_hash in found]
+            for name, found in hashes.items()
+        }
+        made: dict[str, list[str]] = mm_items.mmkit_hashes
+        return made
+
+    def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
+        """The ids in which items are placed, of a prompt that may still be a text."""
+        if isinstance(prompt, str):
+            prompt = self.info.get_tokenizer().encode(prompt, **options)
+            self.plan.check_ids(prompt)
+        return self.plan.rewrite("prompt", prompt)
+
+    @override
+    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
+        # vLLM parses the missing items again; they are canonical already
+        cached = {name: cache.is_cached(hashes) for name, hashes in mm_hashes.items()}
+        missing = type(mm_data_items)()
+        for name, flags in cached.items():
+            if not all(flags):
+                missing[name] = part = copy(mm_data_items[name])
+                part.mmkit_total = len(flags)
+                indices = [i for i, flag in enumerate(flags) if not flag]
+                part.data = [part.data[i] for i in indices]
+                if isinstance(getattr(part, "metadata", None), list):
+                    part.metadata = [part.metadata[i] for i in indices]
+        return cached, missing
 
     # -- processing --------------------------------------------------------------------------------------------------
 
     def _configured(self, kwargs: Mapping[str, object]) -> Plan:
         """The plan for the `mm_processor_kwargs` of one request."""
-        merged = self.info.ctx.get_merged_mm_kwargs(kwargs)
+        merged = self.info.merged_kwargs(kwargs)
         return self.plan.configured(merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs)))
 
     def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
@@ -152,18 +258,23 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if "text" in inputs:  # as many placeholders as items, however long they make it
             kwargs = {"truncation": False, **kwargs}
         try:
-            return dict(self.info.ctx.call_hf_processor(processor, inputs, kwargs))
+            return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
             expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
             raise InputError(where, expected, got) from error
 
-    def _processed(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The contents of the BatchFeature."""
+    def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
+        """The outputs of a Hugging Face processor, floats in the model's dtype."""
+        return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
+
+    def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
+        """What a Hugging Face processor would return for the items."""
         processed = self._process(mm_items, kwargs)
         data = {key: value for done in processed.values() for key, value in done.data.items()}
-        return {**data, _PROCESSED: processed}
+        return BatchFeature({**data, _PROCESSED: processed})
 
+    @override
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> Mapping[str, Any]:
         processed, none = hf_inputs.get(_PROCESSED, {}), Processed({}, {}, [])
         configs: dict[str, Any] = {}
@@ -173,6 +284,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     # -- prompt updates ----------------------------------------------------------------------------------------------
 
+    @override
     def _get_prompt_updates(
         self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
     ) -> Sequence[Any]:
@@ -192,6 +304,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
         return updates
 
+    @override
     def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
         content = cached_update.content.moved(new_item_idx)
         return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
@@ -204,6 +317,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         longest_first = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
         return bool(targets) and len(re.findall(longest_first, decode(prompt))) == len(alternatives)
 
+    @override
     def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
         items = {}
         for name, alternatives in mm_prompt_updates.items():

@@ -1,0 +1,81 @@
+"""Whether vLLM still has, and calls, the methods that mmkit overrides.
+
+A method of a processor class that vLLM renamed is not missed by anybody: vLLM calls its own new one, and what the old
+one did is silently gone. So each method that is there for vLLM to call is marked by `typing_extensions.override`, and
+compared with the class that it overrides before any of them is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .moved import installed
+
+_CALLERS = (
+    "multimodal/processing/*.py",
+    "multimodal/parse.py",
+    "multimodal/*.py",
+    "renderers/base.py",
+    "v1/engine/*processor.py",
+    "v1/worker/gpu_model_runner.py",
+    "multimodal/**/*.py",
+    "renderers/**/*.py",
+    "inputs/**/*.py",
+    "v1/**/*.py",
+    "entrypoints/**/*.py",
+)
+"""Where vLLM calls these methods: the files that do in the versions known so far, then all that may."""
+
+
+def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
+    """What is wrong with the marked methods of some classes of ours: where, expected, got."""
+    found: dict[tuple[str, str, str], None] = {}
+    for cls in classes:
+        theirs = [base for base in cls.__mro__ if not base.__module__.startswith("mmkit.")]
+        for ours in cls.__mro__:
+            for name, value in vars(ours).items():
+                if ours not in theirs and getattr(value, "__override__", False):
+                    base = next((b for b in theirs if name in vars(b)), None)
+                    if complaint := _compared(name, value, theirs[0], base):
+                        found[complaint] = None
+    return list(found)
+
+
+def _compared(name: str, ours: Callable[..., Any], parent: type, base: type | None) -> tuple[str, str, str] | None:
+    arguments = list(inspect.signature(ours).parameters.values())[1:]
+    listed = ", ".join(str(p).split(":")[0].split(" =")[0] for p in arguments)
+    if base is None:
+        return f"{installed()}, {parent.__name__}", f"a method {name}({listed}) to override", "none"
+    theirs = list(inspect.signature(vars(base)[name]).parameters.values())[1:]
+    where, flexible = f"{installed()}, {base.__name__}.{name}", {p.kind for p in arguments}
+    taken, given = {p.name for p in arguments}, {p.name for p in theirs}
+    surplus = [] if inspect.Parameter.VAR_KEYWORD in flexible else [n for n in given if n not in taken]
+    fixed = [p.name for p in arguments if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if surplus or not given.issuperset(fixed):
+        return where, f"the arguments ({listed})", f"({', '.join(p.name for p in theirs)})"
+    if not _called(name):
+        return where, "a method that vLLM calls", "no call of it"
+    return None
+
+
+@cache
+def _called(name: str) -> bool:
+    """Whether vLLM calls a method somewhere, other than by ``super()`` in overriding it."""
+    call = f".{name}("
+    return any(text.count(call) > text.count(f"super(){call}") for text in _texts())
+
+
+def _texts() -> Iterator[str]:
+    import vllm
+
+    root = Path(vllm.__file__).parent
+    return (_text(path) for pattern in _CALLERS for path in sorted(root.glob(pattern)))
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,101 @@
+"""What `mmkit.testing` needs of vLLM: its caches, its batches, processors and models without an engine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+from vllm.config import ModelConfig as ModelConfig
+from vllm.multimodal import utils
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.inputs import MultiModalKwargsItems as MultiModalKwargsItems
+from vllm.multimodal.processing import InputProcessingContext
+
+from . import generation
+from .common import embeds_size as embeds_size
+from .moved import find
+
+OnlyCache = MultiModalProcessorOnlyCache
+SenderCache = find("multimodal.cache:LruKeyReplicatedSenderCache", "multimodal.cache:MultiModalProcessorSenderCache")
+ReceiverCache = find("multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache")
+LEAST_CACHE_GIB = 1e-6 if hasattr(OnlyCache, "cache_if_fits") else 0.01
+"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger than the cache."""
+
+PromptIndex = find("multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex")
+UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
+
+render, call, process, dummy = generation.render, generation.call, generation.process, generation.dummy
+parsed, tokenized = generation.parsed, generation.tokenized
+spelled, embedded = generation.spelled, generation.embedded
+
+_tokenizer = find(
+    "tokenizers:cached_tokenizer_from_config", "transformers_utils.tokenizer:cached_tokenizer_from_config"
+)
+
+
+def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
+    """A processor of these classes, whether vLLM knows the model or not."""
+    tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
+    made = info(InputProcessingContext(config, tokenizer))
+    return processor(made, dummy_inputs(made))
+
+
+def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
+    """One item as the API server sends it to the engine."""
+    known = {"data": item, "modality": modality, "identifier": item_hash, "mm_position": position, "mm_hash": item_hash}
+    taken = {field.name for field in fields(MultiModalFeatureSpec)}
+    return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
+
+
+def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """The arguments of the calls of a model with items of one modality, in their order."""
+    if hasattr(utils, "group_and_batch_mm_items"):
+        yield from (kwargs for _, kwargs in utils.group_and_batch_mm_items(list(items)))
+    else:  # up to 0.15
+        yield MultiModalKwargsItems.from_seq(list(items)).get_data()
+
+
+@contextmanager
+def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[Any]:
+    """The vLLM model of a checkpoint, on this machine's device, without an engine."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    vllm_config = EngineArgs(
+        model=config.model,
+        dtype="float32",
+        load_format=load_format,
+        enforce_eager=True,
+        trust_remote_code=True,
+        skip_tokenizer_init=config.skip_tokenizer_init,
+        hf_overrides=config.hf_overrides,
+    ).create_engine_config()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with set_current_vllm_config(vllm_config):
+        init_distributed_environment(1, 0, address, 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        try:
+            # as vLLM's loader does, which also wants an accelerator's allocator
+            device = torch.device(vllm_config.device_config.device)
+            with set_default_torch_dtype(torch.float32), device:
+                model = initialize_model(vllm_config=vllm_config)
+                get_model_loader(vllm_config.load_config).load_weights(model, vllm_config.model_config)
+                process_weights_after_loading(model, vllm_config.model_config, device)
+            yield model.eval()
+        finally:
+            cleanup_dist_env_and_memory()

@@ -1,0 +1,64 @@
+"""What vLLM has under other names and in other places from version to version."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from vllm.multimodal.inputs import MultiModalFieldConfig
+
+from ..errors import VllmApiError
+
+NEWEST_TESTED = "0.33.0"
+
+REMEDY = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
+
+
+def installed() -> str:
+    """vLLM and its version, as errors name it."""
+    import vllm
+
+    return f"vLLM {vllm.__version__}"
+
+
+def newer() -> bool:
+    """Whether this vLLM is newer than the newest that mmkit was tested with."""
+    import vllm
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(vllm.__version__).release > Version(NEWEST_TESTED).release
+    except InvalidVersion:  # built from source without tags
+        return False
+
+
+def find(*places: str) -> Any:
+    """The first of some ``module:name`` inside vLLM that there is.
+
+    Raises:
+        VllmApiError: none of them.
+    """
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(import_module(f"vllm.{module}"), name)
+        except AttributeError:
+            continue
+        except ModuleNotFoundError as error:
+            if not f"vllm.{module}.".startswith(f"{error.name}."):
+                raise
+    expected = " or ".join(f"{name} in vllm.{module}" for module, _, name in (p.partition(":") for p in places))
+    raise VllmApiError(installed(), expected, "none", REMEDY)
+
+
+BaseDummyInputsBuilder = find(
+    "multimodal.processing:BaseDummyInputsBuilder", "multimodal.profiling:BaseDummyInputsBuilder"
+)
+ProcessorInputs = find("multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs")
+PlaceholderFeaturesInfo = find(
+    "multimodal.processing.processor:PlaceholderFeaturesInfo", "multimodal.processing:PlaceholderFeaturesInfo"
+)
+
+KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
+"""Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""

@@ -1,0 +1,113 @@
+"""What is the same from vLLM 0.17 on: a request reaches the processor as one `ProcessorInputs`, and the info makes the
+parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from typing_extensions import override
+from vllm.multimodal.processing import ProcessorInputs, TimingContext
+from vllm.renderers import TokenizeParams
+
+from ..plan import Plan
+from .common import EmbedItems, Parser, TensorItems
+from .processor import CommonProcessor, ParsingInfo
+
+
+@dataclass(frozen=True)
+class GuardedTokenizeParams(TokenizeParams):
+    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without items: they refuse
+    token ids that the model lacks and placeholders without data before the engine sees them."""
+
+    plan: Plan | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def guard(cls, params: TokenizeParams, plan: Plan | None) -> GuardedTokenizeParams:
+        """The same parameters, guarded by a plan."""
+        return cls(**{f.name: getattr(params, f.name) for f in fields(TokenizeParams)}, plan=plan)
+
+    @override
+    def with_kwargs(self, **tokenization_kwargs: Any) -> GuardedTokenizeParams:
+        return self.guard(super().with_kwargs(**tokenization_kwargs), self.plan)
+
+    @override
+    def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
+        ids = prompt.get("prompt_token_ids")
+        # a prompt with items is checked by the processor
+        if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
+            self.plan.check_ids(ids)
+            self.plan.check_bare(ids)
+            if self.plan.spec.decoder_prompt is None:  # else this may be the decoder's
+                prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
+        return super().apply_post_tokenization(tokenizer, prompt)
+
+
+class ProcessingInfo(ParsingInfo):
+    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+
+    @override
+    def get_default_tok_params(self) -> TokenizeParams:
+        return GuardedTokenizeParams.guard(super().get_default_tok_params(), self.plan)
+
+    def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
+        merged: dict[str, Any] = self.ctx.get_merged_mm_kwargs(kwargs)
+        return merged
+
+
+class HashedInputs(ProcessorInputs):
+    """A request whose hashes the processor sees: see `CommonProcessor.hashed`."""
+
+    processor: CommonProcessor
+
+    @override
+    def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
+        return self.processor.hashed(self.mm_data_items, super().get_mm_hashes(*args, **kwargs))
+
+
+class RequestProcessor(CommonProcessor):
+    """Processes requests that come as `ProcessorInputs`."""
+
+    @override
+    def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        with self.guarded(inputs.prompt, inputs.mm_data_items, inputs.mm_uuid_items or {}, self.cache_of(inputs)):
+            return super().apply(inputs, timing_ctx)
+
+    @override
+    def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        hashed = HashedInputs(**vars(inputs))
+        hashed.processor = self
+        if self.may_cache(inputs.mm_data_items):
+            return super()._cached_apply_hf_processor(hashed, timing_ctx)
+        return self._apply_hf_processor(hashed, timing_ctx)
+
+    def cache_of(self, inputs: ProcessorInputs) -> Any:
+        """The processor cache that a request uses."""
+        raise NotImplementedError
+
+
+HOOKS = (ProcessingInfo, RequestProcessor, Parser, EmbedItems, TensorItems, HashedInputs, GuardedTokenizeParams)
+"""Classes whose methods vLLM calls."""
+
+
+# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+
+
+def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
+    """A caller's data as vLLM's items, checked."""
+    return processor.info.parse_mm_data(data)
+
+
+def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
+    """The ids of a text as vLLM's renderer makes them, before any processor sees it."""
+    params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
+    text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
+    ids = list(tokenizer.encode(text["prompt"], **params.get_encode_kwargs()))
+    return list(params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})["prompt_token_ids"])
+
+
+def applied(processor: Any, inputs: Any) -> Any:
+    """The outcome of one request."""
+    return processor.apply(inputs, TimingContext(enabled=False))
