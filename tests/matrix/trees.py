@@ -96,6 +96,12 @@ PATCHES = [
         r"\1False",
     ),
     Patch(
+        "the kernels do not bind threads any more",
+        "v1/worker/cpu_worker.py",
+        r"torch\.ops\._C(?:_utils)?\.init_cpu_threads_env\(self\.local_omp_cpuid\)",
+        "None",
+    ),
+    Patch(
         "libraries that serving may want preloaded are not needed to run",
         "v1/worker/cpu_worker.py",
         r"(def check_preloaded_libs\(name: str\):\n.{,150}?)raise RuntimeError\(",
@@ -163,7 +169,6 @@ def environment(version: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, [release.folder, *shared, ROOT])),
         "PYTHONDONTWRITEBYTECODE": "",  # empty is unset: without bytecode the start takes twice as long
         "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the kernels' own binding of threads came and went
         "VLLM_CACHE_ROOT": str(release.folder / "cache"),  # what one version stored is wrong for others
     }
 
