@@ -8,6 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TESTARGS ?=
 DEMOARGS ?=
+VERSIONS ?=
+MATRIXARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,11 +22,12 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test lint format clean distclean
+.PHONY: help venv demo test matrix lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
+	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -35,6 +38,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TESTARGS)
+
+matrix: $(VENV)/.installed
+	$(BIN)/python -m tests.matrix $(VERSIONS) $(MATRIXARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -22,7 +22,6 @@ from PIL import Image
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
 from mmkit import ModelSpec
 from mmkit.testing.harness import StandIn
@@ -149,6 +148,8 @@ def _noise(kind: str, item: Mapping[str, Any]) -> Any:
 
 def apply(made: Any, prompt: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any], cache: Any = None) -> Any:
     """What a processor makes of a request, as vLLM's renderer calls it."""
+    from vllm.multimodal.processing import ProcessorInputs, TimingContext
+
     inputs = ProcessorInputs(prompt, made.info.parse_mm_data(data), hf_processor_mm_kwargs=kwargs, cache=cache)
     return made.apply(inputs, TimingContext(enabled=False))
 
