@@ -18,7 +18,7 @@ from .checks import CHECKS, PREFIX
 from .trees import RELEASES, ROOT, build, environment, facts
 
 STORED = ROOT / "docs" / "versions.json"
-LOGS = ROOT / "out" / "matrix"
+LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
@@ -76,7 +76,7 @@ def _results(version: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)]
     told = {result["check"]: result for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))}
     for name in names:
-        yield told.get(name, {"check": name, "failures": [f"{ended}, see {log.relative_to(ROOT)}"]})
+        yield told.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
