@@ -15,6 +15,7 @@ import argparse
 import ast
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -486,4 +487,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly where `head` has read enough
     sys.exit(main())
