@@ -9,6 +9,8 @@ PYTHON ?= python3
 TESTARGS ?=
 JOBS ?= 2
 DEMOARGS ?=
+VERSIONS ?=
+MATRIXARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,12 +23,13 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test test-thorough lint format clean distclean
+.PHONY: help venv demo test test-thorough matrix lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
+	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -44,6 +47,9 @@ test: $(VENV)/.installed
 
 test-thorough: $(VENV)/.installed
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
+
+matrix: $(VENV)/.installed
+	$(BIN)/python -m tests.matrix $(VERSIONS) $(MATRIXARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,200 @@
+"""What the matrix runs on each version of vLLM, in a process of that version.
+
+    python -m tests.matrix.checks laws differential engine
+
+prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+PREFIX = "RESULT "
+"""What the lines with results begin with; libraries print what they like between them."""
+
+EXAMPLES = 10
+"""Drawn per law and spec; the tests draw more."""
+REQUESTS = 60
+EPISODES = range(100, 102)
+"""Of Terra's world."""
+FRAMES = 12
+
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # small tensors wait for threads longer than they are worked on
+    "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""The environment, where it says nothing else."""
+
+Details = dict[str, Any]
+"""What a check tells; it holds if `failures` is empty."""
+
+
+def laws() -> Details:
+    """The laws that need no model, on each spec of the project, and the stored cases of the gallery."""
+    from hypothesis import settings
+
+    from examples import terra
+    from examples.terra.spec import TERRA
+    from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
+    from tests.oracles import SYSTEMS
+    from tests.properties.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
+
+    settings.register_profile("matrix", derandomize=True, deadline=None)
+    settings.load_profile("matrix")
+    terra.register()
+    failures, checked = [], 0
+    for name in (*SYSTEMS, "terra"):
+        try:
+            made = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
+        except Exception as error:
+            failures.append(f"{name}: {_brief(error)}")
+            continue
+        for number, law in LAWS.items():
+            if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
+                continue
+            try:
+                check_law(number, made, examples=EXAMPLES, database=False)
+                checked += 1
+            except NotApplicable:
+                pass
+            except Violation as violation:
+                failures.append(f"{name}: {_brief(violation)}")
+    cases = 0
+    for case, differences in _stored_cases():
+        cases += 1
+        failures += [f"{case}: {difference}" for difference in differences[:1]]
+    return {"laws": checked, "cases": cases, "failures": failures}
+
+
+def _stored_cases() -> Iterator[tuple[str, list[str]]]:
+    """Every stored output of a hand-written processor that is right, and how that of the spec differs."""
+    from tests.oracles import differences, replay
+    from tests.test_gallery import CASES, is_wrong
+
+    for name, case in CASES:
+        if is_wrong(name, case):
+            continue
+        refused = "error" in case
+        try:
+            found = differences(case["expect"], replay(name, case)) if not refused else _taken(name, case)
+        except Exception as error:
+            found = [_brief(error)]
+        yield f"{name}/{case['id']}", found
+
+
+def _taken(name: str, case: dict[str, Any]) -> list[str]:
+    """Whether a case that has to be refused is not."""
+    from tests.oracles import replay
+
+    with suppress(ValueError):
+        replay(name, case)
+        return ["taken, and should be refused"]
+    return []
+
+
+def differential() -> Details:
+    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all kinds of caches."""
+    from examples.llava_like.cases import make_cases
+    from mmkit.testing import harness
+    from mmkit.testing.laws import differences
+    from tests.oracles import hand_written, processor
+
+    theirs, ours = hand_written("llava"), processor("llava")
+    cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
+    failures, compared = [], 0
+    for way, capacity, pair in (("no cache", 0.0, False), ("its cache", 0.1, False), ("a pair of caches", 0.1, True)):
+        caches = [harness.Caches(made, capacity, pair=pair) if capacity else None for made in (theirs, ours)]
+        for i, case in enumerate(cases):
+            data = {"image": list(case.images)} if case.images else {}
+            made = zip((theirs, ours), caches, strict=True)
+            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in made)
+            for part in ("ids", "ranges", "fields"):
+                if found := differences(getattr(one, part), getattr(other, part), part):
+                    failures.append(f"request {i} ({case.kind}), {way}: {found}")
+            compared += 1
+    return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
+
+
+def engine() -> Details:
+    """Terra in the engine, greedy, against the Hugging Face reference."""
+    import numpy as np
+    import torch
+
+    from examples.terra import CHECKPOINT, register
+    from examples.terra.reference import LlamaActionForCausalLM
+    from examples.terra.rollout import VllmTerra
+    from examples.terra.world import CONTEXT_FRAMES, make_episode
+
+    register()
+    episodes = [make_episode(seed) for seed in EPISODES]
+    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
+    actions = np.stack([episode.actions for episode in episodes])
+    terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
+    steps = list(terra.rollout(context, actions, FRAMES))
+    got = np.stack([step.tokens for step in steps], axis=1)
+    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
+    frames = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), FRAMES)
+    wanted = torch.stack(list(frames), dim=1).numpy()
+    wrong = int((got != wanted).sum())
+    cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
+    return {
+        "ids": got.size,
+        "digest": hashlib.sha256(got.astype("<i8").tobytes()).hexdigest()[:12],
+        "cached": round(cached, 3),
+        "failures": [f"{wrong} of {got.size} ids are not the reference's"] if wrong else [],
+    }
+
+
+CHECKS: dict[str, Callable[[], Details]] = {check.__name__: check for check in (laws, differential, engine)}
+
+
+def _brief(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip()
+    return text if len(text) <= 500 else f"{text[:497]}..."
+
+
+def _about() -> Details:
+    """What this process runs on."""
+    import transformers
+    import vllm
+
+    from mmkit.vllm_api import Processor
+
+    generation = Processor.__module__.rpartition("_")[2].upper()
+    return {"vllm": vllm.__version__, "transformers": transformers.__version__, "generation": generation}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix.checks")
+    parser.add_argument("checks", nargs="+", choices=CHECKS)
+    names = parser.parse_args().checks
+    os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    for name in names:
+        start = time.perf_counter()
+        try:
+            result = {**_about(), **CHECKS[name]()}
+        except Exception as error:
+            traceback.print_exc()
+            result = {"failures": [_brief(error)]}
+        seconds = round(time.perf_counter() - start, 1)
+        print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # engines of some versions leave threads behind that do not end
