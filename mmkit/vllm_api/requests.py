@@ -80,7 +80,10 @@ class RequestProcessor(CommonProcessor):
         hashed = HashedInputs(**vars(inputs))
         hashed.processor = self
         if self.may_cache(inputs.mm_data_items):
-            return super()._cached_apply_hf_processor(hashed, timing_ctx)
+            try:
+                return super()._cached_apply_hf_processor(hashed, timing_ctx)
+            except AssertionError:  # of an item that another one of the same request has evicted: they do not fit
+                self.cache_of(inputs).clear_cache()
         return self._apply_hf_processor(hashed, timing_ctx)
 
     def cache_of(self, inputs: ProcessorInputs) -> Any:

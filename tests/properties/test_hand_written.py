@@ -14,7 +14,9 @@ import torch
 from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
-from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness, of_spec
+from mmkit.testing.laws import differences
+from tests.oracles import SYSTEMS
 from tests.properties.hand_written import CHECKED, FOUND, expected, steadily, subject, verdict
 from tests.zoo import ZOO
 
@@ -335,6 +337,18 @@ def test_26_a_cache_smaller_than_the_request(pair: bool) -> None:
     made("llava", Request(prompt, {"image": [SMALL]}), caches)
     with pytest.raises(AssertionError, match="Expected a cached item"):
         made("llava", Request(prompt * 2, {"image": [other, SMALL]}), caches)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_26_generated_classes_process_such_a_request_anew(pair: bool) -> None:
+    spec = of_spec(SYSTEMS["llava"].load_spec(), SYSTEMS["llava"].checkpoint)
+    one, other = ImageSample(0, 28, 28), ImageSample(1, 28, 28)
+    prompt = spec.minimal("image", one).prompt
+    requests = [Request(prompt * len(images), {"image": images}) for images in ([one], [other, one], [one], [other])]
+    capacity = 1.5 * sum(t.numel() * 4 for t in spec.run(requests[0]).fields["image"][0].values()) / 2**30
+    caches = harness.Caches(spec.processor, capacity, pair=pair)
+    for request in requests:
+        assert not differences(spec.run(request), spec.run(request, caches))
 
 
 def test_27_gemma4_the_dummy_audio_is_one_window_long() -> None:
