@@ -17,7 +17,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..vllm_api import kit
-from ..vllm_api.kit import LEAST_CACHE_GIB, loaded_model, parsed, tokenized
+from ..vllm_api.kit import LEAST_CACHE_GIB, encoded, loaded_model, parsed
 
 __all__ = [
     "LEAST_CACHE_GIB",
@@ -25,6 +25,7 @@ __all__ = [
     "Outcome",
     "Piece",
     "embeddings",
+    "encoded",
     "generated",
     "hidden_size",
     "load_plugins",
@@ -38,7 +39,6 @@ __all__ = [
     "rows",
     "run",
     "stand_in",
-    "tokenized",
 ]
 
 
