@@ -18,7 +18,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
 from ..vllm_api import kit
-from ..vllm_api.kit import LEAST_CACHE_GIB, loaded_model, parsed, tokenized
+from ..vllm_api.kit import LEAST_CACHE_GIB, encoded, loaded_model, parsed
 
 __all__ = [
     "LEAST_CACHE_GIB",
@@ -26,6 +26,7 @@ __all__ = [
     "Outcome",
     "Piece",
     "embeddings",
+    "encoded",
     "generated",
     "hidden_size",
     "load_plugins",
@@ -39,7 +40,6 @@ __all__ = [
     "rows",
     "run",
     "stand_in",
-    "tokenized",
 ]
 
 

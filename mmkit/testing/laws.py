@@ -176,7 +176,7 @@ def _text(subject: Subject, data: Any) -> None:
         raise NotApplicable("the model has no tokenizer")
     request = data.draw(subject.requests())
     text = info.ctx.tokenizer.decode(request.prompt)
-    ids = harness.tokenized(subject.processor, text, request.data())
+    ids = harness.encoded(subject.processor, text)
     wanted = _outcome(subject, ids, request)
     with _of("L4", request) as hold:
         for way in ("renderer", "processor"):

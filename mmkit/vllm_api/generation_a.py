@@ -120,9 +120,9 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
     return processor.info.parse_mm_data(data) if _INFO_PARSES else processor._to_mm_items(data)
 
 
-def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
-    """The ids of a text, which the processor may also take itself."""
-    return list(processor.info.get_tokenizer().encode(prompt))
+def encoded(processor: Any, text: str) -> list[int]:
+    """The ids of a text, as they are."""
+    return list(processor.info.get_tokenizer().encode(text))
 
 
 def render(processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from . import requests
 from .generation_c import DummyInputs, call, dummy, render
 from .prompts import PromptProcessor, embedded, process, spelled
-from .requests import ProcessingInfo, RequestProcessor, parsed, tokenized
+from .requests import ProcessingInfo, RequestProcessor, encoded, parsed
 
 
 class Processor(PromptProcessor, RequestProcessor):

@@ -14,7 +14,7 @@ from . import processor as common
 from . import requests
 from .generation_d import embedded, process, spelled
 from .prompts import holding
-from .requests import ProcessingInfo, RequestProcessor, applied, parsed, tokenized
+from .requests import ProcessingInfo, RequestProcessor, applied, encoded, parsed, tokenized
 
 
 class DummyInputs(common.DummyInputs):

@@ -13,7 +13,7 @@ from vllm.multimodal.processing import ProcessorInputs
 
 from . import requests
 from .processor import DummyInputs
-from .requests import ProcessingInfo, RequestProcessor, applied, parsed, tokenized
+from .requests import ProcessingInfo, RequestProcessor, applied, encoded, parsed, tokenized
 
 
 class Processor(RequestProcessor):

@@ -30,7 +30,7 @@ PromptIndex = find("multimodal.processing.processor:PromptIndex", "multimodal.pr
 UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 
 render, call, process, dummy = generation.render, generation.call, generation.process, generation.dummy
-parsed, tokenized = generation.parsed, generation.tokenized
+parsed, encoded = generation.parsed, generation.encoded
 spelled, embedded = generation.spelled, generation.embedded
 
 _tokenizer = find(

@@ -57,10 +57,11 @@ class ProcessingInfo(ParsingInfo):
         return merged
 
 
+@dataclass
 class HashedInputs(ProcessorInputs):
     """A request whose hashes the processor sees: see `CommonProcessor.hashed`."""
 
-    processor: CommonProcessor
+    processor: CommonProcessor = field(kw_only=True, repr=False, compare=False)
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,8 +78,7 @@ class RequestProcessor(CommonProcessor):
 
     @override
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        hashed = HashedInputs(**vars(inputs))
-        hashed.processor = self
+        hashed = HashedInputs(**vars(inputs), processor=self)
         if self.may_cache(inputs.mm_data_items):
             try:
                 return super()._cached_apply_hf_processor(hashed, timing_ctx)
@@ -103,11 +103,17 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
     return processor.info.parse_mm_data(data)
 
 
+def encoded(processor: Any, text: str) -> list[int]:
+    """The ids of a text, as they are."""
+    info = processor.info
+    return list(info.get_tokenizer().encode(text, **info.default_tok_params.get_encode_kwargs()))
+
+
 def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
     """The ids of a text as vLLM's renderer makes them, before any processor sees it."""
     params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
     text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
-    ids = list(tokenizer.encode(text["prompt"], **params.get_encode_kwargs()))
+    ids = encoded(processor, text["prompt"])
     return list(params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})["prompt_token_ids"])
 
 

@@ -647,8 +647,7 @@ class _Kept(Parser):
 def _parsing(parser: type) -> type:
     class Parsing(Info):
         def get_data_parser(self) -> Any:
-            hidden = self._get_expected_hidden_size()
-            return parser(self.plan, expected_hidden_size=hidden, allow_missing_mm_embeddings=False)
+            return parser(self.plan, self._get_expected_hidden_size())
 
     return Parsing
 
