@@ -3,17 +3,22 @@
 Every prompt ends with the token that begins the answer.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from mmkit import (
     Image,
     Modality,
     ModelSpec,
     Scope,
     batched,
+    call,
     ceil_div,
     cfg,
     embed,
     flat,
     floor,
+    hf,
     item,
     minimum,
     option,
@@ -36,6 +41,11 @@ def answered(s: Scope) -> list[int]:
     return s.prompt if s.prompt[-1:] == [begin] else [*s.prompt, begin]
 
 
+def flat_patches(processor: Any) -> Callable[..., dict[str, Any]]:
+    """Called like the processor. Up to transformers 5.10 its patches have another dimension, of one."""
+    return lambda **inputs: {"image_patches": processor(**inputs)["image_patches"].flatten(0, -2)}
+
+
 FUYU = ModelSpec(
     "fuyu",
     Modality(
@@ -47,6 +57,7 @@ FUYU = ModelSpec(
             "image_patches": flat(out.patches_per_image),
             "patches_per_image": batched(value=columns * rows, dtype="int64"),
         },
+        process=hf(call(flat_patches, proc)),
         limit=1,
     ),
     prompt=answered,
