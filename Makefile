@@ -49,7 +49,7 @@ test-thorough: $(VENV)/.installed
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
 
 matrix: $(VENV)/.installed
-	$(BIN)/python -m tests.matrix $(VERSIONS) $(MATRIXARGS)
+	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,17 +135,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Run the specs on versions of vLLM.")
     parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="versions at a time")
     parser.add_argument("--store", type=Path, default=STORED, help="where results are kept (%(default)s)")
     options = parser.parse_args()
     versions = options.versions or list(RELEASES)
     build(versions)
     LOGS.mkdir(parents=True, exist_ok=True)
     entries = []
-    for version in (bar := tqdm(versions, unit="version", disable=None)):
-        bar.set_postfix_str(version)
-        entries.append(run(version, options.checks))
-        options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")
-        tqdm.write(table(entries[-1:]).splitlines()[-1])
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = pool.map(lambda version: run(version, options.checks), versions)
+        for entry in tqdm(runs, total=len(versions), unit="version", disable=None):
+            entries.append(entry)
+            options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")
+            tqdm.write(table([entry]).splitlines()[-1])
     failures = [
         f"{entry['version']}, {name}: {failure}"
         for entry in entries
