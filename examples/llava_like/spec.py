@@ -1,6 +1,6 @@
 """The multimodal side of LLaVA: an image becomes one position per patch of the vision tower."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, equal, replace, where
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, equal, hf, proc, replace, where
 
 SIDE = cfg.vision_config.image_size
 PATCHES = (SIDE // cfg.vision_config.patch_size) ** 2
@@ -17,6 +17,8 @@ LLAVA_LIKE = ModelSpec(
         # the caller writes one <image> for each
         update=replace(cfg.image_token_index),
         fields={"pixel_values": batched(shape=(3, SIDE, SIDE))},
+        # the whole processor wants a text in transformers 4
+        process=hf(proc.image_processor),
         # rows that the caller computed before are taken in place of an image
         embeds=True,
     ),

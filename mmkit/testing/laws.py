@@ -320,7 +320,7 @@ def _identity(subject: Subject, data: Any) -> None:
 def _content(sample: Any) -> Any:
     value = sample.same()[0]
     value = value[0] if isinstance(value, tuple) else value
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
 
 
 @_law(

@@ -115,7 +115,8 @@ def _shown(check: Mapping[str, Any] | None) -> str:
     if check["failures"]:
         return f"{len(check['failures'])} failed"
     counts = {"laws": "laws", "cases": "cases", "requests": "requests", "ids": "ids"}
-    return ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
+    shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
+    return shown + (f"; {len(check['refused'])} refused by transformers" if check.get("refused") else "")
 
 
 def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -52,16 +52,21 @@ def laws() -> Details:
     from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
     from tests.oracles import SYSTEMS
     from tests.properties.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
+    from tests.test_gallery import CASES, is_wrong
 
     settings.register_profile("matrix", derandomize=True, deadline=None)
     settings.load_profile("matrix")
     terra.register()
-    failures, checked = [], 0
+    failures, refused, checked, cases = [], [], 0, 0
+
+    def failed(what: str, error: Exception) -> None:
+        (refused if _of_transformers(error) else failures).append(f"{what}: {_brief(error)}")
+
     for name in (*SYSTEMS, "terra"):
         try:
             made = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
         except Exception as error:
-            failures.append(f"{name}: {_brief(error)}")
+            failed(name, error)
             continue
         for number, law in LAWS.items():
             if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
@@ -72,28 +77,36 @@ def laws() -> Details:
             except NotApplicable:
                 pass
             except Violation as violation:
-                failures.append(f"{name}: {_brief(violation)}")
-    cases = 0
-    for case, differences in _stored_cases():
-        cases += 1
-        failures += [f"{case}: {difference}" for difference in differences[:1]]
-    return {"laws": checked, "cases": cases, "failures": failures}
-
-
-def _stored_cases() -> Iterator[tuple[str, list[str]]]:
-    """Every stored output of a hand-written processor that is right, and how that of the spec differs."""
-    from tests.oracles import differences, replay
-    from tests.test_gallery import CASES, is_wrong
-
+                failed(name, violation)
     for name, case in CASES:
         if is_wrong(name, case):
             continue
-        refused = "error" in case
         try:
-            found = differences(case["expect"], replay(name, case)) if not refused else _taken(name, case)
+            differs = _differs(name, case)
         except Exception as error:
-            found = [_brief(error)]
-        yield f"{name}/{case['id']}", found
+            failed(f"{name}/{case['id']}", error)
+        else:
+            cases += 1
+            failures += [f"{name}/{case['id']}: {difference}" for difference in differs[:1]]
+    return {"laws": checked, "cases": cases, "refused": refused, "failures": failures}
+
+
+def _of_transformers(error: BaseException) -> bool:
+    """Whether transformers 4 does not take what the stored checkpoints and cases, made with 5, have: a tokenizer class,
+    an image of one pixel."""
+    import transformers
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return int(transformers.__version__.split(".")[0]) < 5 and "/transformers" in raised_in
+
+
+def _differs(name: str, case: dict[str, Any]) -> list[str]:
+    """How the result of a spec differs from the stored one of the hand-written processor."""
+    from tests.oracles import differences, replay
+
+    return _taken(name, case) if "error" in case else differences(case["expect"], replay(name, case))
 
 
 def _taken(name: str, case: dict[str, Any]) -> list[str]:
