@@ -34,6 +34,7 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(image_size=56, patch_size=14, num_hidden_layers=3, **sizes),
         text_config=LlamaConfig(
+            architectures=["LlamaForCausalLM"],  # as published checkpoints say; older vLLMs do not guess it
             vocab_size=len(tokenizer),
             num_hidden_layers=2,
             num_key_value_heads=2,

@@ -13,7 +13,6 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     WeightsMapper,
-    get_layer_index,
     init_vllm_registered_model,
     is_pp_missing_parameter,
     maybe_prefix,
@@ -84,7 +83,7 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
             raise ValueError(
                 f"llava_like: expected a clip_vision_model and one vision_feature_layer, got a {tower} and {layer}."
             )
-        used = get_layer_index(layer, depth)
+        used = layer if layer >= 0 else depth + layer + 1
         # the vision tower ends at the layer whose output the projector takes
         layers = (f"vision_tower.encoder.layers.{n}." for n in range(used, depth))
         self.unused_weights = ("vision_tower.post_layernorm.", *layers)
