@@ -1,6 +1,4 @@
-"""What is the same from vLLM 0.17 on: a request reaches the processor as one `ProcessorInputs`, and the info makes the
-parser.
-"""
+"""What is the same from vLLM 0.17 on: a request comes as one `ProcessorInputs`, and the info makes the parser."""
 
 from __future__ import annotations
 
