@@ -149,3 +149,10 @@ def test_a_process_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     (failure,) = result["failures"]
     assert failure.startswith("ended with ")
     assert "no start" in (tmp_path / "made-up-engine.log").read_text()
+
+
+def test_the_table_in_the_docs_is_that_of_the_stored_results() -> None:
+    entries = json.loads(matrix.STORED.read_text())
+    assert matrix.table(entries) in (matrix.ROOT / "docs" / "versions.md").read_text()
+    assert not [entry["version"] for entry in entries for check in entry["checks"].values() if check["failures"]]
+    assert len({entry["checks"]["engine"]["digest"] for entry in entries if "engine" in entry["checks"]}) == 1
