@@ -289,8 +289,9 @@ def refuse_surplus(prompt: Sequence[int], surplus: Mapping[Target, str], where: 
     """
     if not surplus or {target[0] for target in surplus}.isdisjoint(prompt):
         return
+    ids = list(prompt)
     for target, modality in surplus.items():
-        if find(list(prompt), target, 0) is not None:
+        if find(ids, target, 0) is not None:
             got = f"the placeholder {_brief(target)} without its item"
             remedy = "Send the item, or leave the placeholder out."
             raise InputError(f"{where}.{modality}", "one item per placeholder", got, remedy)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from vllm.config import ModelConfig as ModelConfig
+from vllm.config import ModelConfig
 from vllm.multimodal import utils
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, assume
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from hypothesis.strategies import SearchStrategy
@@ -41,6 +41,7 @@ from mmkit.testing import (
     Violation,
 )
 from mmkit.testing import check_law as run_law
+from tests.properties import profile
 from tests.zoo import ZOO, Items, model_config
 
 SEEDS = st.integers(0, 3)
@@ -328,15 +329,13 @@ def tolerant(law: Law, known: Callable[[str], bool]) -> Law:
 @contextmanager
 def steadily() -> Iterator[None]:
     """The same examples each time."""
-    before, threads = settings.get_current_profile_name(), torch.get_num_threads()
-    settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-    settings.load_profile("steady")
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine
     try:
-        yield
+        with profile(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)):
+            yield
     finally:
         torch.set_num_threads(threads)
-        settings.load_profile(before)
 
 
 def verdict(

@@ -12,15 +12,14 @@ import itertools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
@@ -53,6 +52,7 @@ from mmkit import (
 from mmkit import replace as replaces
 from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
 from mmkit.vllm_api.common import EmbedItems, Parser, TensorItems
+from tests.properties import profile
 
 # -- the correct base --------------------------------------------------------------------------------------------------
 
@@ -941,18 +941,6 @@ def bare_placeholders_as_nan() -> Subject:
 
 
 # -- what catches what -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def profile(**options: Any) -> Iterator[None]:
-    """The current Hypothesis profile with some settings changed."""
-    before = settings.get_current_profile_name()
-    settings.register_profile("planted", settings(), **{"database": None, **options})
-    settings.load_profile("planted")
-    try:
-        yield
-    finally:
-        settings.load_profile(before)
 
 
 def caught(bug: Bug, law: str, examples: int, *, shrink: bool = True) -> str | None:
