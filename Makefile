@@ -9,6 +9,7 @@ PYTHON ?= python3
 TESTARGS ?=
 JOBS ?= 2
 DEMOARGS ?=
+SOAKARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
 
@@ -23,12 +24,14 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test test-thorough matrix lint format clean distclean
+.PHONY: help venv demo serve-demo test test-thorough soak matrix lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
+	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
+	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
@@ -37,6 +40,9 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.terra $(DEMOARGS)
+
+serve-demo: $(VENV)/.installed
+	$(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
 # A file of tests stays in one process: its engines and checkpoints are made once.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
@@ -47,6 +53,9 @@ test: $(VENV)/.installed
 
 test-thorough: $(VENV)/.installed
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
+
+soak: $(VENV)/.installed
+	$(BIN)/python -m tests.soak --requests 10000 --store out/soak.json $(SOAKARGS)
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 
 class MmkitError(ValueError):
-    """Base of every error that mmkit raises on purpose. Made of the parts of a `sentence`, or of a text as it is."""
+    """Base of every error that mmkit raises on purpose. Made of the parts of a `sentence`, or of a text as it is.
+
+    Attributes:
+        where: what the error is about, as ``robot.actions[3]``; empty if it was made of a text.
+    """
 
     def __init__(self, where: str, expected: str = "", got: str = "", remedy: str = "") -> None:
         super().__init__(sentence(where, expected, got, remedy) if expected else where)
+        self.where = where if expected else ""
 
 
 class SpecError(MmkitError):

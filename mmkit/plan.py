@@ -425,6 +425,31 @@ class Plan:
             ways[name] = [*map(modality.ways, scopes)]
         return Preview(*self.place(self.rewrite("prompt", list(prompt)), ways), fields)
 
+    def spell(self, data: Mapping[str, object]) -> list[int]:
+        """The ids that stand for items in a caller's prompt, modality by modality: targets where the update replaces
+        them, whole layouts where the caller writes these, nothing where they are inserted.
+
+        Args:
+            data: what a caller puts into ``multi_modal_data``.
+
+        Raises:
+            InputError: the items would be refused.
+        """
+        self.check_names(data)
+        ids: list[int] = []
+        for name, sent in data.items():
+            modality = self.modalities[name]
+            if modality.needs_hf:
+                expected = "a prompt, since the placeholders depend on the Hugging Face processor"
+                raise InputError(f"{self.spec.name}.prompt", expected, "none")
+            values = modality.parse(sent)
+            if None in values:
+                raise InputError(f"{modality.where}[{values.index(None)}]", modality.item.expected, "None")
+            fields = modality.process(values).parts if modality.hf is None else [None] * len(values)
+            for index, value in enumerate(values):
+                ids += modality.ways(modality.scope(value, index, fields[index], len(values)))[0].spelled
+        return ids
+
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.
 

@@ -101,6 +101,11 @@ class Resolved:
     target: tuple[int, ...]
     laid: Laid
 
+    @property
+    def spelled(self) -> Sequence[int]:
+        """What a caller writes into the prompt for the item: nothing where it is inserted."""
+        return {"replace": self.target, "in_place": self.laid.ids}.get(self.kind, ())
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -612,6 +612,18 @@ TABLE = [
         "spec.m, process: expected to take a well-formed item, got KeyError: 'x'.",
     ),
     (
+        "spelling without the processor",
+        lambda: bind(layout=embed(5) * out.x.shape[0], process=hf()).spell({"m": torch.zeros(2, 2)}),
+        InputError,
+        "spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
+    ),
+    (
+        "spelling of a cached item",
+        lambda: bind().spell({"m": [None]}),
+        InputError,
+        "spec.m[0]: expected a (2, 2) float32 tensor, got None.",
+    ),
+    (
         "preview of another modality",
         lambda: bind().preview([5], {"x": [0.0]}),
         InputError,

@@ -15,6 +15,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
+from . import guard
 from .moved import KEEPS_ON_CPU
 
 
@@ -47,6 +48,7 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         fields = {name: field for modality in processor.spec.modalities for name, field in modality.fields.items()}
         model.multimodal_cpu_fields = frozenset(name for name, field in fields.items() if field.keep_on_cpu)
         model.merge_by_field_config = True
+    guard.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:

@@ -151,9 +151,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
             for index, (value, out) in enumerate(zip(values, processed.parts, strict=True)):
                 way = modality.ways(modality.scope(value, index, out))[0]
-                if way.kind in ("replace", "in_place"):
-                    prompt += way.target if way.kind == "replace" else way.laid.ids
-                elif way.kind == "after" and not index:
+                prompt += way.spelled
+                if way.kind == "after" and not index:
                     prompt = [*way.target, *prompt]
         return prompt, mm_items
 

@@ -12,6 +12,7 @@ from vllm.renderers import TokenizeParams
 
 from ..plan import Plan
 from .common import EmbedItems, Parser, TensorItems
+from .guard import mark
 from .processor import CommonProcessor, ParsingInfo
 
 
@@ -72,7 +73,7 @@ class RequestProcessor(CommonProcessor):
     @override
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         with self.guarded(inputs.prompt, inputs.mm_data_items, inputs.mm_uuid_items or {}, self.cache_of(inputs)):
-            return super().apply(inputs, timing_ctx)
+            return mark(super().apply(inputs, timing_ctx))
 
     @override
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:

@@ -1,0 +1,20 @@
+"""Serving: routes for items of any modality in ``vllm serve``, and their client.
+
+`Client` and `AsyncClient` need neither vLLM nor a GPU. The server's side is the endpoint plugin `mmkit.serve.plugin`;
+``python -m mmkit.serve DIR`` starts ``vllm serve DIR`` with it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import AsyncClient, Client, RequestError, ServerGone
+
+__all__ = ["AsyncClient", "Client", "RequestError", "ServerGone"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # the server needs no client
+        from . import client
+
+        return getattr(client, name)
+    raise AttributeError(name)

@@ -1,0 +1,29 @@
+"""``python -m mmkit.serve DIR ...``: ``vllm serve DIR ...`` with the routes of mmkit.
+
+vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no other plugin that the variable does not
+name. This names mmkit and, unless the variable is set, every installed plugin.
+"""
+
+import os
+import sys
+from importlib.metadata import entry_points
+
+
+def plugins(named: str | None) -> str:
+    """The value of VLLM_PLUGINS: what it names, or all general plugins, and mmkit."""
+    general = [entry.name for entry in entry_points(group="vllm.general_plugins")]
+    names = general if named is None else [name for name in named.split(",") if name]
+    return ",".join(dict.fromkeys([*names, "mmkit"]))
+
+
+def main() -> None:
+    """Run vLLM's command."""
+    os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
+    sys.argv[1:1] = ["serve"]
+    from vllm.entrypoints.cli.main import main as vllm
+
+    vllm()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What the routes ask of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.engine.protocol import StreamingInput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from ..errors import InputError
+from ..plan import Plan
+from ..vllm_api.moved import find
+from ..vllm_api.processor import CommonProcessor
+from .protocol import Sampling
+from .wire import Media
+
+parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
+MediaConnector = find("multimodal.media.connector:MediaConnector", "multimodal.media:MediaConnector")
+
+TRIES = 3
+"""How often a request is sent whose items the engine's cache lacks, although vLLM's front end thought it had them."""
+
+
+class Lost(Exception):
+    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends it."""
+
+
+class Engine:
+    """vLLM's engine client, serving a model of ours.
+
+    Attributes:
+        plan: the spec, bound to the model.
+        max_model_len: positions of a sequence.
+        has_tokenizer: whether prompts may be texts.
+        trust_kwargs: whether requests may bring `mm_processor_kwargs`.
+    """
+
+    def __init__(self, client: Any, processor: CommonProcessor, *, trust_kwargs: bool) -> None:
+        self._client, self._processor = client, processor
+        self.trust_kwargs = trust_kwargs
+        self._renderer = client.renderer
+        config = client.model_config
+        self.plan: Plan = processor.plan
+        self.max_model_len: int = config.max_model_len
+        self._vocab_size: int = config.get_vocab_size()
+        self.has_tokenizer = client.renderer.tokenizer is not None
+        self._defaults: dict[str, Any] = config.get_diff_sampling_param()
+        multimodal = config.multimodal_config
+        domains, local = config.allowed_media_domains, config.allowed_local_media_path
+        self._schemes = ("data:", *(["http:", "https:"] if domains else []), *(["file:"] if local else []))
+        self._media = MediaConnector(
+            media_io_kwargs=multimodal.media_io_kwargs, allowed_local_media_path=local, allowed_media_domains=domains
+        )
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine has failed, or was shut down."""
+        return bool(self._client.errored)
+
+    @property
+    def spare_sessions(self) -> int:
+        """Sessions that leave the engine half of its sequences and of its KV cache."""
+        config = self._client.vllm_config
+        tokens = (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 1)
+        most: int = config.scheduler_config.max_num_seqs // 2
+        return max(1, min(most, tokens // (2 * self.max_model_len)) if tokens else most)
+
+    def limits(self) -> Mapping[str, int]:
+        """The most items of each modality in one request."""
+        allowed: Mapping[str, int] = self._processor.info.allowed_mm_limits
+        return allowed
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def sampling(self, asked: Sampling, *, n: int = 1, stop: Sequence[str] | None = None, stream: bool) -> Any:
+        """vLLM's sampling parameters of a request.
+
+        Raises:
+            InputError: a combination that vLLM refuses, or an id that the model lacks.
+        """
+        chosen = {
+            name: value
+            for name in Sampling.model_fields
+            if name != "max_tokens" and (value := getattr(asked, name)) is not None
+        }
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if any(token >= self._vocab_size for token in chosen.get(name, ())):
+                raise InputError(name, f"ids below {self._vocab_size}", str(max(chosen[name])))
+        if stop and not self.has_tokenizer:
+            raise InputError("stop", "stop_token_ids, since the server has no tokenizer", "texts")
+        options = {
+            **self._defaults,
+            "max_tokens": asked.max_tokens or self._defaults.get("max_tokens"),
+            **chosen,
+            "n": n,
+            "stop": stop,
+            "detokenize": self.has_tokenizer,
+            "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        }
+        try:
+            return SamplingParams(**options)
+        except Exception as error:  # vLLM's own kinds differ from version to version
+            raise InputError(
+                getattr(error, "parameter", None) or "sampling", "parameters that vLLM takes", str(error)
+            ) from None
+
+    async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Items, with media parts loaded by vLLM.
+
+        Raises:
+            InputError: a URL that vLLM's settings do not allow, or content that is none.
+        """
+        return {name: await self._loaded(value, f"items.{name}") for name, value in data.items()}
+
+    async def _loaded(self, value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {key: await self._loaded(part, f"{where}.{key}") for key, part in value.items()}
+        if isinstance(value, list) and any(isinstance(part, Media) for part in value):
+            return [await self._loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
+        if not isinstance(value, Media):
+            return value
+        if not value.url.startswith(self._schemes):
+            remedy = "Send the content as a data URL, or start the server with --allowed-media-domains."
+            raise InputError(where, f"a URL that starts with {' or '.join(self._schemes)}", value.url[:40], remedy)
+        fetch = getattr(self._media, f"fetch_{value.kind}_async")
+        try:
+            return await fetch(value.url)
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"[:200]
+            raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
+
+    async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:
+        """A prompt and its items as the engine takes them. The caller sends the result, or says `forget`.
+
+        Args:
+            prompt: vLLM's text or tokens prompt.
+            special: whether a text is tokenized with the tokenizer's special tokens.
+
+        Raises:
+            ValueError: the request is refused.
+        """
+        params = self._renderer.default_cmpl_tok_params
+        if not special:
+            params = params.with_kwargs(add_special_tokens=False)
+        parsed = parse_model_prompt(self._client.model_config, dict(prompt))
+        work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
+        try:
+            (made,) = await asyncio.shield(work)
+        except asyncio.CancelledError:  # the items would stay in the cache, and never reach the engine
+            work.add_done_callback(self._dropped)
+            raise
+        return made  # type: ignore[no-any-return]
+
+    def _dropped(self, work: asyncio.Future[Any]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self.forget(work.result()[0])
+
+    def forget(self, rendered: Mapping[str, Any]) -> None:
+        """Have vLLM send the items of a request anew the next time: the engine has not seen them."""
+        cache = self._renderer.mm_processor_cache
+        if cache is not None:
+            for hashes in rendered.get("mm_hashes", {}).values():
+                for item_hash in hashes:
+                    cache.invalidate(item_hash)
+
+    async def generate(self, prompt: Mapping[str, Any], sampling: Any, request_id: str) -> AsyncIterator[Any]:
+        """vLLM's outputs for a request.
+
+        Raises:
+            ValueError: the request is refused.
+            EngineDeadError, EngineGenerateError: vLLM failed.
+        """
+        for attempt in range(TRIES):
+            rendered, begun = await self.render(prompt), False
+            outputs = self._client.generate(rendered, sampling, f"{request_id}-{attempt}")
+            try:
+                async for output in outputs:
+                    if not begun and is_lost(output):
+                        break
+                    begun = True
+                    yield output
+                else:
+                    return
+            finally:
+                if not begun:
+                    self.forget(rendered)
+                await outputs.aclose()
+        raise Lost
+
+    def chunks(self, sampling: Any, request_id: str, feed: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a request whose prompt comes in parts, as `part` makes them."""
+        outputs: AsyncGenerator[Any, None] = self._client.generate(feed, sampling, request_id)
+        return outputs
+
+
+def part(rendered: Mapping[str, Any], sampling: Any) -> Any:
+    """One part of the prompt of a resumable request."""
+    return StreamingInput(prompt=rendered, sampling_params=sampling)
+
+
+def tokens(ids: list[int]) -> dict[str, Any]:
+    """Token ids as vLLM's renderer makes them."""
+    return {"type": "token", "prompt_token_ids": ids}
+
+
+def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
+    """A rendered part with ids before it."""
+    shifted = {
+        name: [replace(found, offset=found.offset + len(last)) for found in places]
+        for name, places in rendered.get("mm_placeholders", {}).items()
+    }
+    moved = {"mm_placeholders": shifted} if shifted else {}
+    return {**rendered, **moved, "prompt_token_ids": [*last, *rendered["prompt_token_ids"]]}
+
+
+def is_lost(output: Any) -> bool:
+    """Whether the engine gave a request up for an item that its cache lacks."""
+    return bool(output.outputs) and output.outputs[0].finish_reason == "error" and not output.outputs[0].token_ids
+
+
+__all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]

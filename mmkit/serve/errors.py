@@ -1,0 +1,97 @@
+"""Refusals as clients see them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from ..errors import InputError
+from ..plan import Plan
+from . import metrics
+from .engine import EngineDeadError, EngineGenerateError, Lost
+from .protocol import ErrorBody, ErrorInfo
+from .wire import TooLarge
+
+logger = logging.getLogger(__name__)
+
+_REASONS = {"items": "item", "prompt": "prompt", "body": "schema", "uuids": "item"}
+
+
+class TooBusy(InputError):
+    """A limit on what is open at once."""
+
+
+class Slow(InputError):
+    """A client that keeps the server waiting."""
+
+
+def info(error: BaseException, plan: Plan | None, route: str, reason: str = "") -> ErrorInfo:
+    """An error in OpenAI's form, counted.
+
+    Args:
+        error: what was raised.
+        plan: the spec, which tells paths of items.
+        route: for the metrics.
+        reason: for the metrics, where it does not follow from the error.
+    """
+    if isinstance(error, TooLarge):
+        status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "limit"
+    elif isinstance(error, TooBusy):
+        status, reason = HTTPStatus.TOO_MANY_REQUESTS, "capacity"
+    elif isinstance(error, Slow):
+        status, reason = HTTPStatus.REQUEST_TIMEOUT, "limit"
+    elif isinstance(error, (EngineDeadError, Lost)):
+        status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "engine"
+    elif (code := getattr(error, "http_status", None)) is not None:  # vLLM's admission control
+        status, reason = HTTPStatus(code), "capacity"
+    elif isinstance(error, EngineGenerateError) or not _of_caller(error):
+        status, reason = HTTPStatus.INTERNAL_SERVER_ERROR, "engine"
+        logger.error("%s failed", route, exc_info=error)
+    else:
+        status = HTTPStatus.BAD_REQUEST
+    param = path(error, plan)
+    message = str(error)
+    if status is HTTPStatus.INTERNAL_SERVER_ERROR:
+        message = "server: expected to serve the request, got an error of its own. Its log says which."
+    elif isinstance(error, EngineDeadError):
+        message = "server: expected a living engine, got a dead one. Start the server anew."
+    elif isinstance(error, Lost):
+        message = "server: expected an item in its cache, got none, several times. Send the request again."
+    first = param.split(".")[0].split("[")[0] if param else ""
+    reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
+    metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
+    kind = status.phrase.title().replace(" ", "").removesuffix("Error") + "Error"
+    return ErrorInfo(message=message, type=kind, param=param, code=status)
+
+
+def _of_caller(error: BaseException) -> bool:
+    return isinstance(error, (ValueError, TypeError)) or any(
+        kind.__name__ == "VLLMClientError" for kind in type(error).__mro__
+    )
+
+
+def path(error: BaseException, plan: Plan | None) -> str | None:
+    """Where in the request the error is: ``items.actions[3]``, ``prompt[7]``, ``temperature``; None if unknown."""
+    where = getattr(error, "where", None) or getattr(error, "parameter", None)
+    if not where or not isinstance(where, str):
+        return None
+    if plan is None or not where.startswith(f"{plan.spec.name}."):
+        return where
+    where = where.removeprefix(f"{plan.spec.name}.").split(",")[0]
+    if where == "multi_modal_data":
+        return "items"
+    name = where.split("[")[0]
+    return f"items.{where}" if name in plan.modalities else where
+
+
+def modality_of(param: str | None, plan: Plan | None) -> str:
+    """The modality that a path is about; empty for none, or for one that the model does not have."""
+    parts = (param or "").split(".")
+    name = parts[1].split("[")[0] if len(parts) > 1 and parts[0] in ("items", "uuids") else ""
+    return name if plan is not None and name in plan.modalities else ""
+
+
+def body(error: ErrorInfo) -> dict[str, Any]:
+    """The body of a refusal."""
+    return ErrorBody(error=error).model_dump(mode="json")

@@ -1,0 +1,55 @@
+"""What one client may ask of a server. Each limit is an environment variable of the server."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import MmkitError
+
+PREFIX = "MMKIT_SERVE_"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
+
+    Attributes:
+        body_bytes: size of a request body or a session message.
+        elements: numbers in the items of one request.
+        items: items of one request, all modalities together; a spec's own limits hold too.
+        sessions: sessions open at once. 0 means as many as leave the engine half of its sequences and of its KV cache,
+            since a session holds both while it waits for its client.
+        idle_seconds: how long a session waits for its client's next message, a body for its next part, and a message
+            of the server for a client that does not read.
+    """
+
+    body_bytes: int = 64 * 2**20
+    elements: int = 2**24
+    items: int = 4096
+    sessions: int = 0
+    idle_seconds: float = 300.0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Limits:
+        """The limits that environment variables set.
+
+        Raises:
+            MmkitError: a value that is no number, or out of range.
+        """
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            name = PREFIX + field.name.upper()
+            if text := environment.get(name, "").strip():
+                try:
+                    value = float(text) if field.name == "idle_seconds" else int(text)
+                except ValueError:
+                    value = math.nan
+                least = 0 if field.name == "sessions" else 1
+                if not least <= value < math.inf:
+                    raise MmkitError(name, f"a number of at least {least}", repr(text))
+                values[field.name] = value
+        return cls(**values)

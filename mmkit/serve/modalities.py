@@ -1,0 +1,69 @@
+"""What a model accepts, for clients that have not read its spec."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..items import Audio, Between, Image, Tensor, Video
+from ..plan import BoundModality
+from .protocol import Modalities, ModalityInfo, ServerLimits
+from .wire import encode
+
+if TYPE_CHECKING:
+    from .door import Door
+
+
+def describe(door: Door) -> Modalities:
+    """The answer of ``GET /v1/mm/modalities``."""
+    limits = door.engine.limits()
+    return Modalities(
+        model=door.models[0],
+        spec=door.plan.spec.name,
+        vocab_size=door.plan.vocab_size,
+        max_model_len=door.engine.max_model_len,
+        text=door.engine.has_tokenizer,
+        modalities=[_modality(modality, limits.get(name)) for name, modality in door.plan.modalities.items()],
+        limits=ServerLimits(**{**asdict(door.limits), "sessions": door.most_sessions}),
+    )
+
+
+def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
+    kind, known = modality.item, not modality.needs_hf
+    spelled = set()
+    for value in kind.extremes() if known else ():
+        spelled.add(tuple(modality.ways(modality.scope(value, 0, _fields(modality, value)))[0].spelled))
+    shape = None
+    if isinstance(kind, Tensor):
+        shape = [[size.least, size.most] if isinstance(size, Between) else size for size in kind.shape]
+    return ModalityInfo(
+        name=modality.name,
+        expected=kind.expected,
+        shape=shape,
+        dtype=kind.dtype if isinstance(kind, Tensor) else None,
+        limit=limit,
+        largest_tokens=modality.largest()[1] if known else None,
+        placeholder=list(spelled.pop()) if len(spelled) == 1 and not modality.depends_on_index else None,
+        in_place=modality.updates[0].kind == "in_place",
+        embeds=modality.embeds_field if modality.embeds is not None else None,
+        example=_example(modality),
+    )
+
+
+def _fields(modality: BoundModality, value: Any) -> Any:
+    return modality.process([value]).parts[0] if modality.hf is None else None
+
+
+def _example(modality: BoundModality) -> Any:
+    match modality.item:
+        case Tensor():
+            return modality.item.extremes()[-1].tolist()
+        case Image():
+            from PIL import Image as PILImage
+
+            return encode({"image": PILImage.new("RGB", (32, 32))})["image"][0]
+        case Video():
+            return {"video_url": {"url": "data:video/mp4;base64,..."}}
+        case Audio():
+            return {"audio_url": {"url": "data:audio/wav;base64,..."}}
+    return None

@@ -1,0 +1,124 @@
+"""A server in a process of its own, for tests, demos and notebooks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import httpx
+
+from ..errors import MmkitError
+
+_POLL = 0.25
+"""Seconds between two looks at a server that starts."""
+
+_TAIL = 2000
+"""Characters of a log that an error shows."""
+
+
+class Server:
+    """``python -m mmkit.serve`` on this machine, as a context manager. It listens on 127.0.0.1 only.
+
+    Args:
+        model: directory of a checkpoint.
+        options: more arguments of ``vllm serve``.
+        port: where to listen; None takes a free one.
+        environment: variables on top of this process's.
+        log: file for what it writes; None drops that.
+        start_seconds: how long it may take to answer.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        *options: str,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        start_seconds: float = 300.0,
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
+        self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        self._environment, self._log, self._seconds = {**os.environ, **(environment or {})}, log, start_seconds
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and return when it is healthy.
+
+        Raises:
+            MmkitError: it ended, or took too long.
+        """
+        output: int | IO[bytes] = subprocess.DEVNULL if self._log is None else self._log.open("wb")
+        try:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        finally:
+            if not isinstance(output, int):
+                output.close()
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        until = time.monotonic() + self._seconds
+        while time.monotonic() < until:
+            if (code := self.process.poll()) is not None:
+                raise MmkitError(self.url, "a server", f"one that ended with {code}", self._told())
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            time.sleep(_POLL)
+        raise MmkitError(self.url, f"a server within {self._seconds:g} s", "none", self._told())
+
+    def _told(self) -> str:
+        if self._log is None:
+            return "Give it a log file to see why."
+        return f"Its log ends:\n{self._log.read_text(errors='replace')[-_TAIL:]}"
+
+    def stop(self, seconds: float = 30.0) -> int | None:
+        """Stop it: by SIGTERM, and after some seconds by SIGKILL to it and all its processes.
+
+        Returns:
+            The exit status; None if it was never started.
+        """
+        process = self.process
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        with suppress(ProcessLookupError):  # the engine's processes are in its group, and may outlive it
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

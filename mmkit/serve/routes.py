@@ -1,0 +1,232 @@
+"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, WebSocket
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from . import errors, protocol
+from .answers import choice, usage
+from .door import Door
+from .engine import EngineDeadError
+from .errors import Slow
+from .limits import Limits
+from .modalities import describe
+from .protocol import Choice, GenerateRequest, Generation
+from .session import Session
+from .wire import TooLarge
+
+T = TypeVar("T")
+
+router = APIRouter(tags=["multimodal items"])
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": protocol.ErrorBody} for code in (400, 404, 408, 413, 429, 500, 503)
+}
+
+
+def door(connection: Request | WebSocket) -> Door:
+    """The door of a server.
+
+    Raises:
+        NoSpec: its model is not one of ours.
+    """
+    found: Door | None = getattr(connection.app.state, "mmkit_door", None)
+    if found is None:
+        raise NoSpec
+    return found
+
+
+class NoSpec(Exception):
+    """The model of this server has no spec of ours."""
+
+
+_NO_SPEC = protocol.ErrorInfo(
+    message="server: expected a model with an mmkit spec, got one without. Use vLLM's own routes.",
+    type="NotFoundError",
+    param=None,
+    code=404,
+)
+
+
+@router.get("/v1/mm/modalities", responses={200: {"model": protocol.Modalities}, **_REFUSALS})
+async def modalities(request: Request) -> Response:
+    """What this model accepts, straight from its spec."""
+    try:
+        here = door(request)
+    except NoSpec:
+        return JSONResponse(errors.body(_NO_SPEC), 404)
+    return JSONResponse(describe(here).model_dump(mode="json"))
+
+
+@router.post(
+    "/v1/mm/generate",
+    responses={200: {"model": Generation}, **_REFUSALS},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": GenerateRequest.model_json_schema()}},
+        }
+    },
+)
+async def generate(request: Request) -> Response:
+    """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what is new, and ends
+    with ``[DONE]``."""
+    plan = None
+    try:
+        here = door(request)
+        plan = here.plan
+        raw = await _read(request, here.limits)
+        asked = await _parsed(GenerateRequest, raw)
+        model = here.check_model(asked.model)
+        sampling = here.engine.sampling(asked, n=asked.n, stop=asked.stop, stream=asked.stream)
+        prompt = await here.prompt(asked)
+        answer = _Answer(model, asked.n)
+        outputs = here.engine.generate(prompt, sampling, answer.id)
+        if not asked.stream:
+            return JSONResponse(await _unless_gone(request, here, answer.whole(outputs)))
+        events = answer.events(outputs)
+        first = await _unless_gone(request, here, anext(events))  # so that a refusal still has its status
+        return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
+    except NoSpec:
+        return JSONResponse(errors.body(_NO_SPEC), 404)
+    except _Gone:
+        return Response(status_code=499)
+    except Exception as error:
+        refused = errors.info(error, plan, "generate")
+        return JSONResponse(errors.body(refused), refused.code)
+
+
+class _Answer:
+    """The answer to one request, as it grows."""
+
+    def __init__(self, model: str, n: int) -> None:
+        self.id, self._model, self._n = f"mmgen-{uuid4().hex}", model, n
+        self._created = int(time.time())
+        self._prompt = self._cached = self._completion = 0
+
+    def _made(self, choices: list[Choice], *, chunk: bool, last: bool) -> dict[str, Any]:
+        made = Generation(
+            id=self.id,
+            object="mm.generation.chunk" if chunk else "mm.generation",
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage(self._prompt, self._completion, self._cached) if last else None,
+        )
+        return made.model_dump(mode="json", exclude_none=True)
+
+    def _choices(self, output: Any) -> list[Choice]:
+        self._prompt = len(output.prompt_token_ids or ())
+        self._cached = max(self._cached, output.num_cached_tokens or 0)
+        self._completion += sum(len(part.token_ids) for part in output.outputs)
+        return [choice(part) for part in output.outputs]
+
+    async def whole(self, outputs: AsyncIterator[Any]) -> dict[str, Any]:
+        """The complete answer."""
+        choices: list[Choice] = []
+        async with aclosing(outputs):  # type: ignore[type-var]
+            async for output in outputs:
+                choices = self._choices(output)
+        return self._made(choices, chunk=False, last=True)
+
+    async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
+        """The answer piece by piece; the last one has the usage."""
+        async with aclosing(outputs):  # type: ignore[type-var]
+            async for output in outputs:
+                yield self._made(self._choices(output), chunk=True, last=output.finished)
+
+
+async def _sse(first: Mapping[str, Any], events: Any, here: Door) -> AsyncIterator[str]:
+    async with aclosing(events):
+        try:
+            async with here.alive():
+                yield _event(first)
+                async for event in events:
+                    yield _event(event)
+        except Exception as error:
+            yield _event(errors.body(errors.info(error, here.plan, "generate")))
+            return
+        yield "data: [DONE]\n\n"
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    """The body, if it is not too large and does not take too long."""
+    size = 0
+    parts: list[bytes] = []
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(limits.idle_seconds):
+                part = await anext(stream, None)
+        except TimeoutError:
+            raise Slow("body", f"more of it within {limits.idle_seconds:g} s", "nothing") from None
+        if part is None:
+            return b"".join(parts)
+        size += len(part)
+        if size > limits.body_bytes:
+            remedy = "Send less at once, or raise MMKIT_SERVE_BODY_BYTES on the server."
+            raise TooLarge("body", f"at most {limits.body_bytes} bytes", "more", remedy)
+        parts.append(part)
+
+
+_INLINE = 2**16
+"""Bytes of JSON that are parsed on the event loop; more would hold up the other requests."""
+
+
+async def _parsed(model: type[protocol.M], raw: bytes) -> protocol.M:
+    if len(raw) <= _INLINE:
+        return protocol.parse(model, raw)
+    return await asyncio.to_thread(protocol.parse, model, raw)
+
+
+class _Gone(Exception):
+    """The client left."""
+
+
+async def _unless_gone(request: Request, here: Door, work: Awaitable[T]) -> T:
+    """The outcome of some work, which is cancelled if the client leaves.
+
+    Raises:
+        _Gone: it did.
+        EngineDeadError: the engine is over.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        waited: set[asyncio.Future[Any]] = {working, leaving, here.over}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise EngineDeadError if here.over.done() else _Gone
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+@router.websocket("/v1/mm/session")
+async def session(socket: WebSocket) -> None:
+    """A closed loop; see `mmkit.serve.session`."""
+    try:
+        here = door(socket)
+    except NoSpec:
+        await socket.close(1008, _NO_SPEC.message[:120])
+        return
+    await Session(here, socket).run()

@@ -1,0 +1,220 @@
+"""Items and messages on the wire, without a server."""
+
+import base64
+import json
+import struct
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image as PILImage
+
+from mmkit import InputError, MmkitError
+from mmkit.serve import protocol
+from mmkit.serve.limits import Limits
+from mmkit.serve.wire import DTYPES, Decoder, Media, TooLarge, encode
+
+
+def decoded(value, elements=10**6, items=100):
+    """What a server makes of the items of modality ``m``."""
+    return Decoder(elements, items).decode({"m": json.loads(json.dumps(value))})["m"]
+
+
+def text(raw):
+    return base64.b64encode(raw).decode()
+
+
+def raw(data, dtype, shape):
+    return {"data": text(data), "dtype": dtype, "shape": shape}
+
+
+NUMBERS = st.sampled_from([n for n in DTYPES if n != "bfloat16"]).flatmap(
+    lambda name: hnp.arrays(np.dtype(name), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
+
+
+@given(NUMBERS)
+def test_an_array_comes_back_bit_by_bit(array):
+    back = decoded(encode({"m": array})["m"])
+    assert tuple(back.shape) == array.shape
+    assert str(back.dtype) == f"torch.{array.dtype}"
+    assert back.numpy().tobytes() == array.tobytes()
+
+
+@given(st.lists(st.floats(width=32), max_size=8))
+def test_floats_of_lists_and_arrays_are_the_same_numbers(values):
+    (array,) = decoded(encode({"m": [np.array(values, np.float32)]})["m"])
+    if not all(np.isfinite(values)):
+        return  # JSON has no such numbers
+    (listed,) = decoded([values])
+    assert torch.tensor(listed, dtype=torch.float32).tolist() == array.tolist()
+
+
+def test_bfloat16_big_endian_and_strided_arrays():
+    tensor = torch.arange(6).reshape(2, 3).to(torch.bfloat16)
+    assert torch.equal(decoded(encode({"m": tensor})["m"]), tensor)
+    assert torch.equal(decoded(encode({"m": tensor.T})["m"]), tensor.T)
+    array = np.arange(6, dtype=">i4").reshape(2, 3)[:, ::2]
+    assert decoded(encode({"m": array})["m"]).tolist() == array.tolist()
+
+
+def test_raw_values_are_little_endian_in_c_order():
+    value = raw(struct.pack("<4h", 1, -2, 3, 4), "int16", [2, 2])
+    assert decoded([value])[0].tolist() == [[1, -2], [3, 4]]
+
+
+def test_safetensors():
+    tensor = torch.arange(4.0)
+    value = {"safetensors": text(safetensors.torch.save({"x": tensor}))}
+    assert torch.equal(decoded(value), tensor)
+    assert torch.equal(decoded([value])[0], tensor)
+
+
+def test_images_become_the_parts_of_chat_messages():
+    image = PILImage.new("RGB", (3, 2), (1, 2, 3))
+    (part,) = decoded(encode({"m": [image]})["m"])
+    assert isinstance(part, Media)
+    assert part.kind == "image"
+    assert part.url.startswith("data:image/png;base64,")
+    assert len(decoded(encode({"m": image})["m"])) == 1
+
+
+def test_embeddings_keep_their_name():
+    value = encode({"m": {"m_embeds": [torch.zeros(2, 3)]}})["m"]
+    assert decoded(value)["m_embeds"][0].shape == (2, 3)
+
+
+FORMS = (
+    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of {"image_url"}, {"video_url"}, '
+    '{"audio_url"}'
+)
+KNOWN = "float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool"
+TWO = safetensors.torch.save({"a": torch.zeros(1), "b": torch.zeros(1)})
+REFUSED = {
+    "null": (None, "items.m: expected a list of items, or one encoded tensor, got null."),
+    "text": ("x", "items.m: expected a list of items, or one encoded tensor, got a text."),
+    "number": (3, "items.m: expected a list of items, or one encoded tensor, got 3."),
+    "text inside": ([[1, "x"]], f"items.m[0]: expected {FORMS}, got a text."),
+    "null inside": ([[1, None]], f"items.m[0]: expected {FORMS}, got null."),
+    "object inside": ([[1, {}]], f"items.m[0]: expected {FORMS}, got an object."),
+    "unknown object": ([{"x": 1}], f"items.m[0]: expected {FORMS}, got an object with ['x']."),
+    "dtype": ([raw(b"", "complex64", [0])], f"items.m[0].dtype: expected one of {KNOWN}, got 'complex64'."),
+    "dtype list": ([raw(b"", [1], [0])], f"items.m[0].dtype: expected one of {KNOWN}, got [1]."),
+    "shape": ([raw(b"", "int8", [-1])], "items.m[0].shape: expected a list of sizes, got [-1]."),
+    "shape float": ([raw(b"", "int8", [1.0])], "items.m[0].shape: expected a list of sizes, got [1.0]."),
+    "length": (
+        [raw(b"123", "int16", [2])],
+        "items.m[0].data: expected 4 bytes for shape (2,) of int16, got 3.",
+    ),
+    "bool": ([raw(b"\x02", "bool", [1])], "items.m[0].data: expected bytes 0 and 1 for bool, got 2."),
+    "base64": (
+        [{"data": "!", "dtype": "int8", "shape": [1]}],
+        "items.m[0].data: expected base64 text, got Only base64 data is allowed.",
+    ),
+    "base64 type": (
+        [{"data": 1, "dtype": "int8", "shape": [1]}],
+        "items.m[0].data: expected base64 text, got 1.",
+    ),
+    "two tensors": (
+        [{"safetensors": text(TWO)}],
+        "items.m[0].safetensors: expected a file with one tensor, got 2.",
+    ),
+    "url": ([{"image_url": "data:"}], 'items.m[0].image_url: expected an object with a text "url", got a text.'),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), [pytest.param(*row, id=name) for name, row in REFUSED.items()])
+def test_what_is_refused(value, message):
+    with pytest.raises(InputError) as caught:
+        decoded(value)
+    assert str(caught.value) == message
+
+
+def test_a_pickle_is_not_read():
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return exec, ("raise SystemExit",)
+
+    for value in ({"safetensors": text(pickle.dumps(Bomb()))}, raw(pickle.dumps(Bomb()), "object", [1])):
+        with pytest.raises(InputError):
+            decoded([value])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[1, 2], [3, 4, 5]], "items.m[1]: expected at most 4 numbers in one request, got more."),
+        ([raw(b"", "int8", [2**62, 2**62, 0])], "items.m[0]: expected at most 4 numbers in one request, got more."),
+        ([1, 1, 1, 1], "items.m: expected at most 3 items in one request, got more."),
+    ],
+)
+def test_limits(value, message):
+    with pytest.raises(TooLarge, match="MMKIT_SERVE_") as caught:
+        decoded(value, elements=4, items=3)
+    assert str(caught.value).startswith(message)
+
+
+def test_deep_lists_are_refused_without_recursion():
+    deep: list = []
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(InputError, match="nested at most 32 deep"):
+        Decoder(10, 10).decode({"m": deep})
+
+
+@pytest.mark.parametrize("value", [{1, 2}, "x", np.array(["x"]), np.zeros(1, complex)])
+def test_what_the_client_cannot_send(value):
+    with pytest.raises(InputError):
+        encode({"m": value})
+
+
+BODIES = {
+    "truncated": (b'{"prompt": [1', "body: expected JSON, got EOF while parsing a list at line 1 column 13."),
+    "no object": (b"[]", "body: expected an object, got []."),
+    "no prompt": (b"{}", "prompt: expected a value, got none."),
+    "unknown field": (
+        b'{"prompt": [1], "promt": 1}',
+        "promt: expected no field of that name, got one. The server's /docs list the fields.",
+    ),
+    "float for integer": (b'{"prompt": [1], "n": 1.5}', "n: expected a valid integer, got 1.5."),
+    "text for integer": (b'{"prompt": [1], "n": "1"}', "n: expected a valid integer, got '1'."),
+    "bool for integer": (b'{"prompt": [1], "n": true}', "n: expected a valid integer, got True."),
+    "out of range": (
+        b'{"prompt": [1], "temperature": -1}',
+        "temperature: expected a number greater than or equal to 0, got -1.",
+    ),
+    "NaN": (b'{"prompt": [1], "top_p": NaN}', "top_p: expected a finite number, got nan."),
+    "huge": (
+        b'{"prompt": [1], "max_tokens": 1000000000000000000000000000000}',
+        "max_tokens: expected a number less than or equal to 2147483647, got 1000000000000000000000000000000.",
+    ),
+    "inside": (
+        b'{"prompt": [1], "stop_token_ids": [1, -1]}',
+        "stop_token_ids[1]: expected a number greater than or equal to 0, got -1.",
+    ),
+    "deep": (
+        b'{"prompt": ' + b"[" * 5000,
+        "body: expected JSON, got recursion limit exceeded at line 1 column 212.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), [pytest.param(*row, id=name) for name, row in BODIES.items()])
+def test_bodies_that_are_refused(body, message):
+    with pytest.raises(InputError) as caught:
+        protocol.parse(protocol.GenerateRequest, body)
+    assert str(caught.value) == message
+
+
+def test_limits_from_the_environment():
+    assert Limits.of({}) == Limits()
+    assert Limits.of({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(items=7, idle_seconds=1.5)
+    for value in ("x", "0", "-1", "1e400"):
+        with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected a number of at least 1, got "):
+            Limits.of({"MMKIT_SERVE_ITEMS": value})
