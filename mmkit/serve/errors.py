@@ -41,11 +41,11 @@ def info(error: BaseException, plan: Plan | None, route: str, reason: str = "") 
         status, reason = HTTPStatus.TOO_MANY_REQUESTS, "capacity"
     elif isinstance(error, Slow):
         status, reason = HTTPStatus.REQUEST_TIMEOUT, "limit"
-    elif isinstance(error, (EngineDeadError, Lost)):
+    elif isinstance(error, (EngineDeadError, Lost)) or _stopping(error):
         status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "engine"
     elif (code := getattr(error, "http_status", None)) is not None:  # vLLM's admission control
         status, reason = HTTPStatus(code), "capacity"
-    elif isinstance(error, EngineGenerateError) or not _of_caller(error):
+    elif isinstance(error, EngineGenerateError) or not of_caller(error):
         status, reason = HTTPStatus.INTERNAL_SERVER_ERROR, "engine"
         logger.error("%s failed", route, exc_info=error)
     else:
@@ -56,6 +56,8 @@ def info(error: BaseException, plan: Plan | None, route: str, reason: str = "") 
         message = "server: expected to serve the request, got an error of its own. Its log says which."
     elif isinstance(error, EngineDeadError):
         message = "server: expected a living engine, got a dead one. Start the server anew."
+    elif _stopping(error):
+        message = "server: expected to serve the request, got the order to stop. Send it to another one."
     elif isinstance(error, Lost):
         message = "server: expected an item in its cache, got none, several times. Send the request again."
     first = param.split(".")[0].split("[")[0] if param else ""
@@ -65,7 +67,13 @@ def info(error: BaseException, plan: Plan | None, route: str, reason: str = "") 
     return ErrorInfo(message=message, type=kind, param=param, code=status)
 
 
-def _of_caller(error: BaseException) -> bool:
+def _stopping(error: BaseException) -> bool:
+    """Whether vLLM's renderer takes no more work: it has let go of its threads before the server ends."""
+    return isinstance(error, RuntimeError) and "after shutdown" in str(error)
+
+
+def of_caller(error: BaseException) -> bool:
+    """Whether an error is about the request, rather than the server."""
     return isinstance(error, (ValueError, TypeError)) or any(
         kind.__name__ == "VLLMClientError" for kind in type(error).__mro__
     )

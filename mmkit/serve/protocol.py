@@ -55,7 +55,7 @@ class Sampling(_Body):
 
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from . import errors, protocol
 from .answers import choice, usage
@@ -98,8 +99,8 @@ async def generate(request: Request) -> Response:
         return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
     except NoSpec:
         return JSONResponse(errors.body(_NO_SPEC), 404)
-    except _Gone:
-        return Response(status_code=499)
+    except (_Gone, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
     except Exception as error:
         refused = errors.info(error, plan, "generate")
         return JSONResponse(errors.body(refused), refused.code)

@@ -193,7 +193,9 @@ class Session:
                 }
                 prompt.update({name: value for name, value in settings.items() if value is not None})
             rendered = await self._rendered(prompt, sampling.max_tokens)
-        except (InputError, ValueError, TypeError) as error:
+        except Exception as error:
+            if not errors.of_caller(error):
+                raise
             await self._refuse(error)
             return
         if self._asked is None:
@@ -293,13 +295,15 @@ class Session:
         """The outcome of some work, during which the client may leave, close, or wrongly send more."""
         working = asyncio.ensure_future(work)
         try:
-            while not working.done():
+            while True:
                 waited = {working, self._listen(), self._door.over}
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                if self._door.over.done() and not working.done():
-                    raise EngineDeadError
-                if self._listen().done() and not working.done():
+                if self._listen().done():  # also when tokens come so fast that they are always there first
                     await self._interrupted()
+                if working.done():
+                    break
+                if self._door.over.done():
+                    raise EngineDeadError
             return await working
         finally:
             if not working.done():

@@ -102,6 +102,12 @@ PATCHES = [
         "None",
     ),
     Patch(
+        "processors for speech want torchaudio, whose builds want CUDA, and all other processors import them",
+        "transformers_utils/processors/__init__.py",
+        r"from vllm\.transformers_utils\.processors\.(?:fireredasr2|funasr)_processor import (?:\([^)]*\)|\w+)\n",
+        "",
+    ),
+    Patch(
         "libraries that serving may want preloaded are not needed to run",
         "v1/worker/cpu_worker.py",
         r"(def check_preloaded_libs\(name: str\):\n.{,150}?)raise RuntimeError\(",

@@ -1,0 +1,218 @@
+"""What the HTTP door costs: ``python -m benchmarks.serve_load --help``.
+
+One engine, in this process. It is called directly (`AsyncLLM.generate`, as an in-process user does) and through the
+routes of mmkit on a loopback socket (clients in a process of their own, since a server's clients are elsewhere), in
+turns. Each request is one frame of Terra: 210 prompt tokens with three actions, 64 new tokens.
+
+Everything shares the cores of this machine, so the door's share holds the clients' work too.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from mmkit.serve.process import free_port
+
+RESULTS = Path(__file__).parent / "results"
+KINDS = ("direct", "door")
+
+
+def main(
+    clients: Annotated[list[int] | None, typer.Option(help="Clients at once; may be given several times.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each round, all clients together.")] = 64,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each kind, in turns.")] = 6,
+    stream: Annotated[bool, typer.Option(help="Stream tokens, one event each.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
+    client: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Requests per second and latencies of N clients, through the door and directly."""
+    import uvloop
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    counts = clients or [1, 4, 16]
+    if client is not None:
+        uvloop.run(clients_of(client, counts[0], requests, stream))
+        return
+    report = uvloop.run(measure(counts, requests, rounds, stream))
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"serve_load{'_stream' if stream else ''}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{'clients':>8} {'direct':>14} {'door':>14} {'ratio':>18} {'p50 door':>10} {'p99 door':>10}")
+    for row in report["rows"]:
+        low, high = row["ratio_range"]
+        print(
+            f"{row['clients']:>8} {row['direct']['requests_per_second']:>10.1f} r/s"
+            f" {row['door']['requests_per_second']:>10.1f} r/s {row['ratio']:>6.3f} ({low:.2f}-{high:.2f})"
+            f" {row['door']['p50_ms']:>7.0f} ms {row['door']['p99_ms']:>7.0f} ms"
+        )
+
+
+def request(seed: int) -> tuple[list[int], np.ndarray]:
+    """Prompt ids (210,) and actions (3, 6, 3) of one request, distinct for each seed."""
+    from examples.terra.world import CONTEXT_FRAMES, NUM_TILES, make_episode
+
+    episode = make_episode(seed % 500)
+    frames = episode.frames[:CONTEXT_FRAMES].copy()
+    frames[0, : 1 + seed % 7] = seed % NUM_TILES  # no request is another one's cached prefix
+    prompt = [token for frame in frames.tolist() for token in [*frame, *[NUM_TILES] * 6]]
+    return prompt, episode.actions[:CONTEXT_FRAMES]
+
+
+async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -> dict[str, Any]:
+    """All rounds."""
+    import uvicorn
+    from fastapi import FastAPI
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from examples.terra import CHECKPOINT, register
+    from examples.terra.rollout import BLOCK_SIZE
+    from mmkit.serve.plugin import MmkitEndpoints
+
+    register()
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model=str(CHECKPOINT), dtype="float32", skip_tokenizer_init=True, block_size=BLOCK_SIZE)
+    )
+    app, plugin = FastAPI(), MmkitEndpoints()
+    plugin.attach_router(app)
+    await plugin.init_state(engine, app.state, Namespace(model="terra", served_model_name=["terra"]))
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.05)
+    url = f"http://127.0.0.1:{port}"
+    rows = []
+    try:
+        for count in counts:
+            await direct(engine, count, requests, stream)  # both are warm then
+            await door(url, count, requests, stream)
+            taken: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+            for number in range(rounds):
+                for kind in KINDS if number % 2 else reversed(KINDS):
+                    run = (
+                        direct(engine, count, requests, stream)
+                        if kind == "direct"
+                        else door(url, count, requests, stream)
+                    )
+                    taken[kind].append(await run)
+            rows.append(row(count, taken))
+            print(f"{count} clients: {rows[-1]['ratio']:.3f}", file=sys.stderr, flush=True)
+    finally:
+        server.should_exit = True
+        await serving
+        engine.shutdown()
+    return {"requests": requests, "rounds": rounds, "stream": stream, "cores": os.cpu_count(), "rows": rows}
+
+
+def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The figures of one number of clients: medians over the rounds, and the ratio of each pair of rounds."""
+    rates = {kind: [one["rate"] for one in taken[kind]] for kind in KINDS}
+    ratios = [a / b for a, b in zip(rates["door"], rates["direct"], strict=True)]
+    figures = {}
+    for kind in KINDS:
+        seconds = np.array([second for one in taken[kind] for second in one["seconds"]]) * 1000
+        p50, p90, p99 = np.percentile(seconds, [50, 90, 99])
+        figures[kind] = {
+            "requests_per_second": statistics.median(rates[kind]),
+            "p50_ms": p50,
+            "p90_ms": p90,
+            "p99_ms": p99,
+        }
+    return {
+        "clients": count,
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+        **figures,
+    }
+
+
+async def loop(count: int, requests: int, one: Any) -> dict[str, Any]:
+    """So many clients, one request after the other each."""
+    seeds = iter([random.randrange(2**31) for _ in range(requests)])
+    seconds: list[float] = []
+
+    async def drive() -> None:
+        for seed in seeds:
+            start = time.perf_counter()
+            await one(seed)
+            seconds.append(time.perf_counter() - start)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(drive() for _ in range(count)))
+    return {"rate": requests / (time.perf_counter() - start), "seconds": seconds}
+
+
+async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[str, Any]:
+    """One round in this process."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+
+    async def one(seed: int) -> None:
+        prompt, actions = request(seed)
+        sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind)
+        data = {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(actions)}}
+        made = 0
+        async for output in engine.generate(data, sampling, f"direct-{seed}-{time.perf_counter_ns()}"):
+            made += len(output.outputs[0].token_ids)
+        assert made == 64
+
+    return await loop(count, requests, one)
+
+
+async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, Any]:
+    """One round of clients in another process, which waits for a line before it begins."""
+    command = [sys.executable, "-m", "benchmarks.serve_load", "--client", url, "--clients", str(count)]
+    command += ["--requests", str(requests), *(["--stream"] if stream else [])]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=2**24)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert (await process.stdout.readline()).strip() == b"ready"
+    process.stdin.write(b"go\n")
+    line = await process.stdout.readline()
+    await process.wait()
+    made: dict[str, Any] = json.loads(line)
+    return made
+
+
+async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
+    """The other process."""
+    from mmkit.serve import AsyncClient
+
+    async with AsyncClient(url) as client:
+        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
+
+        async def one(seed: int) -> None:
+            prompt, actions = request(seed)
+            made = 0
+            if stream:
+                async for event in client.stream(prompt, {"actions": actions}, **options):
+                    made += sum(len(choice.token_ids) for choice in event.choices)
+            else:
+                answer = await client.generate(prompt, {"actions": actions}, **options)
+                made = len(answer.choices[0].token_ids)
+            assert made == 64
+
+        request(0)
+        await client.modalities()
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(json.dumps(await loop(count, requests, one)), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
