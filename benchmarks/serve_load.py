@@ -11,17 +11,22 @@ import asyncio
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import numpy as np
 import typer
 
 from mmkit.serve.process import free_port
+from mmkit.serve.wire import encode
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("direct", "door")
@@ -56,6 +61,11 @@ def main(
             f" {row['door']['requests_per_second']:>10.1f} r/s {row['ratio']:>6.3f} ({low:.2f}-{high:.2f})"
             f" {row['door']['p50_ms']:>7.0f} ms {row['door']['p99_ms']:>7.0f} ms"
         )
+
+
+def drawn(count: int) -> list[tuple[list[int], np.ndarray]]:
+    """So many requests that no cache knows."""
+    return [request(random.randrange(2**31)) for _ in range(count)]
 
 
 def request(seed: int) -> tuple[list[int], np.ndarray]:
@@ -129,6 +139,7 @@ def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "p50_ms": p50,
             "p90_ms": p90,
             "p99_ms": p99,
+            "cpu_ms_of_the_caller": statistics.median(one["cpu"] for one in taken[kind]) * 1000,
         }
     return {
         "clients": count,
@@ -138,20 +149,21 @@ def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-async def loop(count: int, requests: int, one: Any) -> dict[str, Any]:
+async def loop(count: int, requests: Sequence[Any], one: Callable[[int, Any], Awaitable[None]]) -> dict[str, Any]:
     """So many clients, one request after the other each."""
-    seeds = iter([random.randrange(2**31) for _ in range(requests)])
+    waiting = iter(requests)
     seconds: list[float] = []
 
-    async def drive() -> None:
-        for seed in seeds:
+    async def drive(client: int) -> None:
+        for request in waiting:
             start = time.perf_counter()
-            await one(seed)
+            await one(client, request)
             seconds.append(time.perf_counter() - start)
 
-    start = time.perf_counter()
-    await asyncio.gather(*(drive() for _ in range(count)))
-    return {"rate": requests / (time.perf_counter() - start), "seconds": seconds}
+    start, used = time.perf_counter(), time.process_time()
+    await asyncio.gather(*map(drive, range(count)))
+    taken = time.perf_counter() - start
+    return {"rate": len(requests) / taken, "seconds": seconds, "cpu": (time.process_time() - used) / len(requests)}
 
 
 async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[str, Any]:
@@ -160,17 +172,17 @@ async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[s
     from vllm.sampling_params import RequestOutputKind
 
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind)
 
-    async def one(seed: int) -> None:
-        prompt, actions = request(seed)
-        sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind)
+    async def one(_: int, made: tuple[list[int], np.ndarray]) -> None:
+        prompt, actions = made
         data = {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(actions)}}
-        made = 0
-        async for output in engine.generate(data, sampling, f"direct-{seed}-{time.perf_counter_ns()}"):
-            made += len(output.outputs[0].token_ids)
-        assert made == 64
+        tokens = 0
+        async for output in engine.generate(data, sampling, uuid4().hex):
+            tokens += len(output.outputs[0].token_ids)
+        assert tokens == 64
 
-    return await loop(count, requests, one)
+    return await loop(count, drawn(requests), one)
 
 
 async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, Any]:
@@ -190,28 +202,31 @@ async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, A
 
 
 async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
-    """The other process."""
-    from mmkit.serve import AsyncClient
+    """The other process: requests are encoded before the round, and read as bytes, as load generators do."""
+    address = urlsplit(url)
+    connections = [await asyncio.open_connection(address.hostname, address.port) for _ in range(count)]
+    options = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True, "stream": stream}
+    encoded = []
+    for prompt, actions in drawn(requests):
+        body = json.dumps({"prompt": prompt, "items": encode({"actions": actions}), **options}).encode()
+        head = f"POST /v1/mm/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        encoded.append(head.encode() + body)
 
-    async with AsyncClient(url) as client:
-        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
+    async def one(client: int, request: bytes) -> None:
+        reader, writer = connections[client]
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        if stream:
+            await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        else:
+            length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE).group(1))  # type: ignore[union-attr]
+            answer = json.loads(await reader.readexactly(length))
+            assert answer["usage"]["completion_tokens"] == 64
 
-        async def one(seed: int) -> None:
-            prompt, actions = request(seed)
-            made = 0
-            if stream:
-                async for event in client.stream(prompt, {"actions": actions}, **options):
-                    made += sum(len(choice.token_ids) for choice in event.choices)
-            else:
-                answer = await client.generate(prompt, {"actions": actions}, **options)
-                made = len(answer.choices[0].token_ids)
-            assert made == 64
-
-        request(0)
-        await client.modalities()
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        print(json.dumps(await loop(count, requests, one)), flush=True)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print(json.dumps(await loop(count, encoded, one)), flush=True)
 
 
 if __name__ == "__main__":

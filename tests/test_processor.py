@@ -703,7 +703,23 @@ def test_a_layout_beyond_all_bounds_is_refused() -> None:
         run(processor(SERIES), _series_prompt(1), {"series": [POOL[0]]}, kwargs={"repeat": 5_000_000})
 
 
-def test_a_uuid_of_another_modality_is_refused() -> None:
+def test_a_uuid_with_other_content_is_another_item() -> None:
+    """Two callers may choose the same one; neither gets the other's item."""
+    made, cache = processor(actions()), MultiModalProcessorOnlyCache(model_config(checkpoint()))
+
+    def sent(value: Any) -> tuple[str, torch.Tensor]:
+        result = run(made, "<item>", {"actions": [value]}, cache=cache, uuids={"actions": ["u"]})
+        return hashes(result)[0], result["mm_kwargs"]["actions"][0]["actions"].data
+
+    one, other = torch.full_like(ONES, 1.0), torch.full_like(ONES, 2.0)
+    first, second, again = sent(one), sent(other), sent(one)
+    assert first[0] == again[0] != second[0]
+    assert torch.equal(second[1], other)
+    assert torch.equal(again[1], one)
+    assert sent(None)[0] == first[0]  # the last one of that name
+
+
+def test_a_uuid_of_another_modality_is_another_item() -> None:
     values = Modality(
         "values",
         item=Tensor(shape=(1,)),
@@ -714,8 +730,10 @@ def test_a_uuid_of_another_modality_is_refused() -> None:
     made = processor(ModelSpec("alike", actions()["actions"], values))
     cache = MultiModalProcessorOnlyCache(model_config(checkpoint()))
     run(made, "<item>", {"actions": ONES}, cache=cache, uuids={"actions": ["u"]})
-    with pytest.raises(InputError, match=r"^alike\.values\[0\]: .*uuid"):
-        run(made, "<item>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
+    result = run(made, "<item>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
+    assert list(result["mm_kwargs"]) == ["values"]
+    with pytest.raises(InputError, match=r"^alike\.values\[0\]: .* no such item in the cache"):
+        run(made, "<item>", {"values": [None]}, cache=cache, uuids={"values": ["v"]})
 
 
 def test_a_text_target_that_comes_once_is_not_found_twice() -> None:

@@ -198,9 +198,20 @@ class Session:
                 raise
             await self._refuse(error)
             return
-        if self._asked is None:
-            self._asked = message
-        await self._chunk(prompt, rendered, sampling)
+        if self._asked is not None:
+            await self._chunk(prompt, rendered, sampling)
+            return
+        self._asked = message
+        try:
+            await self._chunk(prompt, rendered, sampling)
+        except Exception as error:
+            if self._last or not errors.of_caller(error):
+                raise
+            # what vLLM refuses only now, as more logprobs than the server allows: the session has not begun
+            self._door.engine.forget(rendered)
+            self._asked = self._outputs = None
+            self._feed, self._used = asyncio.Queue(), 0
+            await self._refuse(error)
 
     def _sampling(self, asked: StartMessage, max_tokens: int) -> Any:
         return self._door.engine.sampling(asked.model_copy(update={"max_tokens": max_tokens}), stream=True)

@@ -7,13 +7,14 @@ A generation's module puts vLLM's calls into the form of a few methods here:
 - `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and its hashes;
 - `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed in.
 
-The other way round it says how to get `merged_kwargs` and how to `forget` an item of vLLM's cache. Methods that vLLM
-calls are marked by `override`; see `mmkit.vllm_api.hooks`.
+The other way round it says how to get `merged_kwargs` and the `cache_of` a request, and how to `forget` an item of it.
+Methods that vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
 """
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -45,6 +46,9 @@ from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
+
+_NAMES = 2**16
+"""Uuids that are remembered, a few hundred bytes each."""
 
 _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
@@ -126,6 +130,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     @property
     def plan(self) -> Plan:
@@ -178,9 +183,32 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """Drop an item from vLLM's processor cache."""
         cache.invalidate(item_hash)
 
+    def cache_of(self, inputs: Any) -> Any:
+        """The processor cache that a request uses, where requests are objects."""
+        raise NotImplementedError
+
     def may_cache(self, mm_items: Any) -> bool:
         """Whether the items of a request may be kept in vLLM's processor cache."""
         return all(self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items())
+
+    def named(
+        self, mm_items: Any, names: Mapping[str, list[str]], contents: Mapping[str, list[str]]
+    ) -> dict[str, list[str]]:
+        """Hashes of items some of which have a name (a uuid): of name and content, so that what one caller sends under
+        a name is not taken for what another one sent. An item without data is the last one of that name.
+        """
+        made: dict[str, list[str]] = {}
+        for modality, items in mm_items.items():
+            made[modality] = []
+            for value, name, content in zip(items.get_all(), names[modality], contents[modality], strict=True):
+                key = modality, name
+                if value is not None and name != content:
+                    self._names[key] = name = f"{name}-{content}"
+                    self._names.move_to_end(key)
+                    if len(self._names) > _NAMES:
+                        self._names.popitem(last=False)
+                made[modality].append(self._names.get(key, name) if value is None else name)
+        return made
 
     def hashed(self, mm_items: Any, hashes: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """vLLM's hashes of the items of a request, which become those of mmkit."""

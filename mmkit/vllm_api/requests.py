@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from typing_extensions import override
@@ -64,7 +64,12 @@ class HashedInputs(ProcessorInputs):
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
-        return self.processor.hashed(self.mm_data_items, super().get_mm_hashes(*args, **kwargs))
+        hashes = super().get_mm_hashes(*args, **kwargs)
+        if self.mm_uuid_items:  # vLLM takes the uuid for the hash, whatever is sent under it
+            unnamed = replace(self, mm_uuid_items=None)  # type: ignore[call-arg]
+            contents = ProcessorInputs.get_mm_hashes(unnamed, *args, **kwargs)
+            hashes = self.processor.named(self.mm_data_items, hashes, contents)
+        return self.processor.hashed(self.mm_data_items, hashes)
 
 
 class RequestProcessor(CommonProcessor):
@@ -85,10 +90,6 @@ class RequestProcessor(CommonProcessor):
                 self.cache_of(inputs).clear_cache()
         return self._apply_hf_processor(hashed, timing_ctx)
 
-    def cache_of(self, inputs: ProcessorInputs) -> Any:
-        """The processor cache that a request uses."""
-        raise NotImplementedError
-
 
 HOOKS = (ProcessingInfo, RequestProcessor, Parser, EmbedItems, TensorItems, HashedInputs, GuardedTokenizeParams)
 """Classes whose methods vLLM calls."""
@@ -104,8 +105,7 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
 
 def encoded(processor: Any, text: str) -> list[int]:
     """The ids of a text, as they are."""
-    info = processor.info
-    return list(info.get_tokenizer().encode(text, **info.default_tok_params.get_encode_kwargs()))
+    return list(processor.info.get_tokenizer().encode(text, **processor.info.default_tok_params.get_encode_kwargs()))
 
 
 def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
