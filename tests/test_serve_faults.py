@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 KEY = "a key"
 SESSIONS, IDLE_SECONDS = 2, 4
+GENERATED = "vllm:generation_tokens_total"
 EMPTY = {"mmkit:sessions_open": 0.0, "vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
 
 
@@ -55,7 +56,9 @@ def post(server: Server, key: str | None = KEY, seconds: float = 60, **more: Any
 
 def opened(server: Server, key: str | None = KEY) -> ClientConnection:
     address = f"ws://{urlsplit(server.url).netloc}{SESSION}"
-    return connect(address, additional_headers=head(key), open_timeout=30, close_timeout=10, proxy=None)
+    # without a bound: a client whose queue is full does not see the end either
+    options = {"open_timeout": 30, "close_timeout": 10, "proxy": None, "max_queue": None}
+    return connect(address, additional_headers=head(key), **options)
 
 
 def start(**more: Any) -> str:
@@ -93,8 +96,10 @@ def empties(server: Server, seconds: float = 20) -> bool:
     return until(lambda: gauges(server) == EMPTY, seconds)
 
 
-def long_stream(server: Server, key: str | None = KEY) -> contextlib.AbstractContextManager[httpx.Response]:
-    body = good(stream=True, max_tokens=MAX_LEN - 100)
+def long_stream(
+    server: Server, key: str | None = KEY, **more: Any
+) -> contextlib.AbstractContextManager[httpx.Response]:
+    body = good(stream=True, max_tokens=MAX_LEN - 100, **more)
     return httpx.stream("POST", server.url + GENERATE, json=body, headers=head(key), timeout=60)
 
 
@@ -132,31 +137,53 @@ def test_with_the_key(server: Server) -> None:
         assert told(session)["token_ids"] == post(server).json()["choices"][0]["token_ids"]
 
 
+def cut_short(server: Server, leave: Callable[[], None], most: int) -> bool:
+    """Whether the engine stops when the client leaves, rather than making all the tokens that were asked for. It makes
+    them in seconds, and a machine that is busy with them may keep the client waiting as long: so there are several tries.
+    """
+    for _ in range(10):
+        before = generated(server)
+        leave()
+        assert empties(server)
+        if generated(server) - before < most:
+            return True
+    return False
+
+
+def generated(server: Server) -> float:
+    """Tokens that the engine has made so far."""
+    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{GENERATED}{{"))
+
+
 def test_gone_in_a_stream(server: Server) -> None:
-    with long_stream(server) as response:
-        lines = response.iter_lines()  # its end closes the response
-        assert first_event(lines)["choices"][0]["token_ids"]
-        assert until(lambda: gauges(server)["vllm:num_requests_running"] == 1, 5)
-    assert empties(server, 5)
+    def leave() -> None:
+        with long_stream(server) as response:
+            lines = response.iter_lines()  # its end closes the response
+            assert first_event(lines)["choices"][0]["token_ids"]
+
+    assert cut_short(server, leave, MAX_LEN - 200)
 
 
 def test_gone_before_the_answer(server: Server) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        pytest.fail(post(server, seconds=0.5, max_tokens=MAX_LEN - 100).text)
-    assert empties(server, 5)
+    def leave() -> None:
+        with contextlib.suppress(httpx.ReadTimeout):
+            post(server, seconds=0.5, max_tokens=MAX_LEN - 100)
+
+    assert cut_short(server, leave, MAX_LEN - 200)
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
 def test_gone_in_a_session(server: Server, goodbye: bool) -> None:
-    with contextlib.suppress(ConnectionClosed), opened(server) as session:
-        told(session)
-        session.send(start(stream=True, max_tokens=MAX_LEN - 100))
-        assert told(session)["type"] == "tokens"
-        wanted = {**EMPTY, "mmkit:sessions_open": 1, "vllm:num_requests_running": 1}
-        assert until(lambda: gauges(server) == wanted, 5)
-        if not goodbye:
-            session.socket.shutdown(socket.SHUT_RDWR)
-    assert empties(server, 5)
+    def leave() -> None:
+        with contextlib.suppress(ConnectionClosed), opened(server) as session:
+            told(session)
+            session.send(start(stream=True, max_tokens=MAX_LEN - 100))
+            assert told(session)["type"] == "tokens"
+            if not goodbye:
+                session.socket.shutdown(socket.SHUT_RDWR)
+
+    assert cut_short(server, leave, MAX_LEN - 200)
 
 
 def test_gone_between_chunks(server: Server) -> None:
@@ -214,8 +241,9 @@ def test_half_open(server: Server, asked: bool) -> None:
     with shaken(server) as plain:
         assert until(lambda: gauges(server)["mmkit:sessions_open"] == 1, 5)
         if asked:
+            before = generated(server)
             plain.sendall(framed(start(stream=True, max_tokens=1000)))
-            assert until(lambda: gauges(server)["vllm:num_requests_running"] == 1, 5), plain.recv(4096)
+            assert until(lambda: generated(server) > before, 20)
         assert empties(server, IDLE_SECONDS + 30)
         while plain.recv(4096):  # raises if the server keeps the connection
             pass
@@ -279,18 +307,19 @@ def test_engine_killed(tmp_path: Path) -> None:
     """Its clients learn of it, and nobody is told that the server is well."""
     with started(tmp_path) as server, contextlib.ExitStack() as stack:
         assert server.process is not None
-        quiet, busy = (stack.enter_context(opened(server, None)) for _ in range(2))
-        for session, more in ((quiet, {}), (busy, {"stream": True, "max_tokens": MAX_LEN - 100})):
-            told(session)
-            session.send(start(**more))
-        assert told(quiet)["type"] == "chunk"
-        assert told(busy)["type"] == "tokens"
-        lines = stack.enter_context(long_stream(server, None)).iter_lines()
-        first_event(lines)
         processes = descendants(server)
         engine = next(
             process for process in processes if "EngineCore" in " ".join([process.name(), *process.cmdline()])
         )
+        quiet, busy = (stack.enter_context(opened(server, None)) for _ in range(2))
+        told(quiet)
+        quiet.send(start())
+        assert told(quiet)["type"] == "chunk"
+        lines = stack.enter_context(long_stream(server, None, n=8, temperature=1.0)).iter_lines()
+        first_event(lines)
+        told(busy)
+        busy.send(start(stream=True, max_tokens=MAX_LEN - 100))
+        assert told(busy)["type"] == "tokens"
         engine.kill()
         events = rest_of(lines)
         assert "data: [DONE]" not in events

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -336,7 +337,8 @@ class Session:
             self._incoming.cancel()
             await asyncio.gather(self._incoming, return_exceptions=True)
         if self._outputs is not None:
-            await self._outputs.aclose()
+            with suppress(Exception):  # a dead engine has nothing to take it from
+                await self._outputs.aclose()
 
 
 def _parsed(text: str) -> Any:
