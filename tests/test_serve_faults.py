@@ -139,7 +139,8 @@ def test_with_the_key(server: Server) -> None:
 
 def cut_short(server: Server, leave: Callable[[], None], most: int) -> bool:
     """Whether the engine stops when the client leaves, rather than making all the tokens that were asked for. It makes
-    them in seconds, and a machine that is busy with them may keep the client waiting as long: so there are several tries.
+    them in seconds, and a machine that is busy with them may keep the client waiting as long: so there are several
+    tries.
     """
     for _ in range(10):
         before = generated(server)

@@ -1,0 +1,131 @@
+"""The command `mmkit`: ``mmkit show | check | doctor | new | eject``.
+
+Each subcommand is a function of the module of its name, to be called from Python as well. They are imported when they
+run, Typer when the command line is made.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        run = app()
+    except ModuleNotFoundError as error:
+        from ..errors import sentence
+
+        raise SystemExit(
+            sentence("mmkit", "Typer and Rich beside it", str(error), 'pip install "mmkit[cli]"')
+        ) from None
+    run()
+
+
+@cache
+def app() -> Any:
+    """The command line, a Typer application.
+
+    Another subcommand is another function here, whose body imports the function of its module and calls it; what that
+    refuses by an `MmkitError` is taken care of.
+    """
+    import typer
+    from typer.core import TyperGroup
+
+    from ..errors import MmkitError
+    from .common import TARGET, load_spec, quiet
+
+    class OneSentence(TyperGroup):
+        """What mmkit refuses is one sentence and exit status 2, whatever the subcommand."""
+
+        def invoke(self, ctx: Any) -> Any:
+            try:
+                return super().invoke(ctx)
+            except MmkitError as error:
+                typer.echo(str(error), err=True)
+                raise typer.Exit(2) from None
+
+    made = typer.Typer(
+        name="mmkit",
+        cls=OneSentence,
+        help="Declare a modality once; look at it, check it, and mend what it runs in.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    Target = Annotated[str, typer.Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
+    folder = typer.Option("--config", metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
+
+    def writing(name: str, what: str) -> Any:
+        return typer.Option(name, metavar="FILE", help=f"Write {what}; - for standard output.")
+
+    @made.command()
+    def show(
+        spec: Target,
+        config: Annotated[Path | None, folder] = None,
+        prompt: Annotated[str | None, typer.Option(help='A text, or token ids as "1,2,3".')] = None,
+        item: Annotated[
+            list[str] | None,
+            typer.Option(metavar="MODALITY=FORM", help="An item: zeros, sizes as 640x480, or a file. Can be repeated."),
+        ] = None,
+        svg: Annotated[str | None, writing("--svg", "a picture for light and dark pages")] = None,
+        html: Annotated[str | None, writing("--html", "a page with the picture")] = None,
+        json: Annotated[str | None, writing("--json", "everything, as data")] = None,
+    ) -> None:
+        """Show a spec, its values for a checkpoint, and what becomes of a prompt."""
+        from .show import run
+
+        quiet()
+        run(load_spec(spec), config, prompt=prompt, items=item or (), svg=svg, html=html, json=json)
+
+    @made.command()
+    def check(
+        spec: Target,
+        config: Annotated[Path, folder],
+        laws: Annotated[str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")] = None,
+        examples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")] = None,
+    ) -> None:
+        """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it fails."""
+        from .check import run
+
+        quiet()
+        wanted = None if laws is None else [law for law in laws.split(",") if law.strip()]
+        raise typer.Exit(run(load_spec(spec), config, laws=wanted, examples=examples))
+
+    @made.command()
+    def doctor(json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False) -> None:
+        """Examine this environment and say what to mend. Exit status 1 if there is a problem."""
+        from .doctor import run
+
+        raise typer.Exit(run(as_json=json))
+
+    @made.command()
+    def new(
+        name: Annotated[str, typer.Argument(help="Of the package, in lower case.")],
+        modality: Annotated[str, typer.Option(help="What its model reads, as series or actions.")],
+        into: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder goes.")] = Path("."),
+    ) -> None:
+        """Write a package for a model with a modality of its own, which passes its own tests as it is."""
+        from .new import new as write
+
+        folder = write(name, modality, into)
+        typer.echo(f"Written: {folder}. Its README.md says how to go on.")
+
+    @made.command()
+    def eject(
+        spec: Target,
+        output: Annotated[
+            Path | None,
+            typer.Option("--output", "-o", metavar="FILE", help="Where it goes; standard output if left out."),
+        ] = None,
+        config: Annotated[Path | None, folder] = None,
+    ) -> None:
+        """Write the classes of a spec as one file of plain vLLM, which needs no mmkit."""
+        from .eject import command
+
+        quiet()
+        command(spec, output, config)
+
+    return made

@@ -1,0 +1,220 @@
+"""``mmkit check``: every reason why a spec cannot be bound to a checkpoint, then the laws that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import SpecError
+from ..expr import Scope, evaluate
+from ..fields import batched
+from ..items import Tensor
+from ..layout import Layout, embed
+from ..plan import BoundModality, Plan
+from ..process import HF
+from ..spec import Modality, ModelSpec
+from ..updates import in_place
+from .common import UsageError, open_checkpoint, plural
+
+if TYPE_CHECKING:
+    from ..testing import Result
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of a check.
+
+    Attributes:
+        spec: name of the spec.
+        errors: why it cannot be bound; empty if it can.
+        results: what came of the laws, which are not checked if there are errors.
+    """
+
+    spec: str
+    errors: list[str]
+    results: list[Result] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return not self.errors and all(result.status != "violated" for result in self.results)
+
+
+def check(
+    spec: ModelSpec,
+    folder: str | Path,
+    *,
+    laws: Iterable[str] | None = None,
+    examples: int | None = None,
+    progress: Callable[[Result], None] | None = None,
+) -> Checked:
+    """Bind a spec to a checkpoint and check its laws, without an engine and without weights.
+
+    Args:
+        spec: the declaration.
+        folder: of the checkpoint.
+        laws: their numbers; None for all that need no model.
+        examples: Hypothesis examples per law.
+        progress: called with each result as it comes.
+
+    Raises:
+        UsageError: an unknown law, or a folder that cannot be read.
+    """
+    opened = open_checkpoint(spec, folder)
+    numbers = chosen(laws)
+    if errors := binding_errors(spec, opened.scope):
+        return Checked(spec.name, errors)
+    import mmkit.testing
+
+    report = mmkit.testing.check(spec, folder, laws=numbers, examples=examples, progress=progress)
+    return Checked(spec.name, [], report.results)
+
+
+def chosen(laws: Iterable[str] | None) -> list[str]:
+    """The numbers of the laws to check: those asked for, or all that need no model.
+
+    Raises:
+        UsageError: a law that there is not, or that needs the model.
+    """
+    from ..testing import LAWS
+
+    free = [number for number, law in LAWS.items() if not law.needs_model]
+    expected = f"laws among {', '.join(free)}"
+    wanted = free if laws is None else [law.strip().upper() for law in laws]
+    for number in wanted:
+        if number not in LAWS:
+            raise UsageError("--laws", expected, repr(number))
+        if number not in free:
+            remedy = f'mmkit.testing.check(SPEC, folder, laws=["{number}"], model=True) loads it.'
+            raise UsageError("--laws", expected, f"{number}, which needs the model", remedy)
+    if not wanted:
+        raise UsageError("--laws", expected, "none")
+    return wanted
+
+
+# -- binding ---------------------------------------------------------------------------------------------------------
+
+
+def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
+    """Why a spec cannot be bound: one sentence for each part of each modality that cannot, in the order of the
+    declaration.
+
+    A modality whose parts all bind is then taken to its layouts, which tells the rest: ids outside the vocabulary, an
+    item without placeholders.
+    """
+    errors = [error for modality in spec.modalities for error in _of_modality(spec, modality, scope)]
+    for name in ("prompt", "decoder_prompt"):
+        errors += _refusals(partial(_bound, getattr(spec, name), scope), f"{spec.name}.{name}")
+    # what only the whole shows
+    return [*dict.fromkeys(errors)] or _refusals(lambda: _bind(spec, scope))
+
+
+def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]:
+    where = f"{spec.name}.{modality.name}"
+    if errors := _refusals(lambda: evaluate(modality.when, scope), f"{where}, when"):
+        return errors
+    if not evaluate(modality.when, scope):
+        return []
+    errors = [e for part, bind in _parts(modality, scope) for e in _refusals(bind, f"{where}, {part}")]
+    errors += _refusals(lambda: BoundModality(_limited(modality), where, scope))
+    return errors or _refusals(lambda: _bind(ModelSpec(spec.name, modality), scope))
+
+
+def _parts(modality: Modality, scope: Scope) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What binds by itself: its name, as errors of a plan have it, and how."""
+    declared: list[tuple[str, Any]] = [
+        ("item", modality.item),
+        ("layout", modality.layout),
+        *(("update", way) for way in modality.update),
+    ]
+    declared += [("fields", part) for part in modality.fields.values()]
+    declared += [("process", modality.process)] if isinstance(modality.process, HF) else []
+    declared += [("embeds", modality.embeds)] if isinstance(modality.embeds, Layout) else []
+    yield from ((name, partial(_bound, part, scope)) for name, part in declared)
+
+
+def _limited(modality: Modality) -> Modality:
+    """A modality of which nothing but the limit can fail to bind."""
+    name, limit = modality.name, modality.limit
+    return Modality(
+        name, item=Tensor(shape=()), layout=embed(0), update=in_place(), fields={name: batched()}, limit=limit
+    )
+
+
+def _bound(declared: Any, scope: Scope) -> Any:
+    return None if declared is None else declared.bind(scope)
+
+
+def _bind(spec: ModelSpec, scope: Scope) -> Plan:
+    return spec.bind(scope.cfg, scope.tok, processor=scope.proc, kwargs=scope.kwargs)
+
+
+def _refusals(bind: Callable[[], Any], where: str = "") -> list[str]:
+    try:
+        bind()
+    except SpecError as error:
+        return [f"{where}: {error}" if where else str(error)]
+    except Exception as error:  # of a function of the spec, or of the Hugging Face processor
+        return [f"{where + ': ' if where else ''}{type(error).__name__}: {error}"]
+    return []
+
+
+# -- output ----------------------------------------------------------------------------------------------------------
+
+_STYLE = {"holds": ("✓", "green"), "violated": ("✗", "bold red"), "skipped": ("–", "dim")}
+
+
+def to_rich(results: Sequence[Result]) -> RenderableType:
+    """The verdicts as a table, then each violation in full, with the request that shows it."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for result in results:
+        mark, style = _STYLE[result.status]
+        detail = result.detail if result.status == "skipped" else ""
+        table.add_row(Text(mark, style), Text(result.law, "bold"), Text(result.status, style), Text(detail, "dim"))
+    violated = [result for result in results if result.status == "violated"]
+    return Group(table, *(Text.assemble(("\n" + result.law, "bold"), f": {result.detail}") for result in violated))
+
+
+def run(
+    spec: ModelSpec,
+    folder: str | Path,
+    *,
+    laws: Iterable[str] | None = None,
+    examples: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Check a spec and print what came of it.
+
+    Returns:
+        The exit status: 1 if the spec cannot be bound or violates a law.
+    """
+    console = console or Console()
+    wanted = None if laws is None else [*laws]
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("binding", total=None)
+
+        def came(result: Result) -> None:
+            bar.update(task, total=len(chosen(wanted)), advance=1, description=f"after {result.law}")
+
+        checked = check(spec, folder, laws=wanted, examples=examples, progress=came)
+    for error in checked.errors:
+        console.print(Text.assemble(("✗ ", "bold red"), error))
+    if checked.errors:
+        told = plural(len(checked.errors), "error")
+        console.print(f"\n{spec.name} cannot be bound: {told}.", markup=False, highlight=False)
+    else:
+        console.print(to_rich(checked.results))
+        console.print(f"\n{spec.name}: {_told(checked.results)}.", markup=False, highlight=False)
+    return int(not checked)
+
+
+def _told(results: Sequence[Result]) -> str:
+    counts = {status: sum(result.status == status for result in results) for status in _STYLE}
+    return ", ".join(f"{n} {status}" for status, n in counts.items() if n)

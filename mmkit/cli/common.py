@@ -1,0 +1,164 @@
+"""What the subcommands share: the spec and the checkpoint that a command line names, and their binding."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MmkitError
+from ..expr import Scope
+from ..spec import ModelSpec
+from ..vocabulary import Vocabulary
+
+TARGET = "package.module:SPEC"
+
+
+class UsageError(MmkitError):
+    """A command line that cannot be carried out: exit status 2."""
+
+
+def load_spec(target: str) -> ModelSpec:
+    """The spec that ``package.module:SPEC`` names; modules of the working directory are found too.
+
+    Raises:
+        UsageError: no such module or variable, or it holds something else.
+    """
+    name, _, variable = target.partition(":")
+    if not name or not variable:
+        raise UsageError("SPEC", TARGET, repr(target), "Name a module and its variable, as examples.terra.spec:TERRA.")
+    if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(name)
+    except MmkitError as error:  # a declaration that is refused has a sentence of its own
+        raise UsageError(f"{target}: {error}") from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise UsageError(target, "a module that can be imported", got, "Check its name and the directory.") from error
+    found = getattr(module, variable, None)
+    if isinstance(found, ModelSpec):
+        return found
+    specs = [key for key, value in vars(module).items() if isinstance(value, ModelSpec)]
+    remedy = f"It has: {', '.join(specs)}." if specs else f"{name} holds no spec."
+    got = f"a {type(found).__name__}" if hasattr(module, variable) else "no such variable"
+    raise UsageError(target, "a ModelSpec", got, remedy)
+
+
+def checkpoint(folder: str | Path) -> Path:
+    """A folder with a config.json.
+
+    Raises:
+        UsageError: it is none.
+    """
+    path = Path(folder)
+    if (path / "config.json").is_file():
+        return path
+    got = "a folder without one" if path.is_dir() else "a file" if path.exists() else "no such folder"
+    remedy = "Give the folder of a checkpoint; it needs no weights."
+    raise UsageError(f"--config {folder}", "a folder with a config.json", got, remedy)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint folder as vLLM reads it, for a spec that is not bound to it yet.
+
+    Attributes:
+        spec: the declaration.
+        info: vLLM's processing info, which binds the spec when it is asked for its plan.
+    """
+
+    spec: ModelSpec
+    info: Any
+
+    @property
+    def scope(self) -> Scope:
+        """What the spec's expressions see before there is an item."""
+        from ..vllm_api.common import LazyProcessor
+
+        tokenizer = self.info.ctx.tokenizer
+        return Scope(
+            cfg=self.info.get_hf_config(),
+            proc=LazyProcessor(self.info.get_hf_processor),
+            tok=None if tokenizer is None else Vocabulary(tokenizer),
+            kwargs=self.info.merged_kwargs({}),
+        )
+
+    @property
+    def architecture(self) -> str:
+        """The model class that the config names."""
+        return next(iter(self.scope.cfg.architectures or ()), "")
+
+    def processor(self) -> Any:
+        """The generated processor.
+
+        Raises:
+            SpecError: the spec cannot be bound.
+        """
+        made = self.spec.classes
+        return made.processor(self.info, made.dummy_inputs(self.info))
+
+
+class _InfoOnly:
+    """In place of a processor, whose constructor would bind the spec."""
+
+    def __init__(self, info: Any, dummy_inputs: Any) -> None:
+        self.info = info
+
+
+def open_checkpoint(spec: ModelSpec, folder: str | Path) -> Opened:
+    """Read the config, the tokenizer and the processor files of a checkpoint, by vLLM; no weights are needed.
+
+    Raises:
+        UsageError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the checkpoint.
+    """
+    path = checkpoint(folder)
+    with _needs_vllm():
+        from transformers import PretrainedConfig
+
+        from ..testing import harness
+    made = spec.classes
+    try:
+        known, _ = PretrainedConfig.get_config_dict(str(path))
+        harness.stand_in(*known.get("architectures") or [])
+        embeds = any(modality.embeds for modality in spec.modalities)
+        config = harness.model_config(path, enable_mm_embeds=embeds)
+        return Opened(spec, harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info)
+    except Exception as error:
+        got = f"{type(error).__name__}: {brief(str(error), 300)}"
+        raise UsageError(f"--config {folder}", "a checkpoint that vLLM can read", got) from error
+
+
+@contextmanager
+def _needs_vllm() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        remedy = 'Install mmkit[test] beside vLLM; "mmkit doctor" tells what is wrong.'
+        raise UsageError("mmkit", "vLLM and mmkit.testing to import", str(error), remedy) from error
+
+
+def quiet() -> None:
+    """Keep the logs of others out of a command's output, and the hub out of reading a folder; unless asked for."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
+    logging.getLogger().addHandler(logging.NullHandler())  # else Python prints warnings for which nobody has a handler
+
+
+def brief(text: str, width: int) -> str:
+    """One line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def plural(count: int, what: str) -> str:
+    """So many of something: ``1 row``, ``3 rows``."""
+    return f"{count} {what}{'s' * (count != 1)}"

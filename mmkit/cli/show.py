@@ -1,0 +1,468 @@
+"""``mmkit show``: a spec with its values for one checkpoint, and what becomes of a prompt.
+
+`show` collects the facts; `to_json` and the functions of `draw` write them down.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from ..errors import InputError, MmkitError
+from ..items import Audio, Between, Image, ItemType, Tensor, Video
+from ..plan import BoundModality, Plan
+from ..spec import Modality, ModelSpec
+from ..updates import find
+from .common import Opened, UsageError, brief, open_checkpoint
+from .draw import Example, ItemFacts, ModalityFacts, RequestFacts, Shown, Slice, to_html, to_rich, to_svg
+from .formulas import Names, declared_parts, read_values, used_variables
+from .runs import notation, runs
+
+# -- facts -----------------------------------------------------------------------------------------------------------
+
+
+def show(
+    spec: ModelSpec, folder: str | Path | None = None, *, prompt: str | None = None, items: Iterable[str] = ()
+) -> Shown:
+    """Collect the facts about a spec.
+
+    Args:
+        spec: the declaration.
+        folder: of a checkpoint, for values and a request; no weights are needed, and no engine is started.
+        prompt: a text, or ids as ``1,2,3``; None for one that suits the items.
+        items: the items of the request, as ``image=640x480``; see `parse_item`. None at all, and no prompt, for
+            examples.
+
+    Raises:
+        SpecError: the spec does not fit the checkpoint.
+        InputError: the request would be refused.
+        UsageError: the folder or an item cannot be read.
+    """
+    forms = list(items)
+    if folder is None:
+        if prompt is not None or forms:
+            got = "none beside --prompt or --item"
+            raise UsageError("--config", "the folder of a checkpoint", got, "A request wants a config.")
+        return Shown(spec.name, "", [_facts(modality, Names.of(spec)) for modality in spec.modalities])
+    opened = open_checkpoint(spec, folder)
+    processor = opened.processor()
+    plan: Plan = processor.plan
+    facts = [_facts(modality, Names.of(spec), opened, processor) for modality in spec.modalities]
+    data = _data(plan, forms) if forms or prompt is not None else _example_items(plan, processor)
+    ids = _example_prompt(processor, data) if prompt is None else parse_prompt(prompt, processor)
+    request = _request(processor, ids, data)
+    used = {*request.prompt, *request.expanded}
+    return Shown(spec.name, opened.architecture, facts, request, _texts(opened.info.ctx.tokenizer, used))
+
+
+def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
+    """What ids say; those that say nothing readable are left out."""
+    if tokenizer is None:
+        return {}
+    return {token: text for token in ids if (text := _text(tokenizer, token))}
+
+
+_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣"})
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    said = str(tokenizer.decode([token], skip_special_tokens=False)).translate(_VISIBLE)
+    said = said.strip(" ") or "␣" * len(said)
+    if not said or not said.isprintable():  # a lone space of some vocabularies, or a control character
+        said = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+    return brief(said, 40) if said.isprintable() and "\ufffd" not in said else ""
+
+
+def _facts(modality: Modality, names: Names, opened: Opened | None = None, processor: Any = None) -> ModalityFacts:
+    """One modality, with values where there is a checkpoint."""
+    bound = processor.plan.modalities.get(modality.name) if opened else None
+    if opened is None or bound is None:
+        parts = declared_parts(modality, names)
+        return ModalityFacts(modality.name, opened is None, parts, used_variables(names, None))
+    scope = opened.scope
+    parts = declared_parts(modality, names, bound, names.bound(scope))
+    examples = [made for value in _sizes(bound) if (made := _example(processor, bound, value))]
+    smallest = min(examples, key=lambda example: example.rows, default=None)
+    largest = max(examples, key=lambda example: example.rows, default=None)
+    values = read_values(modality, scope)
+    return ModalityFacts(modality.name, True, parts, used_variables(names, scope), values, smallest, largest)
+
+
+# -- items -----------------------------------------------------------------------------------------------------------
+
+
+def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
+    """The modality and the item that ``modality=FORM`` means.
+
+    FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height of an image,
+    frames x width x height of a video, samples of audio), or a file: .npy, .safetensors with one tensor, or an image.
+
+    Raises:
+        UsageError: another form, an unknown modality, or a file that cannot be read.
+    """
+    name, separator, text = form.partition("=")
+    where = f"--item {form}"
+    if not separator or name not in plan.modalities:
+        expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
+        raise UsageError(where, expected, repr(name), f"As in --item {next(iter(plan.modalities), 'image')}=zeros.")
+    kind = plan.modalities[name].item
+    if text == "zeros":
+        return name, _extremes(kind)[-1]
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
+    if Path(text).suffix and Path(text).suffix.lower() in _READERS:
+        return name, _read(Path(text), where)
+    expected = f"zeros, {_SIZES[type(kind)]}, or a file ({', '.join(_READERS)})"
+    raise UsageError(where, expected, repr(text), f"As in --item {name}=zeros.")
+
+
+_SIZES: Mapping[type, str] = {
+    Tensor: "a shape as 9x4",
+    Image: "WIDTHxHEIGHT",
+    Video: "FRAMESxWIDTHxHEIGHT",
+    Audio: "a number of samples",
+}
+
+
+def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
+    rank = {Tensor: len(getattr(kind, "shape", ())), Image: 2, Video: 3, Audio: 1}[type(kind)]
+    if len(sizes) != rank:
+        raise UsageError(where, f"{_SIZES[type(kind)]}, {rank} size(s)", str(len(sizes)))
+    if isinstance(kind, Tensor):
+        return torch.zeros(sizes, dtype=kind.torch_dtype)
+    if 0 in sizes:
+        raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
+    largest = sizes[0] if isinstance(kind, Audio) else (sizes,)
+    kind = Video(largest, kind.metadata) if isinstance(kind, Video) else type(kind)(largest=largest)  # type: ignore[call-arg]
+    return kind.candidates()[0]
+
+
+def _read(path: Path, where: str) -> Any:
+    try:
+        return _READERS[path.suffix.lower()](path)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise UsageError(where, f"a {path.suffix} file that can be read", brief(got, 200)) from error
+
+
+def _read_array(path: Path) -> Any:
+    return np.load(path, allow_pickle=False)
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors.torch import load_file
+
+    (tensor,) = load_file(path).values()
+    return tensor
+
+
+def _read_image(path: Path) -> Any:
+    from PIL import Image as PILImage
+
+    return PILImage.open(path).convert("RGB")
+
+
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    ".npy": _read_array,
+    ".safetensors": _read_safetensors,
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
+}
+
+
+def describe(value: Any) -> str:
+    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``."""
+    media = getattr(value, "media", value)
+    if hasattr(media, "getbands"):
+        return "{}×{}".format(*media.size)
+    if isinstance(media, tuple):  # samples with their rate, or frames with metadata
+        return describe(media[0])
+    shape = tuple(np.shape(media))
+    if len(shape) == 4 and shape[-1] == 3:
+        return f"{shape[0]} frames of {shape[2]}×{shape[1]}"
+    return "×".join(map(str, shape)) or "a number"
+
+
+def _extremes(kind: ItemType) -> list[Any]:
+    """The largest items, then the smallest."""
+    match kind:
+        case Image():
+            return [*kind.candidates(), *Image(largest=((1, 1),)).candidates()]
+        case Video():
+            return [*kind.candidates(), *Video(((1, 32, 32),), kind.metadata).candidates()]
+        case Audio():
+            return [*kind.candidates(), *Audio(largest=1).candidates()]
+    return kind.extremes()
+
+
+def _sizes(modality: BoundModality) -> list[Any]:
+    small = [Image(largest=((32, 32),)).candidates()[0]] if isinstance(modality.item, Image) else []
+    return [*_extremes(modality.item), *small]  # some image processors take no single pixel
+
+
+def _example(processor: Any, modality: BoundModality, value: Any) -> Example | None:
+    from ..testing import harness
+
+    try:
+        (piece,) = harness.pieces(processor, modality.name, [value])
+    except Exception:  # too small for the Hugging Face processor
+        return None
+    return Example(describe(value), len(piece.ids), sum(piece.mask), runs(piece.ids, piece.mask))
+
+
+def _data(plan: Plan, forms: Sequence[str]) -> dict[str, list[Any]]:
+    data: dict[str, list[Any]] = {}
+    for form in forms:
+        name, value = parse_item(form, plan)
+        data.setdefault(name, []).append(value)
+    return data
+
+
+def _example_items(plan: Plan, processor: Any) -> dict[str, list[Any]]:
+    """One or two items of each modality, of two sizes where sizes vary."""
+    data = {}
+    for name, modality in plan.modalities.items():
+        some = [value for value in _interesting(modality.item) if _example(processor, modality, value)]
+        most = 2 if modality.limit is None else min(2, modality.limit)
+        if kept := some[:most]:
+            data[name] = kept
+    return data
+
+
+_LARGE = 448
+"""Pixels at the side of an example image."""
+
+
+def _interesting(kind: ItemType) -> list[Any]:
+    match kind:
+        case Tensor():
+            ends = [(s.least, s.most) if isinstance(s, Between) else (s, s) for s in kind.shape]
+            middle = [min(most, max(2 * least, least + 8)) for least, most in ends]
+            return [torch.zeros(size, dtype=kind.torch_dtype) for size in (middle, [least for least, _ in ends])]
+        case Image():
+            width, height = kind.largest[0]
+            other = tuple(min(side, _LARGE) for side in kind.largest[-1])
+            return Image(largest=((max(1, width * 2 // 3), max(1, height // 2)), other)).candidates()
+        case Video():
+            frames, width, height = kind.largest[0]
+            size = min(frames, 4), max(1, width // 2), max(1, height // 2)
+            return Video((size,), kind.metadata).candidates()
+        case Audio():
+            return [*Audio(largest=max(1, kind.largest // 2)).candidates(), *kind.candidates()]
+    return kind.candidates()
+
+
+# -- the request -----------------------------------------------------------------------------------------------------
+
+
+def parse_prompt(prompt: str, processor: Any) -> list[int]:
+    """The ids of a prompt: a text, which is tokenized as vLLM does for this processor, or ids as ``1,2,3``.
+
+    Raises:
+        UsageError: a text, for a model without a tokenizer.
+    """
+    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", prompt):
+        return [int(token) for token in prompt.split(",")]
+    if processor.info.ctx.tokenizer is None:
+        expected = "token ids as 1,2,3, because the checkpoint has no tokenizer"
+        raise UsageError("--prompt", expected, repr(brief(prompt, 60)))
+    from ..testing import harness
+
+    return list(harness.encoded(processor, prompt))
+
+
+_TEXTS = ("See", "and", "now")
+
+
+def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[int]:
+    """A prompt with what stands for the items, and a few other tokens around and between."""
+    from ..testing import harness
+
+    pieces = [piece for name, values in data.items() for piece in harness.pieces(processor, name, list(values))]
+    taken = {token for piece in pieces for ids in (piece.ids, piece.prefix, *piece.targets) for token in ids}
+    before, between, after = _fillers(processor, taken)
+    prefix = next((piece.prefix for piece in pieces if piece.prefix), [])
+    rewritten = processor.plan.rewrite("prompt", before)  # which may bring the prefix
+    ids = [*([] if rewritten[: len(prefix)] == prefix else prefix), *before]
+    everything = [piece.written for piece in pieces if piece.written]
+    if everything[:1] == [[getattr(processor.info.ctx.tokenizer, "bos_token_id", None)]]:
+        ids = []  # the item takes the place of the token with which every text begins
+    for number, written in enumerate(everything):
+        ids += [*(between if number else []), *written]
+    return [*ids, *after]
+
+
+def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
+    """Ordinary tokens for three gaps."""
+    tokenizer = processor.info.ctx.tokenizer
+    if tokenizer is not None:
+        made = [list(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS]
+        if all(0 < len(ids) <= 8 and taken.isdisjoint(ids) for ids in made):
+            return made
+    free = [token for token in range(min(processor.plan.vocab_size, len(taken) + 12)) if token not in taken]
+    return [free[:3], free[3:6], free[6:9]]
+
+
+def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -> RequestFacts:
+    from ..testing import harness
+
+    plan: Plan = processor.plan
+    if not data:
+        plan.check_ids(prompt)
+        plan.check_bare(prompt)
+        return RequestFacts(prompt, plan.rewrite("prompt", prompt), [])
+    try:
+        outcome = harness.run(processor, prompt, data)
+    except MmkitError:
+        raise
+    except Exception as error:
+        got = f"{type(error).__name__}: {brief(str(error), 200)}"
+        raise InputError(f"{plan.spec.name}.request", "items that the processor takes", got) from error
+    items = []
+    places = [(*place, name, index) for name, found in outcome.ranges.items() for index, place in enumerate(found)]
+    pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
+    cursor, ends = 0, _extents(plan, outcome.fields)
+    for start, length, mask, name, index in sorted(places):
+        ids = outcome.ids[start : start + length]
+        written = _written(prompt, [pieces[name][index].written, ids], cursor)
+        cursor = written[1] if written else cursor
+        fields = _slices(plan.modalities[name], index, outcome.fields[name], ends[name])
+        value = describe(data[name][index])
+        items.append(ItemFacts(name, index, value, written, start, mask, runs(ids, mask), fields))
+    return RequestFacts(prompt, outcome.ids, items)
+
+
+def _written(prompt: list[int], forms: Sequence[Sequence[int]], cursor: int) -> tuple[int, int] | None:
+    """Where the caller wrote something for an item, at or after a position."""
+    for ids in forms:
+        if (begin := find(prompt, ids, cursor)) is not None:
+            return begin, begin + len(ids)
+    return None
+
+
+Extents: TypeAlias = Mapping[str, list[int]]
+
+
+def _extents(plan: Plan, fields: Mapping[str, list[dict[str, Any]]]) -> dict[str, Extents]:
+    """Per modality and flat field, the extent of each item."""
+    made: dict[str, Extents] = {}
+    for name, parts in fields.items():
+        flat = {key: f.dim for key, f in plan.modalities[name].fields.items() if f.kind == "flat"}
+        made[name] = {key: [int(np.shape(part[key])[dim]) for part in parts] for key, dim in flat.items()}
+    return made
+
+
+def _slices(modality: BoundModality, index: int, parts: list[dict[str, Any]], extents: Extents) -> list[Slice]:
+    made = []
+    order = list(modality.fields)
+    for name, value in sorted(parts[index].items(), key=lambda part: order.index(part[0]) if part[0] in order else -1):
+        kind = modality.fields[name].kind if name in modality.fields else "batched"
+        at = "" if kind == "shared" else f"[{index}]"
+        if kind == "flat":
+            begin = sum(extents[name][:index])
+            at = f"[{':, ' * modality.fields[name].dim}{begin}:{begin + extents[name][index]}]"
+        shape = tuple(value.shape) if hasattr(value, "shape") else None
+        dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+        made.append(Slice(name, at, shape, dtype))
+    return made
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def to_json(shown: Shown) -> str:
+    """All facts, with keys that do not change."""
+    return json.dumps(as_dict(shown), indent=2, ensure_ascii=False, default=str) + "\n"
+
+
+def as_dict(shown: Shown) -> dict[str, Any]:
+    """All facts, as JSON has them."""
+    request = shown.request
+    return {
+        "spec": shown.spec,
+        "architecture": shown.architecture,
+        "modalities": [
+            {
+                "name": modality.name,
+                "present": modality.present,
+                "parts": [part._asdict() for part in modality.parts],
+                "named": [part._asdict() for part in modality.named],
+                "values": modality.values,
+                "smallest": _example_dict(modality.smallest),
+                "largest": _example_dict(modality.largest),
+            }
+            for modality in shown.modalities
+        ],
+        "request": request
+        and {
+            "prompt": request.prompt,
+            "expanded": request.expanded,
+            "items": [_item_dict(item) for item in request.items],
+        },
+        "tokens": {str(token): text for token, text in sorted(shown.tokens.items())},
+    }
+
+
+def _example_dict(example: Example | None) -> dict[str, Any] | None:
+    if example is None:
+        return None
+    return {"item": example.item, "tokens": example.tokens, "rows": example.rows, "layout": notation(example.layout)}
+
+
+def _item_dict(item: ItemFacts) -> dict[str, Any]:
+    return {
+        "modality": item.modality,
+        "index": item.index,
+        "item": item.item,
+        "written": item.written and list(item.written),
+        "range": [item.start, item.stop],
+        "rows": item.rows,
+        "layout": notation(item.layout),
+        "mask": [[flag, sum(1 for _ in same)] for flag, same in groupby(item.mask)],
+        "fields": [
+            {"name": part.name, "slice": part.name + part.index, "shape": part.shape, "dtype": part.dtype}
+            for part in item.fields
+        ],
+    }
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(
+    spec: ModelSpec,
+    folder: str | Path | None = None,
+    *,
+    prompt: str | None = None,
+    items: Iterable[str] = (),
+    svg: str | None = None,
+    html: str | None = None,
+    json: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print what there is to show, or write it to the files that are named; ``-`` is standard output."""
+    shown = show(spec, folder, prompt=prompt, items=items)
+    wanted = [(svg, "--svg", to_svg), (html, "--html", to_html), (json, "--json", to_json)]
+    named = [(name, option, make) for name, option, make in wanted if name is not None]
+    for name, option, make in named:
+        _write(name, make(shown), option)
+    if not named:
+        (console or Console()).print(to_rich(shown))
+
+
+def _write(name: str, text: str, option: str) -> None:
+    if name == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{option} {name}", "a file that can be written", str(error)) from error
