@@ -36,7 +36,10 @@ def terra() -> Iterator[Any]:
         from examples.terra.rollout import VllmTerra
 
         register()
-        yield VllmTerra(CHECKPOINT, dtype="float32", seed=0)
+        made = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
+        yield made
+        # not when the collector finds it, in the middle of another engine's start
+        made.llm.llm_engine.engine_core.shutdown()
 
 
 def stacked(seeds: range) -> tuple[np.ndarray, np.ndarray]:
@@ -245,13 +248,19 @@ def test_malformed_requests_are_refused(terra: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [[PAD] * 6, [1, 2, 40], [1, -5, 2], [2**31 - 1], [PAD, 32, -1] * 20], ids=str)
-def test_ids_that_pass_no_processor_do_no_harm(terra: Any, ids: list[int]) -> None:
-    """Rendered inputs skip every check on the way to the model; the engine and its other requests must survive them."""
+def test_ids_that_pass_no_processor_do_no_harm(terra: Any, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendered inputs skip every check but that of the guard; without it, the engine and its other requests must
+    survive them."""
     from vllm import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
 
     engine = terra.llm.llm_engine
     sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
-    engine.add_request(f"raw {ids}", {"type": "token", "prompt_token_ids": ids}, sampling)
+    rendered = {"type": "token", "prompt_token_ids": ids}
+    with pytest.raises(InputError, match=r"^terra\.(prompt\[\d+\]|actions): expected "):
+        engine.add_request(f"guarded {ids}", rendered, sampling)
+    monkeypatch.setattr(InputProcessor, "process_inputs", InputProcessor.process_inputs.__wrapped__)
+    engine.add_request(f"raw {ids}", rendered, sampling)
     finished = []
     for _ in range(20):
         finished += [output for output in engine.step() if output.finished]

@@ -198,11 +198,12 @@ def test_refuses_what_cannot_run(tmp_path: Path, fake: type[Fake]) -> None:
 
 @pytest.fixture(scope="module")
 def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[batch.Rollouts]:
-    """An engine in this process for the whole module."""
+    """An engine for the whole module."""
     with pytest.MonkeyPatch.context() as env:
-        env.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         env.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-        yield batch.Rollouts(str(CHECKPOINT), FRAMES, str(tmp_path_factory.mktemp("out")))
+        made = batch.Rollouts(str(CHECKPOINT), FRAMES, str(tmp_path_factory.mktemp("out")))
+        yield made
+        made.engine.llm.llm_engine.engine_core.shutdown()
 
 
 @pytest.fixture(scope="module")
