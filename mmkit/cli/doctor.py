@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plugin import VARIABLE
-from .common import brief
+from .common import brief, plural
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -339,7 +339,7 @@ def to_rich(findings: list[Finding]) -> RenderableType:
             text.append(f"\n→ {finding.remedy}", style="bold")
         table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
     counts = {status: sum(f.status == status for f in findings) for status in ("problem", "warning")}
-    told = ", ".join(f"{n} {status}{'s' * (n != 1)}" for status, n in counts.items() if n) or "nothing to mend"
+    told = ", ".join(plural(n, status) for status, n in counts.items() if n) or "nothing to mend"
     return Group(table, Text(f"\n{told}"))
 
 

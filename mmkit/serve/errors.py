@@ -26,15 +26,15 @@ class Slow(InputError):
     """A client that keeps the server waiting."""
 
 
-def info(error: BaseException, plan: Plan | None, route: str, reason: str = "") -> ErrorInfo:
+def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     """An error in OpenAI's form, counted.
 
     Args:
         error: what was raised.
         plan: the spec, which tells paths of items.
         route: for the metrics.
-        reason: for the metrics, where it does not follow from the error.
     """
+    reason = ""  # where it follows from the path
     if isinstance(error, TooLarge):
         status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "limit"
     elif isinstance(error, TooBusy):

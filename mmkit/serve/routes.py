@@ -22,7 +22,7 @@ from .errors import Slow
 from .limits import Limits
 from .modalities import describe
 from .protocol import Choice, GenerateRequest, Generation
-from .session import Session
+from .session import POLICY, Session
 from .wire import TooLarge
 
 T = TypeVar("T")
@@ -228,6 +228,6 @@ async def session(socket: WebSocket) -> None:
     try:
         here = door(socket)
     except NoSpec:
-        await socket.close(1008, _NO_SPEC.message[:120])
+        await socket.close(POLICY, _NO_SPEC.message[:120])
         return
     await Session(here, socket).run()

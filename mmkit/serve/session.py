@@ -225,7 +225,7 @@ class Session:
                 raise InputError("prompt", "at least one token in the first message", "none")
             rendered: Any = tokens([])
         else:
-            rendered = await self._watching(engine.render(prompt, special=self._asked is None))
+            rendered = await self._watching(engine.render(prompt, special=not self._last))
         try:
             length = len(rendered["prompt_token_ids"])
             if length + max_tokens > self.remaining:
