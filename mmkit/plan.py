@@ -475,7 +475,9 @@ class Plan:
         """
         if unknown := [name for name in data if name not in self.modalities]:
             expected = f"modalities among {sorted(self.modalities)}"
-            raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]))
+            base = unknown[0].removesuffix("_embeds")
+            remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.' if base in self.modalities else ""
+            raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]), remedy)
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
         """Refuse placeholder ids of modalities that have no items in the request, and numbered placeholders if it has

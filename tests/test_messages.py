@@ -630,6 +630,13 @@ TABLE = [
         "spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
     ),
     (
+        "embeddings beside their modality",
+        lambda: bind(embeds=True).preview([5], {"m_embeds": torch.zeros(1, 2, 2)}),
+        InputError,
+        "spec.multi_modal_data: expected modalities among ['m'], got 'm_embeds'. Send embeddings as "
+        '{"m": {"m_embeds": ...}}.',
+    ),
+    (
         "preview without the processor",
         lambda: bind(process=hf()).preview([5], {"m": torch.zeros(2, 2)}),
         SpecError,

@@ -23,8 +23,8 @@ LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("laws", "differential"), ("engine",))
-"""Checks that run in one process; the engine has its own, which it may take down with it."""
+PROCESSES = (("laws", "differential"), ("engine",), ("serve",))
+"""Checks that run in one process; an engine has its own, which it may take down with it."""
 
 COLUMNS = {
     "version": "vLLM",
@@ -116,6 +116,8 @@ def _shown(check: Mapping[str, Any] | None) -> str:
         return f"{len(check['failures'])} failed"
     counts = {"laws": "laws", "cases": "cases", "requests": "requests", "ids": "ids"}
     shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
+    if not check.get("routes", True):
+        return "no routes"
     return shown + (f"; {len(check['refused'])} refused by transformers" if check.get("refused") else "")
 
 

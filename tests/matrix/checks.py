@@ -1,6 +1,6 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tests.matrix.checks laws differential engine
+    python -m tests.matrix.checks laws differential engine serve
 
 prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
 """
@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PREFIX = "RESULT "
@@ -145,34 +146,75 @@ def differential() -> Details:
 def engine() -> Details:
     """Terra in the engine, greedy, against the Hugging Face reference."""
     import numpy as np
-    import torch
 
     from examples.terra import CHECKPOINT, register
-    from examples.terra.reference import LlamaActionForCausalLM
     from examples.terra.rollout import VllmTerra
-    from examples.terra.world import CONTEXT_FRAMES, make_episode
 
     register()
-    episodes = [make_episode(seed) for seed in EPISODES]
-    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
-    actions = np.stack([episode.actions for episode in episodes])
+    context, actions, wanted = _rollouts()
     terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
     steps = list(terra.rollout(context, actions, FRAMES))
     got = np.stack([step.tokens for step in steps], axis=1)
+    cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
+    return {**_compared(got, wanted), "cached": round(cached, 3)}
+
+
+def serve() -> Details:
+    """Terra over HTTP, in closed loops at the same time, against the same reference."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+    import vllm
+
+    try:
+        from vllm.plugins import ENDPOINT_PLUGINS_GROUP  # noqa: F401
+    except ImportError:  # this vLLM loads no routes
+        return {"routes": False, "failures": []}
+    from examples.terra import CHECKPOINT
+    from examples.terra.serve_demo import OPTIONS, closed_loop
+    from mmkit.serve import Client
+    from mmkit.serve.process import Server
+
+    context, actions, wanted = _rollouts()
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    log = Path("out", "matrix", f"{vllm.__version__}-server.log")
+    with (
+        Server(CHECKPOINT, *OPTIONS, environment=environment, log=log) as server,
+        Client(server.url) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        loops = pool.map(lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions)
+        got = np.stack(list(loops))
+    return {"routes": True, **_compared(got, wanted)}
+
+
+def _rollouts() -> tuple[Any, Any, Any]:
+    """Frames (streams, 3, tokens) and actions of some episodes, and the frames that the Hugging Face reference adds."""
+    import numpy as np
+    import torch
+
+    from examples.terra import CHECKPOINT
+    from examples.terra.reference import LlamaActionForCausalLM
+    from examples.terra.world import CONTEXT_FRAMES, make_episode
+
+    episodes = [make_episode(seed) for seed in EPISODES]
+    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
+    actions = np.stack([episode.actions for episode in episodes])
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
     frames = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), FRAMES)
-    wanted = torch.stack(list(frames), dim=1).numpy()
+    return context, actions, torch.stack(list(frames), dim=1).numpy()
+
+
+def _compared(got: Any, wanted: Any) -> Details:
     wrong = int((got != wanted).sum())
-    cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
     return {
         "ids": got.size,
         "digest": hashlib.sha256(got.astype("<i8").tobytes()).hexdigest()[:12],
-        "cached": round(cached, 3),
         "failures": [f"{wrong} of {got.size} ids are not the reference's"] if wrong else [],
     }
 
 
-CHECKS: dict[str, Callable[[], Details]] = {check.__name__: check for check in (laws, differential, engine)}
+CHECKS: dict[str, Callable[[], Details]] = {check.__name__: check for check in (laws, differential, engine, serve)}
 
 
 def _brief(error: BaseException) -> str:
