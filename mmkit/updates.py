@@ -7,8 +7,9 @@ is not expanded again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -159,13 +160,20 @@ def place(
         NotFound: an item's target is not in the prompt.
         InputError: a target or a placeholder id is left over, also one of `surplus`.
     """
-    errors: list[InputError] = []
+    why: dict[Reading, Callable[[], NoReturn]] = {}
     for reading in _READINGS:
         try:
             return _Pass(prompt, items, where, surplus, reading).run()
-        except InputError as error:
-            errors.append(error)
-    raise errors[_READINGS.index("targets")]
+        except _Unfit as unfit:
+            why[reading] = unfit.refuse
+    why["targets"]()
+
+
+class _Unfit(Exception):
+    """A reading of a prompt that does not fit. What is wrong takes time to say, and the next reading may fit."""
+
+    def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
+        self.refuse = partial(refuse, *args)
 
 
 class _Pass:
@@ -183,14 +191,14 @@ class _Pass:
         position = 0
         for begin, stop, modality, index, way in sorted(self._matches(), key=self._order):
             if begin < position:  # an anchor inside a target that another layout replaces
-                self._not_found(modality, index)
+                raise _Unfit(self._not_found, modality, index)
             rest.append(self.prompt[position:begin])
             ids += rest[-1]
             placements.append(Placement(modality, index, len(ids), way))
             ids += self.items[modality][index][way].laid.ids
             position = stop
         rest.append(self.prompt[position:])
-        self._refuse_leftovers(rest)
+        self._check_leftovers(rest)
         return ids + rest[-1], placements
 
     def _order(self, match: tuple[int, int, str, int, int]) -> tuple[int, bool]:
@@ -215,7 +223,7 @@ class _Pass:
                 if modality not in found or found[modality][0] < cursor:
                     match = self._search(self.items[modality][index], cursor)
                     if match is None:
-                        self._not_found(modality, index)
+                        raise _Unfit(self._not_found, modality, index)
                     found[modality] = match
             modality = min(searching, key=lambda m: found[m][0])  # min keeps the first of equals
             begin, cursor, way = found.pop(modality)
@@ -248,16 +256,20 @@ class _Pass:
                     best = begin, begin + len(target), number
         return best
 
-    def _refuse_leftovers(self, rest: list[list[int]]) -> None:
+    def _check_leftovers(self, rest: list[list[int]]) -> None:
+        left = set().union(*rest)
         for modality, items in self.items.items():
-            ways = {(way.kind, way.target, way.laid.embed_ids): way for alternatives in items for way in alternatives}
-            targets = [way.target for way in ways.values() if way.kind == "replace"]
-            embeds = frozenset().union(*(way.laid.embed_ids for way in ways.values()))
-            for segment in rest:
-                if any(find(segment, target, 0) is not None for target in targets) or not embeds.isdisjoint(segment):
-                    self._wrong_count(modality, InputError)
-        for segment in rest:
-            refuse_surplus(segment, self.surplus, self.where)
+            ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
+            targets = {way.target for way in ways if way.kind == "replace"}
+            if self._found(targets, rest, left) or not all(left.isdisjoint(way.laid.embed_ids) for way in ways):
+                raise _Unfit(self._wrong_count, modality, InputError)
+        if found := self._found(self.surplus, rest, left):
+            raise _Unfit(_surplus, found, self.surplus, self.where)
+
+    def _found(self, targets: Iterable[Target], rest: list[list[int]], left: set[int]) -> Target | None:
+        """One of some targets that stands in what is left of the prompt; `left`: the ids in it."""
+        begun = [target for target in targets if target[0] in left]
+        return next((target for target in begun for ids in rest if find(ids, target, 0) is not None), None)
 
     def _not_found(self, modality: str, index: int) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
@@ -295,11 +307,15 @@ def refuse_surplus(prompt: Sequence[int], surplus: Mapping[Target, str], where: 
     if not surplus or {target[0] for target in surplus}.isdisjoint(prompt):
         return
     ids = list(prompt)
-    for target, modality in surplus.items():
+    for target in surplus:
         if find(ids, target, 0) is not None:
-            got = f"the placeholder {_brief(target)} without its item"
-            remedy = "Send the item, or leave the placeholder out."
-            raise InputError(f"{where}.{modality}", "one item per placeholder", got, remedy)
+            _surplus(target, surplus, where)
+
+
+def _surplus(target: Target, surplus: Mapping[Target, str], where: str) -> NoReturn:
+    got = f"the placeholder {_brief(target)} without its item"
+    remedy = "Send the item, or leave the placeholder out."
+    raise InputError(f"{where}.{surplus[target]}", "one item per placeholder", got, remedy)
 
 
 def _sought(way: Resolved) -> tuple[int, ...]:

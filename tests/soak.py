@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -1727,9 +1728,9 @@ class Soak:
         if len(self.memory) >= 10:
             for index, name in enumerate(("server", "engine"), start=1):
                 sizes = [sample[index] for sample in self.memory]
-                early, late = sizes[len(sizes) // 4 : len(sizes) // 2], sizes[-len(sizes) // 5 :]
-                before, after = statistics.median(early), statistics.median(late)
-                memory[name] = {"first": sizes[0], "warm": before, "end": after, "most": max(sizes), "last": sizes[-1]}
+                bounds = [len(sizes) * tenth // 10 for tenth in range(11)]
+                memory[name] = tenths = [statistics.median(sizes[a:b]) for a, b in pairwise(bounds)]
+                before, after = statistics.median(tenths[2:5]), statistics.median(tenths[8:])
                 if after > before * 1.1 and after > before + 100:
                     self.violate("memory", f"{name} grew from {before:.0f} to {after:.0f} MiB")
         both = {
@@ -1750,9 +1751,7 @@ class Soak:
             "violations": self.violations,
             "taken_although_odd": both,
             "stock_5xx": self.stock_errors,
-            "memory_mib": {
-                key: {part: round(size, 1) for part, size in sizes.items()} for key, sizes in memory.items()
-            },
+            "memory_mib_in_each_tenth": {name: [round(size, 1) for size in sizes] for name, sizes in memory.items()},
             "answer_seconds": {
                 q: round(times[int(p * (len(times) - 1))], 3) for q, p in (("p50", 0.5), ("p99", 0.99), ("most", 1))
             },

@@ -914,7 +914,9 @@ def sites(module):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "sentence":
             yield node.lineno, node.end_lineno
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+        raised = node.exc if isinstance(node, ast.Raise) else None
+        name = getattr(raised.func, "id", "") if isinstance(raised, ast.Call) else ""
+        if name and not name.startswith("_"):  # else a signal between functions of the module
             yield node.lineno, node.end_lineno
 
 

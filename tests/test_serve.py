@@ -295,6 +295,24 @@ def test_the_stock_routes_are_guarded_too(server, ids, message):
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "code", "kind"),
+    [
+        ("GET", "/v1/mm/generate", 405, "MethodNotAllowedError"),
+        ("POST", "/v1/mm/session", 405, "MethodNotAllowedError"),
+        ("POST", "/v1/mm/none", 404, "NotFoundError"),
+    ],
+)
+def test_there_is_no_such_route(server, method, path, code, kind):
+    answer = httpx.request(method, server.url + path, timeout=60)
+    message = (
+        "path: expected POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session, "
+        f"got {method} {path}."
+    )
+    assert answer.json() == {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    assert answer.status_code == code
+
+
 def test_a_session_refuses_and_goes_on(client, prompt, offline):
     with client.session(prompt, {"actions": ACTIONS[:3]}, **SAMPLING) as session:
         for items, ids, message in [

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from ..errors import sentence
 from . import errors, protocol
 from .answers import choice, usage
 from .door import Door
@@ -231,3 +233,17 @@ async def session(socket: WebSocket) -> None:
         await socket.close(POLICY, _NO_SPEC.message[:120])
         return
     await Session(here, socket).run()
+
+
+@router.api_route(
+    "/v1/mm/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+)
+async def elsewhere(request: Request, rest: str) -> Response:
+    """A path or a method that no route above has."""
+    known = rest in {"generate", "modalities", "session"}
+    status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+    expected = "POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session"
+    kind = status.phrase.title().replace(" ", "") + "Error"
+    message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
+    told = protocol.ErrorInfo(message=message, type=kind, param=None, code=status)
+    return JSONResponse(errors.body(told), status)
