@@ -301,6 +301,7 @@ def test_the_stock_routes_are_guarded_too(server, ids, message):
         ("GET", "/v1/mm/generate", 405, "MethodNotAllowedError"),
         ("POST", "/v1/mm/session", 405, "MethodNotAllowedError"),
         ("POST", "/v1/mm/none", 404, "NotFoundError"),
+        ("POST", "/v1/mm", 404, "NotFoundError"),
     ],
 )
 def test_there_is_no_such_route(server, method, path, code, kind):

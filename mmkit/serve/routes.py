@@ -236,11 +236,11 @@ async def session(socket: WebSocket) -> None:
 
 
 @router.api_route(
-    "/v1/mm/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+    "/v1/mm{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
 )
 async def elsewhere(request: Request, rest: str) -> Response:
     """A path or a method that no route above has."""
-    known = rest in {"generate", "modalities", "session"}
+    known = rest in {"/generate", "/modalities", "/session"}
     status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
     expected = "POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session"
     kind = status.phrase.title().replace(" ", "") + "Error"

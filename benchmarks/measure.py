@@ -1,0 +1,95 @@
+"""What the benchmarks share: ratios inside one run, medians with their spread, tables, stored results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def quiet() -> None:
+    """One thread, no hub, vLLM's errors only: call it before torch or vLLM is imported."""
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
+    """Medians of two series that were taken in turns, and the median, least and most of the ratios of their pairs."""
+    ratios = [a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
+    low, high = np.percentile(ratios, [10, 90])
+    return {
+        "ratio": statistics.median(ratios),
+        "p10": float(low),
+        "p90": float(high),
+        **{f"{side}_ms": statistics.median(seconds[side]) * 1000 for side in (ours, theirs)},
+    }
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The slope of a line through the logarithms: 1 is linear."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def shown(figure: Mapping[str, Any]) -> str:
+    """A ratio as tables show it."""
+    return f"{figure['ratio']:.2f} ({figure['p10']:.2f}-{figure['p90']:.2f})"
+
+
+def progress(things: Iterable[Any], what: str) -> Any:
+    """The things, with a bar."""
+    return tqdm(things, desc=what, disable=None)
+
+
+def store(name: str, report: Mapping[str, Any]) -> Path:
+    """Keep a report in `benchmarks/results`, or in the folder that MMKIT_RESULTS names, with what it was taken on."""
+    folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"on": machine(), **report}, indent=2) + "\n")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    import torch
+    import transformers
+    import vllm
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    return {
+        "device": device,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table."""
+    made = Table(*columns)
+    for row in rows:
+        made.add_row(*map(str, row))
+    Console(width=160).print(made)

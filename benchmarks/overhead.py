@@ -1,0 +1,207 @@
+"""Generated processors against vLLM's hand-written ones: ``python -m benchmarks.overhead --help``.
+
+The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles` that both take. A
+request is parsed and processed as vLLM's renderer does it. The time in the Hugging Face processor (the call of
+`InputProcessingContext.call_hf_processor`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's
+base classes included.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from . import measure
+
+SYSTEMS = ("llava", "blip2", "molmo", "deepseek_vl2", "internvl2")
+SIDES = ("generated", "hand_written")
+
+
+@dataclass
+class Side:
+    """One processor, and the time that its last request spent in the Hugging Face processor."""
+
+    processor: Any
+    in_hf: float = 0.0
+    outer: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = self.processor.info.ctx
+        call = context.call_hf_processor
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.in_hf += time.perf_counter() - start
+
+        object.__setattr__(context, "call_hf_processor", timed)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=3, help="How often each request goes through each processor.")] = 30,
+    systems: Annotated[list[str] | None, typer.Option(help="Which models; may be given several times.")] = None,
+) -> None:
+    """The cost of generated processors, as ratios to vLLM's own."""
+    report = {"rounds": rounds, "systems": {}}
+    for name in measure.progress(systems or list(SYSTEMS), "overhead"):
+        report["systems"][name] = system(name, rounds)
+    names = list(report["systems"])
+    report["median"] = {
+        part: statistics.median(report["systems"][name][part]["ratio"] for name in names)
+        for part in ("uncached", "uncached_own", "cached", "prompt_update", "startup")
+    }
+    measure.store("overhead", report)
+    measure.table(
+        ["model", "requests", *report["median"], "peak memory"],
+        [
+            [name, found["requests"], *(measure.shown(found[part]) for part in report["median"]),
+             f"{found['peak_kib']['generated'] / found['peak_kib']['hand_written']:.2f}"]
+            for name, found in report["systems"].items()
+        ] + [["median", "", *(f"{value:.2f}" for value in report["median"].values()), ""]],
+    )  # fmt: skip
+
+
+def system(name: str, rounds: int) -> dict[str, Any]:
+    """The figures of one model."""
+    oracles = importlib.import_module("tests.oracles")
+    sides = {"generated": Side(oracles.processor(name)), "hand_written": Side(oracles.hand_written(name))}
+    requests = list(common_requests(oracles, name, sides))
+    made: dict[str, Any] = {"requests": len(requests), "items": sum(len(v) for _, d, _ in requests for v in d.values())}
+    uncached = {side: lambda request, s=sides[side]: apply(s, request) for side in SIDES}
+    made |= in_turns(uncached, requests, rounds, sides)
+    caches = {side: cache(sides[side].processor) for side in SIDES}
+    cached = {side: lambda request, s=sides[side], c=caches[side]: apply(s, request, c) for side in SIDES}
+    made["cached"] = in_turns(cached, requests, rounds, sides)["uncached"]
+    made["prompt_update"] = prompt_updates(sides, requests, rounds)
+    startup = {side: lambda _, s=sides[side]: start(s.processor) for side in SIDES}
+    made["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
+    made["peak_kib"] = {side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES}
+    return made
+
+
+def common_requests(oracles: Any, name: str, sides: dict[str, Side]) -> Iterator[tuple[list[int], Any, Any]]:
+    """Ids, data and kwargs of the stored cases with items that both processors take, with one result."""
+    known = oracles.SYSTEMS[name]
+    tokenizer = sides["generated"].processor.info.ctx.tokenizer
+    for case in known.cases():
+        if "error" in case or not case["items"]:
+            continue
+        text = "prompt" in case
+        ids = list(known.encode(tokenizer, case["prompt"], case["tokenize"])) if text else oracles.ids(case)
+        request = ids, oracles.items_of(case), case.get("mm_processor_kwargs", {})
+        try:
+            results = [apply(side, request) for side in sides.values()]
+        except Exception:  # one that vLLM's class refuses, or crashes on
+            continue
+        if results[0]["prompt_token_ids"] == results[1]["prompt_token_ids"]:
+            yield request
+
+
+def apply(side: Side, request: Any, cache: Any = None) -> Any:
+    """One request: parsed, processed, placed."""
+    from mmkit.vllm_api import kit
+
+    prompt, data, kwargs = request
+    return kit.render(side.processor, prompt, data, kwargs, cache)
+
+
+def cache(processor: Any) -> Any:
+    """An empty processor cache, large enough."""
+    from mmkit.testing import harness
+
+    return harness.Caches(processor, 1.0, pair=False).sender
+
+
+def start(processor: Any) -> None:
+    """What the engine asks at its start: the most tokens of an item, and the dummy request."""
+    limits = processor.info.allowed_mm_limits
+    seq_len = processor.info.ctx.model_config.max_model_len
+    counts = {name: 1 for name, limit in limits.items() if limit is None or limit}
+    processor.info.get_mm_max_tokens_per_item(seq_len, counts)
+    processor.get_dummy_mm_inputs(counts)
+
+
+def in_turns(
+    calls: dict[str, Callable[[Any], Any]], requests: list[Any], rounds: int, sides: dict[str, Side]
+) -> dict[str, Any]:
+    """Times of the same requests on both sides, with and without the Hugging Face processor."""
+    whole: dict[str, list[float]] = {side: [] for side in SIDES}
+    own: dict[str, list[float]] = {side: [] for side in SIDES}
+    for request in requests:  # warm
+        for side in SIDES:
+            calls[side](request)
+    for number in range(rounds):
+        spent = {side: 0.0 for side in SIDES}
+        in_hf = {side: 0.0 for side in SIDES}
+        for index, request in enumerate(requests):
+            for side in SIDES if (number + index) % 2 else reversed(SIDES):
+                sides[side].in_hf = 0.0
+                start = time.perf_counter()
+                calls[side](request)
+                spent[side] += time.perf_counter() - start
+                in_hf[side] += sides[side].in_hf
+        for side in SIDES:
+            whole[side].append(spent[side] / len(requests))
+            own[side].append((spent[side] - in_hf[side]) / len(requests))
+    return {"uncached": measure.ratio(whole, *SIDES), "uncached_own": measure.ratio(own, *SIDES)}
+
+
+def prompt_updates(sides: dict[str, Side], requests: list[Any], rounds: int) -> dict[str, Any]:
+    """From processed fields to the ids with placeholders, without anything before."""
+    prepared: dict[str, list[Callable[[], Any]]] = {side: [] for side in SIDES}
+    for name, side in sides.items():
+        for request in requests:
+            prepared[name].append(prompt_update(side.processor, request))
+    indices = list(range(len(requests)))
+    calls = {side: lambda index, p=prepared[side]: p[index]() for side in SIDES}
+    return in_turns(calls, indices, rounds, sides)["uncached"]
+
+
+def prompt_update(processor: Any, request: Any) -> Callable[[], Any]:
+    """The prompt update of one processed request."""
+    from mmkit.vllm_api import kit
+
+    prompt, data, kwargs = request
+    items = kit.parsed(processor, data)
+    raw = kit.process(processor, items, kwargs)
+    fields = kit.MultiModalKwargsItems.from_hf_inputs(raw, processor._get_mm_fields_config(raw, kwargs))
+
+    def call() -> Any:
+        updates = processor._get_mm_prompt_updates(items, kwargs, fields)
+        return processor._apply_prompt_updates(processor._postprocess_prompt(prompt), updates)
+
+    return call
+
+
+def peak(call: Callable[[], Any]) -> float:
+    """KiB that Python's allocator holds at most during a call, on top of what it holds before; tensors not counted."""
+    call()
+    with traced():
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call()
+        return (tracemalloc.get_traced_memory()[1] - before) / 1024
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+if __name__ == "__main__":
+    measure.quiet()
+    typer.run(main)

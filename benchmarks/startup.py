@@ -1,0 +1,84 @@
+"""What mmkit costs before the first request: ``python -m benchmarks.startup --help``.
+
+Import times are those of new processes, in turns: one imports torch (and numpy, which torch wants), one mmkit, which
+imports both; the difference is mmkit's own, pydantic's included.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from . import measure
+
+IMPORTS = {
+    "torch": "import numpy, torch",
+    "mmkit": "import mmkit",
+    "pydantic": "import numpy, torch, pydantic, typing_extensions",
+}
+
+
+def main(rounds: Annotated[int, typer.Option(min=3, help="Processes of each kind, in turns.")] = 15) -> None:
+    """Import time, and the time in which classes are generated."""
+    code = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
+    seconds: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for _ in measure.progress(range(rounds), "imports"):
+        for name, statement in IMPORTS.items():
+            told = subprocess.run(
+                [sys.executable, "-c", code.format(statement)], capture_output=True, text=True, check=True
+            )
+            seconds[name].append(float(told.stdout))
+    report: dict[str, Any] = {"rounds": rounds}
+    for name in ("mmkit", "pydantic"):
+        beyond = sorted(a - b for a, b in zip(seconds[name], seconds["torch"], strict=True))
+        report[f"import_{name}_beyond_torch_ms"] = spread([value * 1000 for value in beyond])
+    report["without_vllm"] = without_vllm()
+    report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
+    measure.store("startup", report)
+    rows = [
+        [f"import {name}, beyond torch", report[f"import_{name}_beyond_torch_ms"]] for name in ("mmkit", "pydantic")
+    ]
+    rows += [[f"classes of {name}", found] for name, found in report["classes_ms"].items()]
+    measure.table(
+        ["what", "median, ms", "least", "most"],
+        [[what, *(f"{f[key]:.1f}" for key in ("median", "least", "most"))] for what, f in rows],
+    )
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"median": ordered[len(ordered) // 2], "least": ordered[0], "most": ordered[-1]}
+
+
+def without_vllm() -> bool:
+    """Whether importing mmkit leaves vLLM and transformers alone."""
+    code = "import sys, mmkit; print(bool({'vllm', 'transformers'} & {n.split('.')[0] for n in sys.modules}))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def classes(rounds: int) -> dict[str, list[float]]:
+    """Milliseconds to generate the classes of a spec, once vLLM is imported."""
+    from examples.gallery.deepseek_vl2 import DEEPSEEK_VL2
+    from examples.llava_like.spec import LLAVA_LIKE
+    from examples.terra.spec import TERRA
+    from mmkit.generate import classes as generated
+
+    _ = TERRA.classes  # imports vLLM
+    made: dict[str, list[float]] = {}
+    for spec in (TERRA, LLAVA_LIKE, DEEPSEEK_VL2):
+        made[spec.name] = []
+        for _ in range(rounds):
+            fresh = spec.model_copy()  # whose classes are not there yet
+            start = time.perf_counter()
+            generated(fresh)
+            made[spec.name].append((time.perf_counter() - start) * 1000)
+    return made
+
+
+if __name__ == "__main__":
+    measure.quiet()
+    typer.run(main)
