@@ -10,6 +10,7 @@ TESTARGS ?=
 JOBS ?= 2
 DEMOARGS ?=
 SOAKARGS ?=
+BENCHARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
 
@@ -24,7 +25,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo serve-demo test test-thorough soak matrix lint format clean distclean
+.PHONY: help venv demo serve-demo test test-thorough soak matrix bench lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -33,6 +34,7 @@ help:
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
+	@echo "make bench   every benchmark, tables and pictures    BENCHARGS='overhead growth' chooses"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -59,6 +61,9 @@ soak: $(VENV)/.installed
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks $(BENCHARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,48 @@
+"""All benchmarks, one after the other, then their pictures: ``python -m benchmarks``, or ``make bench``.
+
+Each runs in a process of its own and writes `benchmarks/results/<name>.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+ALL = {
+    "startup": [],
+    "overhead": [],
+    "growth": [],
+    "terra_cpu": [],
+    "serve_load": [],
+    "terra_gpu": [],
+}
+"""Benchmarks with their arguments."""
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(ALL)}; all by default.")] = None,
+) -> None:
+    """Run benchmarks, and draw what is known."""
+    if unknown := set(names or ()) - set(ALL):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}.")
+    import torch
+
+    failed = []
+    for name in names or ALL:
+        arguments = [*ALL[name], *(["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else [])]
+        print(f"== {name} {' '.join(arguments)}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], env=os.environ)
+        if done.returncode:
+            failed.append(name)
+    subprocess.run([sys.executable, "-m", "benchmarks.plots"], check=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

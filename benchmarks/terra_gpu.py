@@ -1,0 +1,283 @@
+"""Terra at its published size on one GPU: ``python -m benchmarks.terra_gpu --help``.
+
+2.04 B parameters, bfloat16, random weights, whole rollouts: 3 frames of context, then 22 frames of 576 tokens, one
+action each. The Hugging Face reference with its KV cache, vLLM without and with CUDA graphs, for 1, 8 and 64 videos at
+once. Each part runs in a process of its own, which gives all its memory back. Without a GPU, `--tiny` runs the same on
+a CPU with a model of a few thousand parameters, to see that the script works.
+
+It needs no network and no checkpoint. For a machine without one, collect wheels where there is one, with the same
+Python and platform, and carry them over with a checkout of this repository:
+
+    pip download vllm==0.32.0 rich typer -d wheels            # torch for CUDA comes with vllm
+    pip wheel . ./examples --no-deps -w wheels                # mmkit and the examples
+    # there:
+    python -m venv env
+    env/bin/pip install --no-index --find-links wheels vllm mmkit mmkit-examples rich typer
+    env/bin/python -m benchmarks.terra_gpu                    # in the checkout
+
+The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads every weight but the
+rows of the embedding table that it does not use, and the keys and values of every position so far,
+
+    bytes per step = weights + streams * positions * layers * 2 * kv heads * head size * bytes per number
+
+so a frame cannot take less than the sum of its steps' bytes by the bandwidth. The bandwidth is the device's own: memory
+clock times bus width, twice per clock; and, beside it, that of copying 2 GiB, as measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from . import measure
+
+CONTEXT = 3
+PARTS = ("hf", "eager", "graphs")
+TINY = {
+    "vocab_size": 65,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 350,
+    "pad_token_id": 64,
+    "bos_token_id": 64,
+    "eos_token_id": 64,
+    "num_spatio_embeddings": 14,
+    "num_image_patches": 8,
+}
+
+
+def main(
+    streams: Annotated[list[int] | None, typer.Option(help="Videos at once; may be given several times.")] = None,
+    parts: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; may be given several times.")] = None,
+    frames: Annotated[int, typer.Option(min=2, max=22, help="Frames of each rollout.")] = 22,
+    hf_frames: Annotated[int | None, typer.Option(min=2, max=22, help="Fewer frames for the slow reference.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny model, on whatever device there is.")] = False,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory that vLLM may take.")] = 0.85,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Frames per second of Terra, and which fraction of the bandwidth's bound they are."""
+    counts = streams or ([1, 2] if tiny else [1, 8, 64])
+    if part is not None:
+        print("RESULT", json.dumps(run(part, counts[0], frames, tiny, memory)), flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MMKIT_BENCHMARK_MODEL"] = folder
+        config(tiny).save_pretrained(folder)
+        rows = []
+        for kind in parts or PARTS:
+            for count in counts:
+                wanted = (hf_frames or frames) if kind == "hf" else frames
+                rows.append(in_process(kind, count, wanted, tiny, memory))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    reference = {row["streams"]: row for row in rows if row["part"] == "hf" and "error" not in row}
+    for row in rows:
+        if (base := reference.get(row["streams"])) and "error" not in row:
+            row["times_hf"] = row["frames_per_second"] / base["frames_per_second"]
+    measure.store("terra_gpu_tiny" if tiny else "terra_gpu", {"frames": frames, "rows": rows})
+    measure.table(
+        [
+            "part",
+            "streams",
+            "frames/s",
+            "ms per step",
+            "of the bound",
+            "of the measured one",
+            "times HF",
+            "prefix cache",
+        ],
+        [shown(row) for row in rows],
+    )
+    if any("error" in row for row in rows):
+        raise typer.Exit(1)
+
+
+def shown(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["part"], str(row["streams"]), row["error"][-60:], "", "", "", "", ""]
+    bound = row["of_bound"]
+    return [
+        row["part"],
+        str(row["streams"]),
+        f"{row['frames_per_second']:.2f}",
+        f"{row['ms_per_step']:.2f}",
+        "" if bound is None else f"{bound:.0%}",
+        f"{row['of_measured_bound']:.0%}",
+        f"{row['times_hf']:.1f}" if "times_hf" in row else "",
+        "" if row["cached"] is None else f"{row['cached']:.1%}",
+    ]
+
+
+def in_process(kind: str, count: int, frames: int, tiny: bool, memory: float) -> dict[str, Any]:
+    """One part in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.terra_gpu", "--part", kind, "--streams", str(count)]
+    command += ["--frames", str(frames), "--memory", str(memory), *(["--tiny"] if tiny else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            made: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return made
+    return {"part": kind, "streams": count, "error": f"ended with {done.returncode}: {done.stdout[-300:]}"}
+
+
+def config(tiny: bool) -> Any:
+    """The published sizes, or tiny ones."""
+    from examples.terra.configuration import LlamaActionConfig
+
+    dtype = "float32" if tiny else "bfloat16"
+    return LlamaActionConfig(architectures=["LlamaActionForCausalLM"], dtype=dtype, **(TINY if tiny else {}))
+
+
+def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict[str, Any]:
+    """One part, in this process: the first rollout warms up, the second is measured, with other frames and actions."""
+    made = config(tiny)
+    rollout = reference(made) if kind == "hf" else engine(kind, streams, memory)
+    for _ in rollout(*drawn(made, streams, seed=0), 2):
+        pass
+    seconds, cached, prompts = [], 0, 0
+    for taken, hits, length in rollout(*drawn(made, streams, seed=1), frames):
+        seconds.append(taken)
+        if len(seconds) > 1:  # the first frame of a rollout finds nothing in the cache, by intention
+            cached, prompts = cached + hits, prompts + length
+    bandwidth, measured = device_bandwidth(), copying_bandwidth()
+    least = sum(frame_bytes(made, streams, CONTEXT + number) for number in range(frames))
+    return {
+        "part": kind,
+        "streams": streams,
+        "parameters": parameters(made),
+        "frames": frames,
+        "frames_per_second": streams * frames / sum(seconds),
+        "ms_per_step": 1000 * sum(seconds) / frames / made.num_image_patches,
+        "of_bound": None if bandwidth is None else least / bandwidth / sum(seconds),
+        "of_measured_bound": least / measured / sum(seconds),
+        "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
+        "measured_bandwidth_gb_s": measured / 1e9,
+        "cached": cached / prompts if prompts else None,
+        "seconds_of_each_frame": [round(taken, 4) for taken in seconds],
+    }
+
+
+def drawn(made: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random contexts (streams, 3, num_image_patches) and actions."""
+    random = np.random.default_rng(seed)
+    context = random.integers(0, made.pad_token_id, (streams, CONTEXT, made.num_image_patches))
+    shape = streams, made.num_temporal_embeddings, made.num_action_tokens, made.action_dim
+    return context, random.normal(size=shape).astype(np.float32)
+
+
+def engine(kind: str, streams: int, memory: float) -> Any:
+    """Rollouts in vLLM: seconds, cached and all tokens of the prompts, frame by frame."""
+    from examples.terra import register
+    from examples.terra.rollout import VllmTerra
+
+    register()
+    terra = VllmTerra(
+        os.environ["MMKIT_BENCHMARK_MODEL"],
+        load_format="dummy",
+        enforce_eager=kind == "eager",
+        max_num_seqs=max(streams, 2),
+        gpu_memory_utilization=memory,
+    )
+
+    def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
+        for step in terra.rollout(context, actions, frames):
+            yield step.seconds, step.cached_tokens, step.prompt_tokens
+
+    return rollout
+
+
+def reference(made: Any) -> Any:
+    """Rollouts in the Hugging Face reference, which keeps its KV cache."""
+    import torch
+
+    from examples.terra.reference import LlamaActionForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = LlamaActionForCausalLM._from_config(made, dtype=made.dtype).eval()
+
+    def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
+        steps = model.rollout(torch.from_numpy(context).to(device), torch.from_numpy(actions).to(device), frames)
+        while True:
+            start = time.perf_counter()
+            frame = next(steps, None)
+            if frame is None:
+                return
+            frame.cpu()  # waits for the device
+            yield time.perf_counter() - start, 0, 0
+
+    return rollout
+
+
+# -- the bound ---------------------------------------------------------------------------------------------------------
+
+
+def parameters(made: Any) -> int:
+    """Of the whole model."""
+    return read_parameters(made) + made.vocab_size * made.hidden_size
+
+
+def read_parameters(made: Any) -> int:
+    """Those that every step reads: all but the embedding table."""
+    head = made.head_dim or made.hidden_size // made.num_attention_heads
+    attention = made.hidden_size * head * 2 * (made.num_attention_heads + made.num_key_value_heads)
+    layer = attention + 3 * made.hidden_size * made.intermediate_size + 2 * made.hidden_size
+    tables = made.hidden_size * (made.num_spatio_embeddings + made.num_temporal_embeddings)
+    projection = made.hidden_size * (made.action_dim + 1)
+    return int(
+        made.num_hidden_layers * layer + made.hidden_size + made.vocab_size * made.hidden_size + tables + projection
+    )
+
+
+def frame_bytes(made: Any, streams: int, known: int) -> float:
+    """Bytes read to generate one frame of every stream after so many known ones."""
+    width = 4 if "32" in str(made.dtype) else 2
+    head = made.head_dim or made.hidden_size // made.num_attention_heads
+    position = made.num_hidden_layers * 2 * made.num_key_value_heads * head * width
+    steps, begin = made.num_image_patches, known * made.num_spatio_embeddings
+    positions = steps * begin + steps * (steps - 1) / 2
+    return steps * read_parameters(made) * width + streams * positions * position
+
+
+def device_bandwidth() -> float | None:
+    """Bytes per second as the device states them; None where there is no GPU or it does not say."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    told = torch.cuda.get_device_properties(0)
+    clock, width = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)  # kHz, bits
+    return 2 * clock * 1e3 * width / 8 or None
+
+
+def copying_bandwidth(size: int = 2**31, rounds: int = 20) -> float:
+    """Bytes per second read and written by copying a large tensor, at best."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size, rounds = (size, rounds) if device == "cuda" else (2**26, 5)
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size / best
+
+
+if __name__ == "__main__":
+    measure.quiet()
+    typer.run(main)
