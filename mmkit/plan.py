@@ -14,8 +14,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import msgspec
 import torch
 
 from .errors import InputError, MmkitError, SpecError
@@ -341,6 +342,7 @@ class Plan:
     ) -> None:
         self.spec = spec
         self.vocab_size = vocab_size(config)
+        self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
         vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
         self._configured: OrderedDict[str, Plan] = OrderedDict()
@@ -456,16 +458,18 @@ class Plan:
         Raises:
             InputError: an id that is no whole number, or lies outside the vocabulary.
         """
-        if not prompt:
-            return
-        if set(map(type, prompt)) != {int}:
-            position = next(i for i, token in enumerate(prompt) if type(token) is not int)
-            odd, where = prompt[position], f"{self.spec.name}.prompt[{position}]"
-            raise InputError(where, "a token id", f"{type(odd).__name__} {odd!r}", "Send integers.")
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            position = next(i for i, token in enumerate(prompt) if not 0 <= token < self.vocab_size)
-            where, expected = f"{self.spec.name}.prompt[{position}]", f"a token id from 0 to {self.vocab_size - 1}"
-            raise InputError(where, expected, str(prompt[position]), "Check the tokenizer.")
+        try:
+            msgspec.convert(prompt, self._ids)  # one pass in C
+        except msgspec.ValidationError:
+            for position, token in enumerate(prompt):
+                where = f"{self.spec.name}.prompt[{position}]"
+                if type(token) is not int:
+                    got = f"{type(token).__name__} {token!r}"
+                    raise InputError(where, "a token id", got, "Send integers.") from None
+                if not 0 <= token < self.vocab_size:
+                    expected = f"a token id from 0 to {self.vocab_size - 1}"
+                    raise InputError(where, expected, str(token), "Check the tokenizer.") from None
+            raise
 
     def check_names(self, data: Iterable[str]) -> None:
         """Refuse data of modalities that the model does not have.
@@ -490,9 +494,9 @@ class Plan:
         Raises:
             InputError: names the modality and how many placeholder ids there are.
         """
-        covered = {token for token, names in self._owners.items() if not set(present).isdisjoint(names)}
-        if not self.embed_ids.isdisjoint(prompt) and (stray := self.embed_ids & set(prompt) - covered):
-            token = min(stray)
+        bare = {token for token, names in self._owners.items() if set(present).isdisjoint(names)}
+        if not bare.isdisjoint(prompt):
+            token = min(bare.intersection(prompt))
             name = self._owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'

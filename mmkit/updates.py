@@ -7,7 +7,7 @@ is not expanded again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -257,17 +257,19 @@ class _Pass:
         return best
 
     def _check_leftovers(self, rest: list[list[int]]) -> None:
-        left = set().union(*rest)
         for modality, items in self.items.items():
             ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
+            embeds = frozenset().union(*{way.laid.embed_ids for way in ways})
             targets = {way.target for way in ways if way.kind == "replace"}
-            if self._found(targets, rest, left) or not all(left.isdisjoint(way.laid.embed_ids) for way in ways):
+            if not all(map(embeds.isdisjoint, rest)) or self._found(targets, rest):
                 raise _Unfit(self._wrong_count, modality, InputError)
-        if found := self._found(self.surplus, rest, left):
+        if found := self._found(self.surplus, rest):
             raise _Unfit(_surplus, found, self.surplus, self.where)
 
-    def _found(self, targets: Iterable[Target], rest: list[list[int]], left: set[int]) -> Target | None:
-        """One of some targets that stands in what is left of the prompt; `left`: the ids in it."""
+    def _found(self, targets: Collection[Target], rest: list[list[int]]) -> Target | None:
+        """One of some targets that stands in what is left of the prompt."""
+        first = {target[0] for target in targets}
+        left = set().union(*map(first.intersection, rest)) if first else first
         begun = [target for target in targets if target[0] in left]
         return next((target for target in begun for ids in rest if find(ids, target, 0) is not None), None)
 

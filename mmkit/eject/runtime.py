@@ -605,9 +605,9 @@ class ProcessingInfo(BaseProcessingInfo):
         Raises:
             InputError: names the modality and how many placeholder ids there are.
         """
-        covered = {token for token, names in self.owners.items() if not set(present).isdisjoint(names)}
-        if stray := set(self.owners) & set(prompt) - covered:
-            token = min(stray)
+        bare = {token for token, names in self.owners.items() if set(present).isdisjoint(names)}
+        if not bare.isdisjoint(prompt):
+            token = min(bare.intersection(prompt))
             name = self.owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
