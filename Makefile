@@ -24,7 +24,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo serve-demo test test-thorough soak matrix lint format clean distclean
+.PHONY: help venv demo serve-demo test test-thorough soak matrix docs lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -33,6 +33,7 @@ help:
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
+	@echo "make docs    build the documentation into site/; a warning is an error"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -59,6 +60,10 @@ soak: $(VENV)/.installed
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
+
+docs: export NO_MKDOCS_2_WARNING ?= 1  # the theme's, about a later version of mkdocs
+docs: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build --strict --clean
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -94,7 +99,7 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

@@ -282,7 +282,15 @@ class ModelSpec(_Declared):
         Args:
             model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
                 config.
-            info, dummy_inputs, processor: subclasses to register in place of generated classes.
+            info: a subclass of `classes.info` to register in place of it.
+            dummy_inputs: the same for `classes.dummy_inputs`.
+            processor: the same for `classes.processor`.
+
+        Returns:
+            The model class, or a decorator if none is given.
+
+        Raises:
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
             return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)

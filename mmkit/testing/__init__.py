@@ -218,8 +218,12 @@ def parametrize(
     """A pytest decorator: the test function is called once per law, with a `check` to call.
 
     Args:
-        spec, model_dir, model, examples, options: as for `check`.
+        spec: as for `check`.
+        model_dir: as for `check`.
         expected: laws that this spec is known to violate, with the reason; it is a failure if one of them holds.
+        model: as for `check`.
+        examples: as for `check`.
+        options: as for `check`.
     """
     import pytest
 
