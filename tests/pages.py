@@ -1,6 +1,6 @@
 """Pages of documentation as tests: ``python -m tests.pages PAGE FOLDER`` runs the code of a page in a folder.
 
-The blocks of a page run from top to bottom, in one namespace and one folder, where `examples` is that of the repository:
+The blocks of a page run from top to bottom, in one namespace and one folder, with the repository's `examples` in it:
 
 - ``python`` is executed;
 - ``console`` is run by bash, and has to end with status 0;
@@ -133,9 +133,7 @@ def _check_form(block: Block, path: Path) -> None:
         raise PageError(f"{where}: a title outside the folder of the page")
     if not (block.title or block.reason or block.language in _ACTIONS):
         known = ", ".join(_ACTIONS)
-        raise PageError(
-            f"{where}: a {block.language} block that is no output, no file, none of {known}, with no reason"
-        )
+        raise PageError(f"{where}: a {block.language} block: no output, no file, none of {known}, and no reason")
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
