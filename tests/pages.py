@@ -238,15 +238,20 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "MMKIT_MODULES": "",
+        "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
         "COLUMNS": "120",
         "NO_COLOR": "1",
     }
-    return {**os.environ, **changed}
+    # as tests/conftest.py has it: engines side by side on few cores
+    shared = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**shared, **os.environ, **changed}
 
 
 def main() -> None:
     path, folder = map(Path, sys.argv[1:])
+    os.environ.update(environment())
     from hypothesis import HealthCheck, settings
 
     settings.register_profile(

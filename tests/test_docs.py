@@ -40,7 +40,6 @@ def test_page(path: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.pages", str(path), str(tmp_path)],
         cwd=ROOT,
-        env=pages.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
