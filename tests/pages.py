@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -145,9 +146,11 @@ def run(page: Page, folder: Path) -> None:
     Raises:
         PageError: the first block that fails.
     """
+    folder = folder.resolve()
     os.chdir(folder)
     if not Path("examples").exists():
         Path("examples").symlink_to(ROOT / "examples")
+    sys.path.insert(0, str(folder))  # as for `python script.py`
     main = ModuleType("__main__")  # spawned processes do not run the page again
     sys.modules["__main__"] = main
     for block in page.blocks:
@@ -176,6 +179,7 @@ def _file(block: Block, title: str) -> None:
         return
     Path(title).parent.mkdir(parents=True, exist_ok=True)
     Path(title).write_text(block.content, encoding="utf-8")
+    importlib.invalidate_caches()
 
 
 def _python(block: Block, page: Page, names: dict[str, Any]) -> str:

@@ -57,6 +57,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for key, value in pages.environment().items():
         monkeypatch.setenv(key, value)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
@@ -114,7 +115,9 @@ TERRA = ModelSpec(
 ```
 
 ```python
-assert x == 1 and os.path.exists("made")
+import made.thing
+
+assert x == 1 and made.thing.VALUE == 5
 ```
 """.lstrip()
 
