@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +12,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
+import docs_hooks
 
 from . import pages
 from .pages import PageError, matches, read, run
@@ -330,3 +333,91 @@ def test_a_site_that_loads(html: str, complaint: str, tmp_path: Path) -> None:
     found = complaints(tmp_path)
     assert len(found) == bool(complaint)
     assert all(complaint in text for text in found)
+
+
+# -- the hooks of the site ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("link", "home", "uri", "expected"),
+    [
+        ("serving.md", "docs/laws.md", "laws.md", "serving.md"),
+        ("serving.md#errors", "docs/how-to/x.md", "how-to/x.md", "serving.md#errors"),
+        ("../serving.md", "docs/how-to/x.md", "how-to/x.md", "../serving.md"),
+        ("docs/laws.md#contracts", "CONTRIBUTING.md", "contributing.md", "laws.md#contracts"),
+        ("../CHANGELOG.md", "docs/laws.md", "laws.md", "changelog.md"),
+        ("tour.ipynb", "docs/index.md", "index.md", "tour.md"),
+        ("../examples/terra/spec.py", "docs/laws.md", "laws.md", None),
+        ("../examples", "docs/laws.md", "laws.md", None),
+        ("../examples/nothing.py", "docs/laws.md", "laws.md", "../examples/nothing.py"),
+        ("https://elsewhere/", "docs/laws.md", "laws.md", "https://elsewhere/"),
+        ("#here", "docs/laws.md", "laws.md", "#here"),
+    ],
+)
+def test_links_of_the_site(link: str, home: str, uri: str, expected: str | None) -> None:
+    assert docs_hooks.site_link(link, home, uri) == expected
+
+
+def test_links_in_code_stay() -> None:
+    text = "a [b](c)\n```text\n[b](c)\n```\n  ````md\n```\n[b](c)\n````\n[b](c)"
+    assert docs_hooks.outside_code(text, lambda line: line.replace("[b](c)", "X")) == (
+        "a X\n```text\n[b](c)\n```\n  ````md\n```\n[b](c)\n````\nX"
+    )
+
+
+def test_a_notebook_is_a_page() -> None:
+    def cell(source: str, *outputs: dict[str, object]) -> dict[str, object]:
+        return {"cell_type": "code", "source": [source], "outputs": list(outputs)}
+
+    notebook = {
+        "cells": [
+            {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+            cell("print(1)\n", {"output_type": "stream", "name": "stdout", "text": ["1\n"]}),
+            cell("warn()", {"output_type": "stream", "name": "stderr", "text": ["no\n"]}),
+            cell("x", {"data": {"image/svg+xml": ["<svg>\n\n</svg>"], "text/plain": ["<SVG>"]}}),
+            cell("y", {"data": {"text/plain": ["\x1b[31m5\x1b[0m"]}}),
+            cell(" "),
+        ]
+    }
+    assert docs_hooks.notebook_page(notebook) == (
+        "# Title\ntext\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\nwarn()\n```\n\n"
+        "```python\nx\n```\n\n<div>\n<svg>\n</svg>\n</div>\n\n```python\ny\n```\n\n```text\n5\n```\n"
+    )
+
+
+# -- the changelog -----------------------------------------------------------------------------------------------------
+
+
+def towncrier(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    options = ["--config", str(folder / "pyproject.toml"), "--dir", str(folder)]
+    command = [sys.executable, "-m", "towncrier", "build", *options, "--version", "9.9.9", "--date", "2030-01-02"]
+    return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_fragments_render() -> None:
+    done = towncrier(ROOT, "--draft")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [path.name for path in (ROOT / "changelog.d").iterdir()]
+    assert [n for n in names if not re.fullmatch(r"[a-z0-9-]+\.(added|changed|fixed|removed)\.md", n)] == sorted(
+        {"README.md", "template.md.jinja"}, key=names.index
+    )
+    for path in (ROOT / "changelog.d").glob("*.*.md"):
+        assert path.read_text(encoding="utf-8").splitlines()[0] in done.stdout
+
+
+def test_a_release_moves_fragments_into_the_changelog(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "changelog.d", tmp_path / "changelog.d")
+    for file in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / "changelog.d" / "a.fixed.md").write_text("A word.\nAnother line.\n")
+    (tmp_path / "changelog.d" / "b.added.md").write_text("A thing.\n")
+    done = towncrier(tmp_path, "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "CHANGELOG.md").read_text()
+    released = text.partition("## 9.9.9 (2030-01-02)")[2].partition("\n## 0.1.0 ")[0]
+    assert re.fullmatch(
+        r"\s+### Added\s+(- .*\s+)*- A thing\.\s+(- .*\s+|### Changed\s+)*### Fixed\s+(.|\n)*", released
+    )
+    assert "- A word.\n  Another line.\n" in released
+    assert text.index("9.9.9") < text.index("## 0.1.0 ")
+    assert not list((tmp_path / "changelog.d").glob("*.fixed.md"))
