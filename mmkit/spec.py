@@ -215,7 +215,11 @@ class ModelSpec(_Declared):
                 raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
 
     def __getitem__(self, name: str) -> Modality:
-        """The modality of that name."""
+        """The modality of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
         return {modality.name: modality for modality in self.modalities}[name]
 
     def bind(
@@ -260,6 +264,9 @@ class ModelSpec(_Declared):
 
         They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
         subclassed.
+
+        Raises:
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         from .generate import classes
 
