@@ -61,7 +61,8 @@ soak: $(VENV)/.installed
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
 
-docs: export NO_MKDOCS_2_WARNING ?= 1  # the theme's, about a later version of mkdocs
+# The variable silences what the theme says about its own future.
+docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(VENV)/.installed
 	$(BIN)/python -m mkdocs build --strict --clean
 

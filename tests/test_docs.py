@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import docs_hooks
+import mmkit
 
 from . import pages
 from .pages import PageError, matches, read, run
@@ -198,10 +199,21 @@ def test_links(path: Path) -> None:
 
 
 def test_pictures_are_those_of_tests() -> None:
-    """Every picture of a page comes from a command that a test runs."""
-    checked = (ROOT / "tests" / "test_cli.py").read_text() + (ROOT / "tests" / "test_terra.py").read_text()
+    """Every picture of a page is named by a test that makes it, or by a block of a page that does."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    texts += [block.content for path in PAGES for block in read(path).blocks if not block.reason and not block.title]
+    drawn = (ROOT / "tests" / "test_cli.py").read_text(encoding="utf-8")
+    assert 'f"show-{name}.svg"' in drawn
     for picture in (DOCS / "images").iterdir():
-        assert picture.name in checked or picture.stem.removeprefix("show-") in checked, picture.name
+        shown = re.fullmatch(r"show-(.*)\.svg", picture.name)
+        assert (shown and f'"{shown[1]}": (' in drawn) or any(picture.name in text for text in texts), picture.name
+
+
+def test_every_public_name_is_on_a_page_of_the_reference() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    for module, names in (("mmkit", mmkit.__all__), ("mmkit.testing", ["check", "parametrize", "check_registered"])):
+        found = set(re.findall(rf"(?m)^::: {module}\.(?:\w+\.)*(\w+)$", text)) | set(re.findall(r"`(\w+)[`\[(]", text))
+        assert set(names) <= found
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------

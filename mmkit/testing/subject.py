@@ -216,8 +216,8 @@ def of_registered(
     Args:
         model_dir: as for `of_spec`.
         kwargs: as for `of_spec`.
-        samples: as for `of_spec`; without them images of at most 96 x 96 pixels, videos of 6 frames of 64 x 64, audio of
-            16,000 samples.
+        samples: as for `of_spec`; without them images of up to 96 x 96 pixels, videos of up to 6 frames of 64 x 64, and
+            audio of up to 16,000 samples.
         options: of vLLM's ModelConfig.
     """
     built = harness.registered(harness.model_config(model_dir, **options))
