@@ -25,7 +25,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo serve-demo test test-thorough soak matrix bench lint format clean distclean
+.PHONY: help venv demo serve-demo test test-thorough soak matrix bench docs lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -35,6 +35,7 @@ help:
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make bench   every benchmark, tables and pictures    BENCHARGS='overhead growth' chooses"
+	@echo "make docs    build the documentation into site/; a warning is an error"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
@@ -64,6 +65,11 @@ matrix: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHARGS)
+
+# The variable silences what the theme says about its own future.
+docs: export NO_MKDOCS_2_WARNING ?= 1
+docs: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build --strict --clean
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -99,7 +105,7 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

@@ -359,7 +359,7 @@ proc: Any = Root("proc")
 
 
 def ceil_div(a: Value, b: Value) -> Any:
-    """`a / b`, rounded up to an integer."""
+    """`a / b`, rounded up to an integer: ``-(-a // b)``."""
     return _function("ceil_div", a, b)
 
 
@@ -414,7 +414,11 @@ def option(name: str, default: Value) -> Any:
 
 
 def where(test: Value, then: Value, other: Value) -> Any:
-    """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
+    """`then` if `test` holds, else `other`; only the chosen one is evaluated.
+
+    Raises:
+        SpecError: `test` is a bool, as ``==`` between expressions makes one.
+    """
     if isinstance(test, bool):
         raise SpecError("where()", "an expression", repr(test), "Compare with equal(a, b), not with ==.")
     return Where(*map(expression, (test, then, other)))

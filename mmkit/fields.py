@@ -126,7 +126,7 @@ def batched(
     keep_on_cpu: bool = False,
     value: Value = None,
 ) -> Field:
-    """Item i is ``data[i]``.
+    """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ.
 
     Args:
         shape: shape of one item's part; sizes or expressions.
@@ -134,6 +134,9 @@ def batched(
         keep_on_cpu: the model reads this field on the host.
         value: derive the field: an expression over the `item` facts and the other batched and shared `out` fields.
             With a `dtype` the result becomes a tensor.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
     """
     return Field("batched", None, 0, keep_on_cpu, _shape(shape), dtype, _derived(value))
 
@@ -146,7 +149,7 @@ def flat(
     dtype: str | None = None,
     keep_on_cpu: bool = False,
 ) -> Field:
-    """Items follow one another along `dim`.
+    """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for ``dim=0``.
 
     Args:
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched `out` fields.
@@ -154,6 +157,9 @@ def flat(
         shape: shape of one item's part; sizes or expressions.
         dtype: name of its torch dtype.
         keep_on_cpu: the model reads this field on the host.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
     """
     return Field("flat", expression(sizes), dim, keep_on_cpu, _shape(shape), dtype)
 

@@ -46,7 +46,7 @@ class Between:
 
 
 def between(least: Value, most: Value) -> Between:
-    """A dimension of any size from `least` to `most`, both included."""
+    """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or expressions over `cfg`."""
     return Between(expression(least), expression(most))
 
 

@@ -255,6 +255,9 @@ def embed(token: Value) -> Layout:
     Args:
         token: the placeholder id of that position, or one token: ``embed(tok["<image>"])``,
             ``embed(cfg.image_token_id)``.
+
+    Raises:
+        SpecError: a string, a text of several tokens, or a layout.
     """
     if isinstance(token, Tokens):
         token = token.value
@@ -266,7 +269,14 @@ def embed(token: Value) -> Layout:
 
 
 def token(value: Value) -> Layout:
-    """Literal ids as a layout: ``token(cfg.bos_token_id) + ...``; `tok[...]` is one already."""
+    """Literal ids as a layout: ``token(cfg.bos_token_id) + ...``; `tok[...]` is one already.
+
+    Args:
+        value: an id, a sequence of ids, or an expression or function of a `Scope` for either.
+
+    Raises:
+        SpecError: a string.
+    """
     return layout(value)
 
 

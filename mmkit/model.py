@@ -90,9 +90,14 @@ class MultiModalModel(ModelInterface):
         is_multimodal: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Token embeddings (len(input_ids), hidden_size), with the encoder rows where `is_multimodal` holds.
+        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal` holds.
 
         What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the vocabulary.
+
+        Args:
+            input_ids: integers (tokens,); an id outside the vocabulary is embedded as id 0.
+            multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions; None for none.
+            is_multimodal: bool (tokens,), as many true as there are rows.
         """
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
         embeds: torch.Tensor = self.get_language_model().embed_input_ids(torch.where(known, input_ids, 0))
@@ -104,6 +109,12 @@ class MultiModalModel(ModelInterface):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Logits of the next token, of the class itself or of its language model, with minus infinity for placeholder
         ids. A subclass that defines its own has them masked too.
+
+        Args:
+            hidden_states: (tokens, hidden_size), in the model's dtype.
+
+        Returns:
+            (tokens, vocabulary size), or None on ranks that do not sample.
         """
         own = getattr(super(), "compute_logits", None)
         logits: torch.Tensor | None = (own or self.get_language_model().compute_logits)(hidden_states)

@@ -215,7 +215,11 @@ class ModelSpec(_Declared):
                 raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
 
     def __getitem__(self, name: str) -> Modality:
-        """The modality of that name."""
+        """The modality of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
         return {modality.name: modality for modality in self.modalities}[name]
 
     def bind(
@@ -260,6 +264,9 @@ class ModelSpec(_Declared):
 
         They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
         subclassed.
+
+        Raises:
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         from .generate import classes
 
@@ -282,7 +289,15 @@ class ModelSpec(_Declared):
         Args:
             model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
                 config.
-            info, dummy_inputs, processor: subclasses to register in place of generated classes.
+            info: a subclass of `classes.info` to register in place of it.
+            dummy_inputs: the same for `classes.dummy_inputs`.
+            processor: the same for `classes.processor`.
+
+        Returns:
+            The model class, or a decorator if none is given.
+
+        Raises:
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
             return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)

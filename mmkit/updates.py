@@ -63,19 +63,34 @@ class Update:
 
 
 def replace(target: Value) -> Update:
-    """The layout takes the place of `target`, a token, ids or text: one occurrence per item, in their order."""
+    """The layout takes the place of `target`: one occurrence per item, in their order.
+
+    Args:
+        target: one token (``tok["<image>"]``), a text (``tok("<image>")``), ids, or an expression over `item.index` for
+            numbered targets (``tok[fmt("<|image_{}|>", item.index + 1)]``).
+
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
+    """
     return Update("replace", layout(target))
 
 
 def insert(anchor: Anchor) -> Update:
-    """The layouts are inserted, in the order of the items, at `start()`, `after(prefix)` or `end()`."""
+    """The layouts are inserted, in the order of the items; the caller writes nothing for them.
+
+    Args:
+        anchor: `start()`, `after(prefix)` or `end()`.
+
+    Raises:
+        SpecError: anything else.
+    """
     if not isinstance(anchor, Anchor):
         raise SpecError("insert()", "start(), after(prefix) or end()", repr(anchor))
     return Update(anchor.kind, anchor.prefix)
 
 
 def in_place() -> Update:
-    """The caller writes the layouts into the prompt; they are found and checked."""
+    """The caller writes the layouts into the prompt; they are found, counted and checked, never expanded."""
     return Update("in_place")
 
 
@@ -90,7 +105,11 @@ def end() -> Anchor:
 
 
 def after(prefix: Value) -> Anchor:
-    """Right after a prefix: ids or text with which the prompt must start."""
+    """Right after a prefix, with which the prompt must start.
+
+    Args:
+        prefix: one token (``tok["<s>"]``), a text (``tok("...")``) or ids.
+    """
     return Anchor("after", layout(prefix))
 
 
@@ -110,8 +129,13 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item's layout stands: `start` is its offset in the new prompt, `way` the index of the alternative that
-    was used.
+    """Where an item's layout stands.
+
+    Attributes:
+        modality: its name.
+        index: the item's position among those of its modality.
+        start: offset of the layout's first token in the new prompt.
+        way: index of the alternative of `update` that was used.
     """
 
     modality: str

@@ -50,9 +50,3 @@ def test_series(steps: int) -> None:
     assert preview.prompt_token_ids == [0] + [1] * -(-steps // 4)
     assert [placement.start for placement in preview.placements] == [1]
     assert preview.fields["series"][0]["series"].shape == (steps, 4)
-
-
-def test_links() -> None:
-    """Files that the README names exist."""
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert Path(__file__).parents[1].joinpath(target).exists(), target

@@ -114,7 +114,7 @@ def doctor() -> list[Finding]:
 
 
 def examine(environment: Environment) -> list[Finding]:
-    """Everything that there is to say about an environment."""
+    """Everything that there is to say about an environment, each finding with its remedy. Nothing is changed."""
     return [
         *_versions(environment),
         *_vllm(environment),

@@ -211,7 +211,8 @@ class Client:
         """A generation that goes on with more items, chunk by chunk: ``with client.session(...) as session``.
 
         Args:
-            prompt, items: what comes before the first chunk, as in `generate`.
+            prompt: what comes before the first chunk, as in `generate`.
+            items: those of that prompt.
             max_tokens: the most tokens of each chunk.
             on_tokens: called with the new tokens of a chunk before it is whole; implies ``stream=True``.
             options: see `SessionOptions` and `protocol.Sampling`.

@@ -81,6 +81,7 @@ class Report:
 
     @property
     def violations(self) -> list[Result]:
+        """The results of the laws that do not hold."""
         return [result for result in self.results if result.status == "violated"]
 
     def __str__(self) -> str:
@@ -146,7 +147,7 @@ def check_subject(
     title: str = "",
     progress: Callable[[Result], None] | None = None,
 ) -> Report:
-    """Check laws on a subject; see `check`."""
+    """Check laws on a subject; the arguments are those of `check`, and a title for the report."""
     report = Report(title or str(subject.model_dir))
     for number in LAWS if laws is None else laws:
         law = LAWS[number]
@@ -187,6 +188,13 @@ def check(
         progress: called with each result as it comes.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated classes to check in
             their place, options of vLLM's ModelConfig.
+
+    Returns:
+        One result per law; false if one is violated.
+
+    Raises:
+        SpecError: the spec does not fit the checkpoint.
+        KeyError: a law that there is not.
     """
     subject = of_spec(spec, model_dir, **options)
     return check_subject(subject, laws=laws, model=model, examples=examples, title=spec.name, progress=progress)
@@ -218,8 +226,12 @@ def parametrize(
     """A pytest decorator: the test function is called once per law, with a `check` to call.
 
     Args:
-        spec, model_dir, model, examples, options: as for `check`.
+        spec: as for `check`.
+        model_dir: as for `check`.
         expected: laws that this spec is known to violate, with the reason; it is a failure if one of them holds.
+        model: as for `check`.
+        examples: as for `check`.
+        options: as for `check`.
     """
     import pytest
 

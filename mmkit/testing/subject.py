@@ -175,7 +175,21 @@ def of_spec(
     samples: Mapping[str, SearchStrategy[Sample]] | None = None,
     **options: Any,
 ) -> Subject:
-    """The generated processor of a spec (or subclasses of its classes) on a checkpoint folder."""
+    """The generated processor of a spec on a checkpoint folder.
+
+    Args:
+        spec: the declaration.
+        model_dir: config, tokenizer and processor files; weights are not needed.
+        info: a subclass of the generated class, to check in its place.
+        dummy_inputs: likewise.
+        processor: likewise.
+        kwargs: a strategy for `mm_processor_kwargs`; None for none.
+        samples: strategies for the items of some modalities, in place of those that follow from their item types.
+        options: of vLLM's ModelConfig.
+
+    Raises:
+        SpecError: the spec does not fit the checkpoint.
+    """
     from transformers import PretrainedConfig
 
     known, _ = PretrainedConfig.get_config_dict(str(model_dir))
@@ -197,7 +211,15 @@ def of_registered(
     samples: Mapping[str, SearchStrategy[Sample]] | None = None,
     **options: Any,
 ) -> Subject:
-    """The processor that vLLM has for a checkpoint, whoever wrote it."""
+    """The processor that vLLM has for a checkpoint, whoever wrote it.
+
+    Args:
+        model_dir: as for `of_spec`.
+        kwargs: as for `of_spec`.
+        samples: as for `of_spec`; without them images of up to 96 x 96 pixels, videos of up to 6 frames of 64 x 64, and
+            audio of up to 16,000 samples.
+        options: of vLLM's ModelConfig.
+    """
     built = harness.registered(harness.model_config(model_dir, **options))
     defaults = {
         "image": items(Image(largest=((96, 96),))),
