@@ -150,6 +150,8 @@ class BoundModality:
 
     def may_cache(self, count: int) -> bool:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
+        if self.spec.cache is True:
+            return True
         with self._naming("cache"):
             return bool(evaluate(self.spec.cache, replace(self._scope, item=SimpleNamespace(count=count))))
 

@@ -45,7 +45,7 @@ from ..items import Audio, Image, Video, check_finite
 from ..layout import Laid
 from ..plan import Processed, vocab_size
 from ..updates import NotFound, Resolved, Target, place, refuse_surplus
-from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems
+from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems, hash_forms
 from ..vocabulary import Vocabulary
 
 
@@ -735,7 +735,8 @@ class HashedInputs(ProcessorInputs):
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
-        return self.processor.hashed(self.mm_data_items, super().get_mm_hashes(*args, **kwargs))
+        formed = replace(self, mm_data_items=hash_forms(self.mm_data_items))  # type: ignore[call-arg]
+        return self.processor.hashed(self.mm_data_items, ProcessorInputs.get_mm_hashes(formed, *args, **kwargs))
 
 
 PROCESSED = "processed_items"

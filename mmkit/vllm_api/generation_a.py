@@ -12,7 +12,7 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from . import processor as common
-from .common import Parser, TensorItems, hash_form
+from .common import Parser, TensorItems, hash_forms
 from .moved import ProcessorInputs
 from .prompts import PromptProcessor, embedded, holding, process, spelled
 
@@ -43,13 +43,6 @@ class DummyInputs(common.DummyInputs):
         return ProcessorInputs(prompt=prompt, **{_ITEMS: items})
 
 
-class HashForms(list[Any]):
-    """What vLLM hashes of the items of a modality: it iterates, or calls `get_all_items_for_hash`."""
-
-    def get_all_items_for_hash(self) -> list[Any]:
-        return self
-
-
 class PartsProcessor(PromptProcessor):
     """Processes requests that come in parts."""
 
@@ -77,9 +70,9 @@ class PartsProcessor(PromptProcessor):
     def _hash_mm_items(
         self, mm_items: Any, hf_processor_mm_kwargs: Any, tokenization_kwargs: Any, *, mm_uuids: Any = None
     ) -> Any:
-        forms = {name: HashForms(hash_form(items, i) for i in range(len(items))) for name, items in mm_items.items()}
         # the options of the tokenizer have no influence on the items
-        return self.hashed(mm_items, super()._hash_mm_items(forms, hf_processor_mm_kwargs, {}, mm_uuids=mm_uuids))
+        forms, kwargs = hash_forms(mm_items), hf_processor_mm_kwargs
+        return self.hashed(mm_items, super()._hash_mm_items(forms, kwargs, {}, mm_uuids=mm_uuids))
 
     @override
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:

@@ -248,6 +248,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _configured(self, kwargs: Mapping[str, object]) -> Plan:
         """The plan for the `mm_processor_kwargs` of one request."""
+        if not kwargs:
+            return self.plan
         merged = self.info.merged_kwargs(kwargs)
         return self.plan.configured(merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs)))
 
@@ -334,6 +336,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     @override
     def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
         content = cached_update.content.moved(new_item_idx)
+        if content is cached_update.content and cached_update.item_idx == new_item_idx:
+            return cached_update
         return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
 
     def _stands_as_text(self, prompt: list[int], alternatives: list[list[Resolved]]) -> bool:

@@ -11,7 +11,7 @@ from vllm.multimodal.processing import ProcessorInputs, TimingContext
 from vllm.renderers import TokenizeParams
 
 from ..plan import Plan
-from .common import EmbedItems, Parser, TensorItems
+from .common import EmbedItems, Parser, TensorItems, hash_forms
 from .guard import mark
 from .processor import CommonProcessor, ParsingInfo
 
@@ -64,9 +64,10 @@ class HashedInputs(ProcessorInputs):
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
-        hashes = super().get_mm_hashes(*args, **kwargs)
+        formed = replace(self, mm_data_items=hash_forms(self.mm_data_items))  # type: ignore[call-arg]
+        hashes = ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
         if self.mm_uuid_items:  # vLLM takes the uuid for the hash, whatever is sent under it
-            unnamed = replace(self, mm_uuid_items=None)  # type: ignore[call-arg]
+            unnamed = replace(formed, mm_uuid_items=None)  # type: ignore[call-arg]
             contents = ProcessorInputs.get_mm_hashes(unnamed, *args, **kwargs)
             hashes = self.processor.named(self.mm_data_items, hashes, contents)
         return self.processor.hashed(self.mm_data_items, hashes)
