@@ -44,7 +44,7 @@ def main(
     shown = [next(i for i, wave in enumerate(waves) if wave.answer.startswith(shape)) for shape in SHAPES]
     out.write_text(draw([series[i] for i in shown], [texts[i] for i in shown]))
     print(f"answers right: {share(texts, waves):.1%} of {count}")
-    print(f"with another series in its place: {share([tokenizer.decode(one) for one in others], waves):.1%}")
+    print(f"with another series in its place: {share([tokenizer.decode(one) for one in others], waves):.1%} of {count}")
     print(f"same ids as the reference: {sum(map(list.__eq__, ids, theirs))} of {count}")
     print(f"written: {out}")
 
