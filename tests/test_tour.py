@@ -19,7 +19,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         env.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
         env.delenv("MMKIT_MODULES", raising=False)
         where = {"metadata": {"path": str(tmp_path_factory.mktemp("tour"))}}
-        NotebookClient(notebook, timeout=280, kernel_name="python3", resources=where).execute()  # a cell that fails raises
+        NotebookClient(notebook, timeout=280, kernel_name="python3", resources=where).execute()  # raises if a cell does
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
         "".join(
