@@ -1,0 +1,127 @@
+"""Train the model and write its checkpoint: ``python -m examples.series.train --help``."""
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from .waves import FIRST_TRAINING_SEED, PERIODS, PROMPT, SHAPES, make_wave
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<series>", "<patch>"]
+WORDS = ["is", "a", "wave", "of", "period", ".", *SHAPES, *map(str, PERIODS)]
+BATCH = 32
+"""Texts per step, of two waves each."""
+MUON_LR, ADAMW_LR, WARM_UP_STEPS = 0.02, 0.004, 20
+
+
+def make_tokenizer() -> Any:
+    """One token per word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *WORDS])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=SPECIAL[3:],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(seed: int, vocab_size: int) -> Any:
+    """A freshly initialised model of 0.3 million parameters."""
+    from .configuration import WavesConfig
+    from .reference import WavesForCausalLM
+
+    config = WavesConfig(
+        vocab_size=vocab_size,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=32,  # the smallest that vLLM's attention on CPUs takes
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    torch.manual_seed(seed)
+    return WavesForCausalLM(config)
+
+
+def make_batch(model: Any, plan: Any, tokenizer: Any, seeds: list[int]) -> tuple[Tensor, Tensor]:
+    """Texts about two waves each, as the spec lays them out: embeddings (batch, length, hidden_size) and labels."""
+    ids, labels, series = [], [], []
+    (patch_id,) = plan.embed_ids
+    for pair in zip(seeds[::2], seeds[1::2], strict=True):
+        waves = [make_wave(seed) for seed in pair]
+        text = " . ".join(f"{PROMPT} {wave.answer}" for wave in waves)
+        seen = plan.preview(tokenizer.encode(text), {"series": [wave.series for wave in waves]})
+        ids.append(torch.tensor(seen.prompt_token_ids))
+        series += [fields["series"] for fields in seen.fields["series"]]
+    padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=0)
+    labels = torch.where((padded == patch_id) | (padded == 0), -100, padded)
+    return model.embed(padded, series, patch_id), labels
+
+
+def train(steps: int, seed: int) -> tuple[Any, Any]:
+    """Train a model from scratch. Returns it and its tokenizer; equal arguments give equal weights on one machine."""
+    from .spec import WAVES
+
+    tokenizer = make_tokenizer()
+    model = make_model(seed, len(tokenizer))
+    plan = WAVES.bind(model.config, tokenizer)
+    # Muon for the matrices of the layers, which learns in a fraction of the steps
+    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    chosen = set(matrices)
+    rest = [weight for weight in model.parameters() if weight not in chosen]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    rng = np.random.default_rng(seed)
+    progress = tqdm(range(steps), desc="training", unit="step")
+    for step in progress:
+        seeds = rng.integers(FIRST_TRAINING_SEED, 2**62, size=2 * BATCH).tolist()
+        embeddings, labels = make_batch(model, plan, tokenizer, seeds)
+        loss = model(inputs_embeds=embeddings, labels=labels).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        rate = min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+        for optimizer, peak in zip(optimizers, (MUON_LR, ADAMW_LR), strict=True):
+            optimizer.param_groups[0]["lr"] = peak * rate
+            optimizer.step()
+            optimizer.zero_grad()
+        progress.set_postfix(loss=f"{loss.item():.4f}")
+    return model.eval(), tokenizer
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 250,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the waves.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+) -> None:
+    """Train a checkpoint, in half a minute on one core."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.set_num_threads(threads)
+    model, tokenizer = train(steps, seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    print(f"{sum(weight.numel() for weight in model.parameters()):,} parameters in {folder}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
