@@ -142,6 +142,15 @@ class BoundModality:
             raise InputError(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
         return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
 
+    def check_count(self, count: int, limit: int | None) -> None:
+        """Refuse surplus items.
+
+        Raises:
+            InputError: more than `limit` of them.
+        """
+        if limit is not None and count > limit:
+            raise InputError(self.where, f"at most {limit} item(s)", str(count), "Send fewer items.")
+
     def scope(self, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
         """What expressions see for one canonical item of a request with `count` of them."""
         facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
@@ -424,6 +433,7 @@ class Plan:
             if modality.hf is not None:
                 raise SpecError(modality.where, "a process that runs without vLLM", repr(modality.hf))
             values = modality.parse(sent)
+            modality.check_count(len(values), modality.limit)
             fields[name] = modality.process(values).parts
             scopes = [modality.scope(v, i, fields[name][i], len(values)) for i, v in enumerate(values)]
             ways[name] = [*map(modality.ways, scopes)]

@@ -630,6 +630,12 @@ TABLE = [
         "spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
     ),
     (
+        "preview of too many",
+        lambda: bind(limit=1).preview([5, 5], {"m": torch.zeros(2, 2, 2)}),
+        InputError,
+        "spec.m: expected at most 1 item(s), got 2. Send fewer items.",
+    ),
+    (
         "embeddings beside their modality",
         lambda: bind(embeds=True).preview([5], {"m_embeds": torch.zeros(1, 2, 2)}),
         InputError,

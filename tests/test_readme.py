@@ -18,7 +18,7 @@ PUBLIC = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "Multi
 class Tokenizer:
     """Words, one id each."""
 
-    words = ("look:", "<series>")
+    words = ("look:", "<series>", "<part>")
 
     def get_vocab(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words)}
@@ -42,11 +42,11 @@ def test_terra() -> None:
 @pytest.mark.parametrize("steps", [1, 9, 64])
 def test_series(steps: int) -> None:
     spec = block("SERIES")["SERIES"]
-    config, tokenizer = SimpleNamespace(vocab_size=2), Tokenizer()
+    config, tokenizer = SimpleNamespace(vocab_size=3), Tokenizer()
     spec.check(config, tokenizer)
     preview = spec.bind(config, tokenizer).preview(
         tokenizer.encode("look: <series>"), {"series": [torch.zeros(steps, 4)]}
     )
-    assert preview.prompt_token_ids == [0] + [1] * -(-steps // 4)
+    assert preview.prompt_token_ids == [0] + [2] * -(-steps // 4)
     assert [placement.start for placement in preview.placements] == [1]
     assert preview.fields["series"][0]["series"].shape == (steps, 4)

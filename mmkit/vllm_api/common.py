@@ -52,7 +52,8 @@ def _flat(value: Any) -> object:
     """What a tensor or an image is, and its bytes: vLLM hashes two leaves in a fraction of the time that it takes to
     walk through either."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)}", value.flatten().view(torch.uint8).numpy().data
+        known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+        return f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
     if hasattr(value, "getbands") and value.palette is None:
         return f"{value.mode} {value.size}", value.tobytes()
     return value

@@ -2,7 +2,7 @@
 
 A generation's module puts vLLM's calls into the form of a few methods here:
 
-- `CommonInfo.new_parser`, `CommonInfo.check_count`: the parser, and the refusal of surplus items;
+- `CommonInfo.new_parser`: the parser;
 - `CommonProcessor.worst`: the prompt and the items of the dummy request;
 - `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and its hashes;
 - `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed in.
@@ -76,12 +76,6 @@ class CommonInfo(BaseProcessingInfo):
         config = self.ctx.model_config
         return Parser(self.plan, embeds_size(config) if config.get_multimodal_config().enable_mm_embeds else None)
 
-    def check_count(self, modality: str, count: int, limit: int) -> None:
-        """Refuse surplus items."""
-        if count > limit:
-            where, expected = self.plan.modalities[modality].where, f"at most {limit} item(s)"
-            raise InputError(where, expected, str(count), "Send fewer items.")
-
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {name: modality.limit for name, modality in self.plan.modalities.items()}
@@ -103,7 +97,7 @@ class ParsingInfo(CommonInfo):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.check_count(modality, num_items, self.allowed_mm_limits[modality])
+        self.plan.modalities[modality].check_count(num_items, self.allowed_mm_limits[modality])
 
 
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):

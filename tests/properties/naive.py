@@ -86,7 +86,9 @@ def _scan(
     untouched: list[list[int]] = [[]]
     position = 0
     while position <= len(prompt):
-        for modality, index, way in anchors.pop(position, []):
+        here = anchors.pop(position, [])
+        # what goes to the end is last there, also where the end is the start
+        for modality, index, way in sorted(here, key=lambda at: items[at[0]][at[1]][at[2]][0] == "end"):
             placed.append((modality, index, len(result), way))
             result += items[modality][index][way][2]
             untouched.append([])
