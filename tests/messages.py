@@ -3,20 +3,17 @@
 import ast
 import inspect
 import sys
-import traceback
+import threading
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from mmkit import MmkitError, errors
+from mmkit import MmkitError
 
 Row = tuple[str, Callable[[], object], type, str]
 """Name, what raises or returns the message, the type of the error (or str), the text."""
-
-Lines = set[tuple[str, int]]
 
 _ASKED = frozenset({"_refuse", "Finding"})
 """Functions that build a message of what they are told, so that each call of them is one."""
@@ -32,13 +29,19 @@ def said(call: Callable[[], object], kind: type) -> str:
     return str(caught.value)
 
 
-def sites(module: ModuleType) -> list[tuple[int, int]]:
-    """Lines of every message that a module builds: calls of `sentence`, errors of mmkit, errors raised with a text of
-    their own, and texts in the style that are written out."""
+def sites(module: ModuleType) -> list[tuple[int, int, str]]:
+    """First and last line of every message that a module builds: calls of `sentence`, errors of mmkit, errors raised
+    with a text of their own, and texts in the style that are written out, which come third."""
     tree = ast.parse(inspect.getsource(module))
-    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    found = {_lines(node) for node in ast.walk(tree) if id(node) not in documented and _is_message(module, node)}
-    return sorted(one for one in found if not any(one != o and o[0] <= one[0] and one[1] <= o[1] for o in found))
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    documented = {id(text) for text in texts if isinstance(text, ast.Constant)}
+    nodes = [node for node in ast.walk(tree) if id(node) not in documented and _is_message(module, node)]
+    found = {(node.lineno, node.end_lineno, str(getattr(node, "value", ""))) for node in nodes}  # type: ignore[attr-defined]
+    return sorted(one for one in found if not any(_within(one, other) for other in found))
+
+
+def _within(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+    return one != other and other[0] <= one[0] and one[1] <= other[1]
 
 
 def _is_message(module: ModuleType, node: ast.AST) -> bool:
@@ -56,57 +59,37 @@ def _is_message(module: ModuleType, node: ast.AST) -> bool:
     return False
 
 
-def _lines(node: Any) -> tuple[int, int]:
-    return node.lineno, node.end_lineno or node.lineno
-
-
-def reached(table: Iterable[Row]) -> Lines:
-    """Lines that the rows of a table pass while they build a message, or raise an error."""
-    lines: Lines = set()
-    sentence, made = errors.sentence, MmkitError.__init__
-
-    def stack() -> None:
-        frame = sys._getframe(2)
-        while frame is not None:
-            lines.add((frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-
-    def recorded(*args: str) -> str:
-        stack()
-        return sentence(*args)
-
-    def recorded_error(self: MmkitError, *args: str, **kwargs: str) -> None:
-        stack()
-        made(self, *args, **kwargs)
-
-    using = [m for m in list(sys.modules.values()) if getattr(m, "sentence", None) is sentence]
-    patches = [patch.object(m, "sentence", recorded) for m in using] + [
-        patch.object(MmkitError, "__init__", recorded_error)
-    ]
-    for one in patches:
-        one.start()
-    try:
-        for _, call, kind, _ in table:
-            try:
-                call()
-            except BaseException as error:
-                if not isinstance(error, kind):
-                    raise
-                cause: BaseException | None = error
-                while cause is not None:
-                    lines |= {(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)}
-                    cause = cause.__cause__
-    finally:
-        for one in patches:
-            one.stop()
-    return lines
-
-
-def missed(modules: Iterable[ModuleType], lines: Lines) -> list[str]:
-    """The messages of some modules that are not reached."""
+def missed(modules: Iterable[ModuleType], table: Iterable[Row]) -> list[str]:
+    """The messages of some modules that no row of a table reaches."""
+    lines = _executed({str(module.__file__) for module in modules}, table)
+    texts = [text for *_, text in table]
     return [
         f"{module.__name__}:{first}"
         for module in modules
-        for first, last in sites(module)
-        if not any(name == module.__file__ and first <= line <= last for name, line in lines)
+        for first, last, constant in sites(module)
+        if not any((module.__file__, line) in lines for line in range(first, last + 1))
+        and not any(constant and constant in text for text in texts)
     ]
+
+
+def _executed(files: set[str], table: Iterable[Row]) -> set[tuple[str, int]]:
+    """The lines of some files that the rows of a table pass."""
+    lines: set[tuple[str, int]] = set()
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return line
+
+    def enter(frame: FrameType, event: str, argument: object) -> Any:
+        return line if frame.f_code.co_filename in files else None
+
+    before = sys.gettrace(), threading.gettrace()
+    sys.settrace(enter)
+    threading.settrace(enter)
+    try:
+        for _, call, kind, _ in table:
+            said(call, kind)
+    finally:
+        sys.settrace(before[0])
+        threading.settrace(before[1])  # type: ignore[arg-type]
+    return lines

@@ -343,7 +343,8 @@ class _Session:
             message = _MESSAGE.validate_json(raw)
         except ValidationError:
             self._open = False
-            raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN])) from None
+            remedy = "Is this a server of mmkit?"
+            raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN]), remedy) from None
         self._remaining = message.remaining
         if isinstance(message, wanted):
             self._waiting = False
@@ -684,4 +685,5 @@ class _Events:
 
     def cut(self) -> ServerGone:
         """The error of a stream that ends too early."""
-        return ServerGone(self._url, "[DONE] at the end of a stream", f"its end after {self._count} events")
+        got = f"its end after {self._count} events"
+        return ServerGone(self._url, "[DONE] at the end of a stream", got, "See the server's log.")
