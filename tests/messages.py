@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ import pytest
 from mmkit import MmkitError
 
 Row = tuple[str, Callable[[], object], type, str]
-"""Name, what raises or returns the message, the type of the error (or str), the text."""
+"""Name, what raises or returns the message, the type of the error (or what it is part of), the text."""
 
 _ASKED = frozenset({"_refuse", "Finding"})
 """Functions that build a message of what they are told, so that each call of them is one."""
@@ -21,12 +22,19 @@ _ASKED = frozenset({"_refuse", "Finding"})
 
 def said(call: Callable[[], object], kind: type) -> str:
     """The message of a row."""
-    if kind is str:
+    if not issubclass(kind, BaseException):
         return str(call())
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
     return str(caught.value)
+
+
+def check_style(text: str) -> None:
+    """A whole sentence, nothing doubled."""
+    assert text.endswith((".", "..."))
+    assert not re.search(r"(?<!\.)\.\.(?!\.|[0-9a-z])", text), "two full stops"
+    assert "  " not in text
 
 
 def sites(module: ModuleType) -> list[tuple[int, int, str]]:
