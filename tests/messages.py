@@ -43,13 +43,13 @@ def sites(module: ModuleType) -> list[tuple[int, int, str]]:
     tree = ast.parse(inspect.getsource(module))
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     documented = {id(text) for text in texts if isinstance(text, ast.Constant)}
-    nodes = [node for node in ast.walk(tree) if id(node) not in documented and _is_message(module, node)]
-    found = {(node.lineno, node.end_lineno, str(getattr(node, "value", ""))) for node in nodes}  # type: ignore[attr-defined]
-    return sorted(one for one in found if not any(_within(one, other) for other in found))
-
-
-def _within(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    return one != other and other[0] <= one[0] and one[1] <= other[1]
+    found: dict[tuple[int, int], str] = {}
+    for node in ast.walk(tree):
+        if id(node) not in documented and _is_message(module, node):
+            lines = node.lineno, node.end_lineno  # type: ignore[attr-defined]
+            found[lines] = found.get(lines, "") or str(getattr(node, "value", ""))
+    inner = {one for one in found for other in found if one != other and other[0] <= one[0] and one[1] <= other[1]}
+    return sorted((*lines, text) for lines, text in found.items() if lines not in inner)
 
 
 def _is_message(module: ModuleType, node: ast.AST) -> bool:

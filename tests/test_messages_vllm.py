@@ -71,7 +71,7 @@ from mmkit.layout import Fixed
 from mmkit.serve import client, door, engine, limits, process, protocol, routes, session, wire
 from mmkit.serve import errors as refusals
 from mmkit.serve.client import ServerGone
-from mmkit.serve.protocol import ClosedMessage, GenerateRequest, NextMessage, StartMessage
+from mmkit.serve.protocol import ClosedMessage, NextMessage, StartMessage
 from mmkit.serve.wire import TooLarge
 from mmkit.testing import Law, NotApplicable, Violation, harness, laws, specs, strategies, suite
 from mmkit.vllm_api import common as adapted
@@ -385,16 +385,6 @@ async def silent():
 
 async def large():
     return {"type": "http.request", "body": b"x" * 9, "more_body": False}
-
-
-def prompt_of(**asked):
-    """What the door says to a request, of which the routes have looked at the form."""
-
-    async def going():
-        async with entered() as here:
-            await here.prompt(GenerateRequest(**{"prompt": [1], **asked}))
-
-    asyncio.run(going())
 
 
 def loaded(url, *, schemes=("data:",)):
