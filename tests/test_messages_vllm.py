@@ -78,7 +78,7 @@ from mmkit.vllm_api import common as adapted
 from mmkit.vllm_api import diff, guard, hooks, moved, processor
 from mmkit.vllm_api.moved import REMEDY, installed
 
-from . import messages
+from . import messages, test_messages
 from .messages import Row, check_style, missed, said
 from .messages import said as renamed
 from .test_cli import environment, plan_of_all_kinds
@@ -1716,3 +1716,11 @@ def test_what_is_pinned_elsewhere(module, test):
 
 def test_every_message_is_pinned():
     assert not missed(MODULES, TABLE)
+
+
+def test_no_module_is_left_out():
+    known = {Path(str(module.__file__)) for module in MODULES + test_messages.MODULES}
+    builds = re.compile(r"raise \w+\(|\bsentence\(|Error\(|: expected ")
+    others = {path for path in (ROOT / "mmkit").rglob("*.py") if builds.search(path.read_text())} - known
+    # the style itself, and the twin of the processor in ejected files, which test_eject.py compares with it
+    assert others == {ROOT / "mmkit/errors.py", ROOT / "mmkit/eject/runtime.py"}
