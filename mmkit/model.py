@@ -71,13 +71,13 @@ class MultiModalModel(ModelInterface):
             batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
             count = len(next(iter(batched.values()), made))
             if len(made) != count:
-                raise MmkitError(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made)))
+                remedy = "Return one (rows, hidden_size) tensor per item."
+                raise MmkitError(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made)), remedy)
             for i, item in enumerate(made):
                 wanted = modality.rows({key: value[i] for key, value in batched.items()})
                 if wanted is not None and len(item) != wanted:
-                    raise MmkitError(
-                        f"{modality.where}, embed_{name}, item {i}", f"{wanted} encoder rows", str(len(item))
-                    )
+                    where, remedy = f"{modality.where}, embed_{name}, item {i}", "Return one row per embed() position."
+                    raise MmkitError(where, f"{wanted} encoder rows", str(len(item)), remedy)
             rows += made
         return rows
 

@@ -317,8 +317,7 @@ def test_items(form: str, said: str, tmp_path: Path) -> None:
         ),
         (
             "series=none.npy",
-            "--item series=none.npy: expected a .npy file that can be read, got FileNotFoundError: [Errno 2] No such "
-            "file or directory: 'none.npy'.",
+            "--item series=none.npy: expected a .npy file that can be read, got no such file or directory.",
         ),
     ],
 )

@@ -703,7 +703,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
     "an object": (
         {"process": functools.partial(alpha_list)},
-        "spec, eject: expected a function of a module, got functools.partial",
+        "spec, eject: expected a function of a module, got a functools.partial. Make it",
     ),
     "a name twice": (
         {"limit": call(place, 2)},

@@ -252,7 +252,8 @@ WRONG = {
     "uuids": (
         {"prompt": [1], "uuids": {"actions": ["a"]}},
         "uuids.actions",
-        "uuids.actions: expected uuids of modalities with items, got none of them.",
+        "uuids.actions: expected items of that modality beside their uuids, got none. Send null for an item that the "
+        "server has.",
     ),
 }
 
@@ -357,7 +358,7 @@ def test_messages_out_of_order(server, prompt):
         return json.loads(await asyncio.wait_for(socket.recv(), 60))
 
     assert asyncio.run(talk()) == [
-        "message: expected JSON text, got bytes.",
+        "message: expected JSON text, got bytes. Send text frames.",
         "message: expected a JSON object, got 'x'.",
         "type: expected one of start, next, close, got 'x'.",
         'type: expected "start" as the first message, got "next".',

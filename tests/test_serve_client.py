@@ -420,7 +420,7 @@ def test_api_key(make: Any, fake: Fake) -> None:
 
 
 def test_other_paths(make: Any, fake: Fake) -> None:
-    with pytest.raises(RequestError, match=r"HTTP 404 Not Found\. Is this a server of mmkit") as caught:
+    with pytest.raises(RequestError, match=r"HTTP 404 Not Found\. Check that it is a server of mmkit") as caught:
         make(f"{fake.url}/elsewhere").modalities()
     assert caught.value.code == 404
     with pytest.raises(RequestError, match="HTTP 403"), make(f"{fake.url}/elsewhere").session([1], max_tokens=1):

@@ -113,7 +113,7 @@ REFUSED = {
     "bool": ([raw(b"\x02", "bool", [1])], "items.m[0].data: expected bytes 0 and 1 for bool, got 2."),
     "base64": (
         [{"data": "!", "dtype": "int8", "shape": [1]}],
-        "items.m[0].data: expected base64 text, got Only base64 data is allowed.",
+        "items.m[0].data: expected base64 text, got another one (Only base64 data is allowed).",
     ),
     "base64 type": (
         [{"data": 1, "dtype": "int8", "shape": [1]}],
@@ -216,5 +216,5 @@ def test_limits_from_the_environment():
     assert Limits.of({}) == Limits()
     assert Limits.of({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(items=7, idle_seconds=1.5)
     for value in ("x", "0", "-1", "1e400"):
-        with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected a number of at least 1, got "):
+        with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected a whole number of at least 1, got "):
             Limits.of({"MMKIT_SERVE_ITEMS": value})

@@ -19,7 +19,7 @@ def main() -> None:
         from ..errors import sentence
 
         raise SystemExit(
-            sentence("mmkit", "Typer and Rich beside it", str(error), 'pip install "mmkit[cli]"')
+            sentence("mmkit", "Typer and Rich beside it", str(error), 'Run pip install "mmkit[cli]".')
         ) from None
     run()
 

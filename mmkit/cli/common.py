@@ -40,7 +40,7 @@ def load_spec(target: str) -> ModelSpec:
     except MmkitError as error:  # a declaration that is refused has a sentence of its own
         raise UsageError(f"{target}: {error}") from error
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
+        got = reason(error)
         raise UsageError(target, "a module that can be imported", got, "Check its name and the directory.") from error
     found = getattr(module, variable, None)
     if isinstance(found, ModelSpec):
@@ -131,7 +131,7 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path) -> Opened:
         config = harness.model_config(path, enable_mm_embeds=embeds)
         return Opened(spec, harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info)
     except Exception as error:
-        got = f"{type(error).__name__}: {brief(str(error), 300)}"
+        got = reason(error)
         raise UsageError(f"--config {folder}", "a checkpoint that vLLM can read", got) from error
 
 
@@ -141,7 +141,8 @@ def _needs_vllm() -> Iterator[None]:
         yield
     except ImportError as error:
         remedy = 'Install mmkit[test] beside vLLM; "mmkit doctor" tells what is wrong.'
-        raise UsageError("mmkit", "vLLM and mmkit.testing to import", str(error), remedy) from error
+        got = brief(str(error), 300).rstrip(".")
+        raise UsageError("mmkit", "vLLM and mmkit.testing to import", got, remedy) from error
 
 
 def quiet() -> None:
@@ -151,6 +152,26 @@ def quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints warnings for which nobody has a handler
+
+
+def write(path: str | Path, text: str, option: str) -> None:
+    """Write the file that an option names.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        remedy = "Choose another place."
+        raise UsageError(f"{option} {path}", "a file that can be written", reason(error), remedy) from error
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, as a sentence says it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return brief(f"{type(error).__name__}: {error}", 300).rstrip(".")
 
 
 def brief(text: str, width: int) -> str:

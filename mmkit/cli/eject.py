@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..eject import eject
 from ..expr import Scope
-from .common import load_spec, open_checkpoint
+from .common import load_spec, open_checkpoint, write
 
 
 def command(target: str, output: Path | None = None, config: Path | None = None) -> str:
@@ -22,7 +22,7 @@ def command(target: str, output: Path | None = None, config: Path | None = None)
         The text of the file.
 
     Raises:
-        UsageError: there is no such spec or checkpoint.
+        UsageError: there is no such spec or checkpoint, or the file cannot be written.
         SpecError: the spec uses something that cannot be copied.
     """
     spec = load_spec(target)
@@ -31,5 +31,5 @@ def command(target: str, output: Path | None = None, config: Path | None = None)
     if output is None:
         sys.stdout.write(text)
     else:
-        output.write_text(text)
+        write(output, text, "--output")
     return text

@@ -22,7 +22,7 @@ from ..items import Audio, Between, Image, ItemType, Tensor, Video
 from ..plan import BoundModality, Plan
 from ..spec import Modality, ModelSpec
 from ..updates import find
-from .common import Opened, UsageError, brief, open_checkpoint
+from .common import Opened, UsageError, brief, open_checkpoint, reason, write
 from .draw import Example, ItemFacts, ModalityFacts, RequestFacts, Shown, Slice, to_html, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
 from .runs import notation, runs
@@ -150,8 +150,8 @@ def _read(path: Path, where: str) -> Any:
     try:
         return _READERS[path.suffix.lower()](path)
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise UsageError(where, f"a {path.suffix} file that can be read", brief(got, 200)) from error
+        got = reason(error)
+        raise UsageError(where, f"a {path.suffix} file that can be read", got) from error
 
 
 def _read_array(path: Path) -> Any:
@@ -324,7 +324,7 @@ def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -
     except MmkitError:
         raise
     except Exception as error:
-        got = f"{type(error).__name__}: {brief(str(error), 200)}"
+        got = reason(error)
         raise InputError(f"{plan.spec.name}.request", "items that the processor takes", got) from error
     items = []
     places = [(*place, name, index) for name, found in outcome.ranges.items() for index, place in enumerate(found)]
@@ -462,7 +462,4 @@ def _write(name: str, text: str, option: str) -> None:
     if name == "-":
         sys.stdout.write(text)
         return
-    try:
-        Path(name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{option} {name}", "a file that can be written", str(error)) from error
+    write(name, text, option)

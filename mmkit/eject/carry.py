@@ -257,7 +257,7 @@ class Carrier:
 
     def _refuse(self, value: Any, expected: str) -> Any:
         remedy = "Make it a plain function of a module."
-        got = getattr(value, "__qualname__", None) or repr(value)
+        got = getattr(value, "__qualname__", None) or f"a {type(value).__module__}.{type(value).__qualname__}"
         raise SpecError(f"{self.where}, eject", expected, got, remedy)
 
     def runtime(self, name: str) -> str:
@@ -314,11 +314,12 @@ class Carrier:
                     self._mmkit_name(read, used, name)
                 elif name is not None and self._copies(origin):
                     if origin in sys.modules and isinstance(getattr(sys.modules[origin], name, None), types.ModuleType):
-                        raise SpecError(
-                            f"{self.where}, eject", f"{used} to be imported by name", f"module {origin}.{name}"
-                        )
+                        remedy = f"Import what it uses from {origin}.{name}."
+                        expected, got = f"{used} to be imported by name", f"module {origin}.{name}"
+                        raise SpecError(f"{self.where}, eject", expected, got, remedy)
                     if name != used:
-                        raise SpecError(f"{self.where}, eject", f"{name} under its own name", f"{name} as {used}")
+                        expected, remedy = f"{name} under its own name", "Import it without another."
+                        raise SpecError(f"{self.where}, eject", expected, f"{name} as {used}", remedy)
                     self.need(self._origin(origin, name), name)
                 else:
                     self._import(used, (origin, name))
@@ -327,9 +328,8 @@ class Carrier:
             elif own and used in _own(_RUNTIME).statements:  # of a method that the runtime adds
                 self.runtime(used)
             elif not hasattr(builtins, used) and used not in ("__name__", "__file__"):
-                raise SpecError(
-                    f"{self.where}, eject", f"{used} of {read.name} to be an import or a definition", "neither"
-                )
+                expected, remedy = f"{used} of {read.name} to be an import or a definition", "Write it as one."
+                raise SpecError(f"{self.where}, eject", expected, "neither", remedy)
 
     def _origin(self, module: str, name: str) -> str:
         """The module that defines what a package imports again."""
@@ -342,7 +342,8 @@ class Carrier:
         known = {"Scope": (_RUNTIME, "Scope"), "InputError": ("mmkit.errors", "InputError")}
         if name not in known or used != name:
             expected = "functions that use nothing of mmkit but Scope and InputError"
-            raise SpecError(f"{self.where}, eject", expected, f"{used} in {read.name}")
+            remedy = "Say it in the declaration instead."
+            raise SpecError(f"{self.where}, eject", expected, f"{used} in {read.name}", remedy)
         self.need(*known[name])
 
     def _check_value(self, module: str, name: str) -> None:
@@ -416,7 +417,8 @@ class Carrier:
             try:
                 text = inspect.getsource(found) if found is not None else ""
             except (OSError, TypeError) as error:
-                raise SpecError(f"{self.where}, eject", f"the source of {name}", "none") from error
+                remedy = "Declare the spec in a file."
+                raise SpecError(f"{self.where}, eject", f"the source of {name}", "none", remedy) from error
             package = getattr(found, "__package__", None) or ""
             self._read[name] = Module.of(name, text, package)
         return self._read[name]

@@ -448,7 +448,8 @@ class Parser(MultiModalDataParser):
     def _parse_embeddings(self, modality: Modality, data: Any) -> EmbedItems:
         rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
+            got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
+            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", got)
         for i, item in enumerate(rows):
             where = f"{modality.where}[{i}]"
             expected = f"a finite floating (rows, {self.hidden_size or 'hidden_size'}) tensor"
@@ -861,7 +862,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             for i, value in enumerate(values):
                 if value is None:
                     got = "None, and no such item in the cache"
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got)
+                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got, "Send the item itself.")
             if not values:
                 continue
             # only embeds
@@ -907,8 +908,8 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             return dict(self.info.ctx.call_hf_processor(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(m.where for m in modalities.values()), error.__cause__ or error
-            expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
-            raise InputError(where, expected, got) from error
+            got = f"{type(cause).__name__}: {cause}".rstrip(".")
+            raise InputError(where, "items that the Hugging Face processor takes", got) from error
 
     @override
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:

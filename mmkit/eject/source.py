@@ -244,6 +244,8 @@ class _File:
         sizes = getattr(kind, "shape", ())
         ends = [end for size in sizes for end in ((size.least, size.most) if isinstance(size, Between) else (size,))]
         named = [*ends, *(getattr(kind, name, None) for name in ("largest", "bound", "rate"))]
+        if type(kind) not in (Tensor, Image, Video, Audio):
+            raise SpecError(f"{self.spec.name}.{m.name}, eject", "an item type of mmkit", type(kind).__name__)
         name = self.carrier.need("mmkit.items", type(kind).__name__)
 
         def made(body: Body) -> str:
@@ -281,8 +283,6 @@ class _File:
                 args.append(f"largest={body.value(kind.largest)}")
                 if kind.rate is not None:
                     args.append(f"rate={body.value(kind.rate)}")
-            case _:
-                raise SpecError(f"{self.spec.name}.{m.name}, eject", "an item type of mmkit", repr(kind))
         return args
 
     def _fields(self, m: Modality) -> str:

@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
         from . import client
 
         return getattr(client, name)
-    raise AttributeError(name)
+    raise AttributeError(f"module 'mmkit.serve' has no attribute {name!r}")

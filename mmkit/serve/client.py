@@ -344,7 +344,8 @@ class _Session:
             message = _MESSAGE.validate_json(raw)
         except ValidationError:
             self._open = False
-            raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN])) from None
+            remedy = "Check that it is a server of mmkit."
+            raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN]), remedy) from None
         self._remaining = message.remaining
         if isinstance(message, wanted):
             self._waiting = False
@@ -631,7 +632,7 @@ def _parsed(model: type[M], raw: bytes, url: str) -> M:
         return model.model_validate_json(raw)
     except ValidationError:
         got = repr(raw[:_SHOWN].decode(errors="replace"))
-        raise ServerGone(url, f"a {model.__name__} in JSON", got, "Is this a server of mmkit?") from None
+        raise ServerGone(url, f"a {model.__name__} in JSON", got, "Check that it is a server of mmkit.") from None
 
 
 def _request_error(info: protocol.ErrorInfo) -> RequestError:
@@ -651,8 +652,8 @@ def _refused(status: int, raw: bytes, url: str) -> RequestError:
     said = str(said)[:_SHOWN]
     remedy = {
         401: "Give the client the server's api_key.",
-        403: "Is this a server of mmkit, for a model with a spec?",  # what a refused websocket gets
-        404: "Is this a server of mmkit?",
+        403: "Check that it is a server of mmkit, for a model with a spec.",  # what a refused websocket gets
+        404: "Check that it is a server of mmkit.",
     }.get(status, "")
     told = f" {reason}" + (f" ({said})" if said and said != reason else "")
     message = MmkitError(url, "an answer", f"HTTP {status}{told.rstrip()}", remedy)
@@ -685,4 +686,5 @@ class _Events:
 
     def cut(self) -> ServerGone:
         """The error of a stream that ends too early."""
-        return ServerGone(self._url, "[DONE] at the end of a stream", f"its end after {self._count} events")
+        got = f"its end after {self._count} events"
+        return ServerGone(self._url, "[DONE] at the end of a stream", got, "See the server's log.")

@@ -104,7 +104,8 @@ class Door:
             prompt["multi_modal_data"] = data
         if asked.uuids:
             if unknown := [name for name in asked.uuids if name not in data]:
-                raise InputError(f"uuids.{unknown[0]}", "uuids of modalities with items", "none of them")
+                remedy = "Send null for an item that the server has."
+                raise InputError(f"uuids.{unknown[0]}", "items of that modality beside their uuids", "none", remedy)
             prompt["multi_modal_uuids"] = asked.uuids
         if getattr(asked, "mm_processor_kwargs", None) and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: start the server with --trust-request-mm-kwargs to allow them."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -105,7 +106,7 @@ class Engine:
             return SamplingParams(**options)
         except Exception as error:  # vLLM's own kinds differ from version to version
             raise InputError(
-                getattr(error, "parameter", None) or "sampling", "parameters that vLLM takes", str(error)
+                getattr(error, "parameter", None) or "sampling", "parameters that vLLM takes", str(error).rstrip(".")
             ) from None
 
     async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +131,8 @@ class Engine:
         try:
             return await fetch(value.url)
         except Exception as error:
-            got = f"{type(error).__name__}: {error}"[:200]
+            told = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
+            got = told[:200].rstrip(".")
             raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
 
     async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class Limits:
                 except ValueError:
                     value = math.nan
                 least = 0 if field.name == "sessions" else 1
+                kind = "number" if field.name == "idle_seconds" else "whole number"
                 if not least <= value < math.inf:
-                    raise MmkitError(name, f"a number of at least {least}", repr(text))
+                    raise MmkitError(name, f"a {kind} of at least {least}", repr(text))
                 values[field.name] = value
         return cls(**values)

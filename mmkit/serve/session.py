@@ -145,7 +145,7 @@ class Session:
             raise _Left
         text = raw.get("text")
         if text is None:
-            raise InputError("message", "JSON text", "bytes")
+            raise InputError("message", "JSON text", "bytes", "Send text frames.")
         limit = self._door.limits.body_bytes
         if len(text) > limit:
             remedy = "Send less at once, or raise MMKIT_SERVE_BODY_BYTES on the server."
@@ -230,11 +230,13 @@ class Session:
             length = len(rendered["prompt_token_ids"])
             if length + max_tokens > self.remaining:
                 expected = f"at most {self.remaining} more tokens in this session"
-                raise InputError("max_tokens", expected, f"{length} of the prompt and max_tokens={max_tokens}")
+                got = f"{length} of the prompt and max_tokens={max_tokens}"
+                raise InputError("max_tokens", expected, got, "Ask for less, or start a new session.")
             for name, limit in engine.limits().items():
                 count = self._items.get(name, 0) + len(rendered.get("mm_placeholders", {}).get(name, ()))
                 if count > limit:
-                    raise InputError(f"items.{name}", f"at most {limit} item(s) in one session", str(count))
+                    expected = f"at most {limit} item(s) in one session"
+                    raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
         except InputError:
             engine.forget(rendered)
             raise
@@ -327,7 +329,8 @@ class Session:
             message = await self._message()
             if isinstance(message, CloseMessage):
                 raise _End("the client closed it", NORMAL)
-            raise InputError("message", "none before the chunk is complete", f'"{message.type}"')
+            remedy = "Wait for the chunk, or close the session."
+            raise InputError("message", "none before the chunk is complete", f'"{message.type}"', remedy)
         except InputError as error:
             await self._refuse(error)
 

@@ -180,7 +180,7 @@ def _bytes(value: Any, where: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(where, "base64 text", str(error)) from None
+        raise InputError(where, "base64 text", f"another one ({error})") from None
 
 
 def _kind(value: Any) -> str:
@@ -199,7 +199,7 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value that has no form on the wire.
     """
-    return {name: _encoded(value, name, top=True) for name, value in data.items()}
+    return {name: _encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
 
 def _encoded(value: Any, where: str, *, top: bool = False) -> Any:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from ..errors import sentence
 from ..items import Audio, Image, ItemType, Tensor, Video
 
 __all__ = [
@@ -183,7 +184,8 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
         case Audio():
             rate = None if kind.rate is None else int(kind.rate)
             return st.builds(AudioSample, SEEDS, _sides([kind.largest], most=1 << 15), st.just(rate))
-    raise TypeError(f"no strategy for {kind!r}")
+    remedy = "Give samples= a strategy for its modality."
+    raise TypeError(sentence("items()", "a Tensor, Image, Video or Audio", type(kind).__name__, remedy))
 
 
 def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:

@@ -10,6 +10,7 @@ import pytest
 
 import mmkit.testing
 from mmkit import ModelSpec
+from mmkit.errors import sentence
 
 REGISTERED = "registered"
 """In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
@@ -21,9 +22,10 @@ def spec_of(name: str) -> ModelSpec:
     try:
         found = getattr(importlib.import_module(module), variable)
     except (ImportError, AttributeError, ValueError) as error:
-        raise pytest.UsageError(f"--mmkit {name}: expected package.module:SPEC, got {error!r}.") from error
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise pytest.UsageError(sentence(f"--mmkit {name}", "package.module:SPEC", got)) from error
     if not isinstance(found, ModelSpec):
-        raise pytest.UsageError(f"--mmkit {name}: expected a ModelSpec, got {type(found).__name__}.")
+        raise pytest.UsageError(sentence(f"--mmkit {name}", "a ModelSpec", f"a {type(found).__name__}"))
     return found
 
 
@@ -32,7 +34,8 @@ def check_options(name: str, folder: str) -> None:
     if name != REGISTERED:
         spec_of(name)
     if not (Path(folder) / "config.json").is_file():
-        raise pytest.UsageError(f"--mmkit-model {folder}: expected a folder with a config.json, got none.")
+        remedy = "Give the folder of a checkpoint; it needs no weights."
+        raise pytest.UsageError(sentence(f"--mmkit-model {folder}", "a folder with a config.json", "none", remedy))
 
 
 @pytest.fixture(scope="session")

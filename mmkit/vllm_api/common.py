@@ -126,7 +126,8 @@ class Parser(MultiModalDataParser):
     def _parse_embeddings(self, modality: BoundModality, data: Any) -> EmbedItems:
         rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", type(data).__name__)
+            got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
+            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", got)
         for i, item in enumerate(rows):
             where = f"{modality.where}[{i}]"
             expected = f"a finite floating (rows, {self.hidden_size or 'hidden_size'}) tensor"

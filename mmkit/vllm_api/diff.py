@@ -136,12 +136,12 @@ class Tree:
         if place == "installed":
             spec = find_spec("vllm")
             if spec is None or spec.origin is None:
-                raise FileNotFoundError("vLLM is not installed: give the folder that holds vllm/")
+                raise FileNotFoundError("installed: expected vLLM, got none. Give the folder that holds vllm/.")
             self.root = Path(spec.origin).parents[1]
         else:
             self.root = Path(place)
         if not (self.root / "vllm").is_dir():
-            raise FileNotFoundError(f"{self.root} holds no vllm/")
+            raise FileNotFoundError(f"{self.root}: expected a folder that holds vllm/, got none.")
 
     @cached_property
     def version(self) -> str:

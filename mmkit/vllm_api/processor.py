@@ -256,7 +256,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             for i, value in enumerate(values):
                 if value is None:
                     got = "None, and no such item in the cache"
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got)
+                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got, "Send the item itself.")
             if not values:
                 continue
             if isinstance(items, EmbedItems):
@@ -284,8 +284,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
-            expected, got = "items that the Hugging Face processor takes", f"{type(cause).__name__}: {cause}"
-            raise InputError(where, expected, got) from error
+            got = f"{type(cause).__name__}: {cause}".rstrip(".")
+            raise InputError(where, "items that the Hugging Face processor takes", got) from error
 
     def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
         """The outputs of a Hugging Face processor, floats in the model's dtype."""

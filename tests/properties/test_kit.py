@@ -88,7 +88,7 @@ def test_a_missing_option_is_refused_in_one_sentence() -> None:
     [
         ("examples.terra.spec:NONE", ".", "--mmkit {name}: expected package.module:SPEC, got AttributeError"),
         ("nowhere:SPEC", ".", "--mmkit {name}: expected package.module:SPEC, got ModuleNotFoundError"),
-        ("json:loads", ".", "--mmkit {name}: expected a ModelSpec, got function."),
+        ("json:loads", ".", "--mmkit {name}: expected a ModelSpec, got a function."),
         ("registered", "nowhere", "--mmkit-model {folder}: expected a folder with a config.json, got none."),
     ],
 )
