@@ -61,6 +61,10 @@ class Scope:
     kwargs: Mapping[str, Any] | None = None
     loop: tuple[Any, ...] = ()
 
+    def of(self, item: Any, out: Mapping[str, Any] | None) -> Scope:
+        """This scope for one item: `dataclasses.replace`, which each item of each request would wait for."""
+        return Scope(self.cfg, self.proc, self.tok, item, out, self.prompt, self.kwargs, self.loop)
+
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
         outer = (*self.loop, *[None] * depth)[:depth]  # an each that was bound on its own sees no outer elements

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import torch
 
 from .errors import SpecError
 from .expr import Scope, Value, evaluate, expression, fold
-from .items import fits, map_size, shape_text
+from .items import Between, fits, map_size, shape_text
 from .layout import Tokens
 
 
@@ -84,6 +85,13 @@ class Field:
             got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
             raise SpecError(where, f"a tensor with a dimension {self.dim}", got)
         return int(data.shape[self.dim]) if tensor else len(data)
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether the stated shape, the sizes or the value depend on the item."""
+        ends = [(size.least, size.most) if isinstance(size, Between) else (size,) for size in self.shape or ()]
+        fixed = all(isinstance(end, int) for pair in ends for end in pair)
+        return self.kind == "flat" or self.value is not None or not fixed
 
     def check(self, part: Any, scope: Scope, where: str) -> None:
         """Compare one item's part with the stated shape and dtype.

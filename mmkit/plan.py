@@ -95,6 +95,9 @@ class BoundModality:
         self.updates: list[Update] = [self._bound("update", update) for update in spec.update]
         self.fields: dict[str, Field] = {name: self._bound("fields", field) for name, field in spec.fields.items()}
         self.hf: HF | None = self._bound("process", spec.process) if isinstance(spec.process, HF) else None
+        # derived fields may depend on processed ones, and the sizes of flat fields on both
+        self._in_order = sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None))
+        self._needs_scopes = any(f.varies for f in self.fields.values()) or bool(self.hf and self.hf.unpad)
         with self._naming("limit"):
             limit: int | None = evaluate(spec.limit, scope)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
@@ -112,7 +115,7 @@ class BoundModality:
         self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
 
     def _naming(self, part: str) -> AbstractContextManager[None]:
-        return _naming(f"{self.where}, {part}")
+        return _Naming(f"{self.where}, {part}")
 
     def _bound(self, part: str, declared: Any) -> Any:
         with self._naming(part):
@@ -155,7 +158,7 @@ class BoundModality:
         """What expressions see for one canonical item of a request with `count` of them."""
         facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
         facts.count = count
-        return replace(self._scope, item=facts, out=out)
+        return self._scope.of(facts, out)
 
     def may_cache(self, count: int) -> bool:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
@@ -215,10 +218,11 @@ class BoundModality:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(f"{self.where}, process", f"the fields {sorted(self.fields)}", got)
         parts: list[dict[str, Any]] = [{} for _ in values]
-        scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
+        scopes = [self._scope] * len(values)
+        if self._needs_scopes:
+            scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
         extents: dict[str, list[int]] = {}
-        # derived fields may depend on processed ones, and the sizes of flat fields on both
-        for name, declared in sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None)):
+        for name, declared in self._in_order:
             with self._naming(f"fields[{name!r}]"):
                 if declared.value is not None and declared.kind == "shared":
                     made = [declared.derive(self._scope)] * len(values)
@@ -374,7 +378,7 @@ class Plan:
         self.modalities = {}
         for m in self.spec.modalities:
             where = f"{self.spec.name}.{m.name}"
-            with _naming(f"{where}, when"):
+            with _Naming(f"{where}, when"):
                 present = evaluate(m.when, scope)
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope)
@@ -524,13 +528,20 @@ class Plan:
         return place(prompt, items, self.spec.name, self._numbered)
 
 
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
+class _Naming:
     """Say in errors of the spec where they arose."""
-    try:
-        yield
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from error
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, SpecError):
+            raise SpecError(f"{self.where}: {error}") from error
 
 
 @contextmanager
