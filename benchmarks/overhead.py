@@ -83,7 +83,7 @@ def system(name: str, rounds: int) -> dict[str, Any]:
     cached = {side: lambda request, s=sides[side], c=caches[side]: apply(s, request, c) for side in SIDES}
     made["cached"] = in_turns(cached, requests, rounds, sides)["uncached"]
     made["prompt_update"] = prompt_updates(sides, requests, rounds)
-    startup = {side: lambda _, s=sides[side]: start(s.processor) for side in SIDES}
+    startup = {side: lambda _, s=sides[side]: start(s.processor.info.ctx.model_config) for side in SIDES}
     made["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
     made["peak_kib"] = {side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES}
     return made
@@ -122,8 +122,12 @@ def cache(processor: Any) -> Any:
     return harness.Caches(processor, 1.0, pair=False).sender
 
 
-def start(processor: Any) -> None:
-    """What the engine asks at its start: the most tokens of an item, and the dummy request."""
+def start(config: Any) -> None:
+    """What the engine does at its start: it makes the processor, asks for the most tokens of an item, and has the dummy
+    request processed."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    processor = MULTIMODAL_REGISTRY.create_processor(config)
     limits = processor.info.allowed_mm_limits
     seq_len = processor.info.ctx.model_config.max_model_len
     counts = {name: 1 for name, limit in limits.items() if limit is None or limit}

@@ -249,6 +249,10 @@ class BoundModality:
 
     # -- placeholders ------------------------------------------------------------------------------------------------
 
+    def varies(self, embeds: bool) -> bool:
+        """Whether items, or precomputed embeddings, differ in their layouts or targets."""
+        return self._opaque or bool(self._leaves[embeds])
+
     def ways(self, scope: Scope, *, embeds: bool = False) -> list[Resolved]:
         """The alternatives of one item, in order of preference: target, layout, mask.
 

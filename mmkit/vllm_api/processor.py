@@ -125,6 +125,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._largest: dict[str, Any] = {}
 
     @property
     def plan(self) -> Plan:
@@ -136,11 +137,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def largest(self, name: str) -> Any:
         """The item of a modality with the most tokens."""
+        if name in self._largest:
+            return self._largest[name]
 
         def process(value: Any) -> Mapping[str, Any]:
             return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
 
-        return self.plan.modalities[name].largest(process)[0]
+        found = self._largest[name] = self.plan.modalities[name].largest(process)[0]
+        return found
 
     def worst(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> tuple[list[int], Any]:
         """The request with the most tokens: items, and a prompt that they fit into."""
@@ -272,11 +276,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 done[name] = plan.modalities[name].finish(raw, items.get_all(), total(items))
         return done
 
+    @cached_property
+    def _hf_processor(self) -> Any:
+        """The model's Hugging Face processor, for requests without options of their own."""
+        return self.info.get_hf_processor()
+
     def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
         processor = plan.modalities[next(iter(group))].hf_processor
         if processor is None:
-            processor = self.info.get_hf_processor(**kwargs)
+            processor = self.info.get_hf_processor(**kwargs) if kwargs else self._hf_processor
         inputs = hf_inputs(group, plan)
         if "text" in inputs:  # as many placeholders as items, however long they make it
             kwargs = {"truncation": False, **kwargs}
@@ -316,10 +325,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         for name, items in mm_items.items():
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
             contents = []
+            fixed = None if modality.varies(embeds) else details(modality, modality.scope(SimpleNamespace(), 0), embeds)
             for index, value in enumerate(items.get_all()):
-                facts = SimpleNamespace(index=index, length=len(value)) if embeds else value
-                scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
-                ways = details(modality, scope, embeds)
+                if (ways := fixed) is None:
+                    facts = SimpleNamespace(index=index, length=len(value)) if embeds else value
+                    scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
+                    ways = details(modality, scope, embeds)
                 if embeds and len(value) != (rows := ways[0].way.laid.num_embeds):
                     raise InputError(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
                 contents.append(ways)
