@@ -93,12 +93,19 @@ class Field:
         fixed = all(isinstance(end, int) for pair in ends for end in pair)
         return self.kind == "flat" or self.value is not None or not fixed
 
+    @cached_property
+    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None]:
+        """The dtype and the shape, to compare a tensor's with at once."""
+        return getattr(torch, self.dtype) if self.dtype else None, self.shape
+
     def check(self, part: Any, scope: Scope, where: str) -> None:
         """Compare one item's part with the stated shape and dtype.
 
         Raises:
             SpecError: they differ.
         """
+        if not self.varies and (getattr(part, "dtype", None), getattr(part, "shape", None)) == self._stated:
+            return
         if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
             raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
         if self.shape is not None:

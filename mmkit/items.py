@@ -507,7 +507,7 @@ def map_size(function: Callable[[Value], Any], size: Any) -> Any:
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     """Whether a shape has these sizes; `between` may stand for one."""
-    return len(shape) == len(sizes) and all(map(_fits, shape, sizes))
+    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
 
 
 def _fits(size: int, wanted: Any) -> bool:
