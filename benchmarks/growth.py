@@ -38,14 +38,19 @@ def main(rounds: Annotated[int, typer.Option(min=3, help="How often each size is
         report["lines"][name] = line(requests, rounds)
     measure.store("growth", report)
     measure.table(
-        ["line", "size", "ms", "floor, ms", "times the floor", "exponent"],
-        [
-            [name if not i else "", point["size"], f"{point['ms']:.3f}", f"{point['floor_ms']:.3f}",
-             f"{point['ratio']:.2f}", f"{found['exponent']:.3f}" if not i and found["exponent"] else ""]
-            for name, found in report["lines"].items()
-            for i, point in enumerate(found["points"])
-        ],
-    )  # fmt: skip
+        ["line", "size", "ms", "floor, ms", "times the floor", "exponent, steepest"],
+        [row for name, found in report["lines"].items() for row in shown(name, found)],
+    )
+
+
+def shown(name: str, found: dict[str, Any]) -> list[list[str]]:
+    """A line as rows of the table."""
+    slope = f"{found['exponent']:.3f}, {found['steepest']:.3f}" if found["exponent"] else ""
+    rows = [
+        ["", f"{p['size']}", f"{p['ms']:.3f}", f"{p['floor_ms']:.3f}", f"{p['ratio']:.2f}", ""] for p in found["points"]
+    ]
+    rows[0][0], rows[0][-1] = name, slope
+    return rows
 
 
 def line(requests: list[tuple[int, Any]], rounds: int) -> dict[str, Any]:
@@ -66,7 +71,8 @@ def line(requests: list[tuple[int, Any]], rounds: int) -> dict[str, Any]:
         points.append({"size": size, "ms": found["whole_ms"], "floor_ms": found["floor_ms"], "ratio": found["ratio"]})
     sizes = [point["size"] for point in points]
     slope = measure.exponent(sizes, [point["ms"] for point in points]) if len(points) > 1 else None
-    return {"points": points, "exponent": slope}
+    steps = [measure.exponent(sizes[i : i + 2], [p["ms"] for p in points[i : i + 2]]) for i in range(len(sizes) - 1)]
+    return {"points": points, "exponent": slope, "steepest": max(steps, default=None)}
 
 
 def seconds(call: Callable[[], Any]) -> float:

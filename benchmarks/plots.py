@@ -17,16 +17,15 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLOURS = ["#3264a8", "#d1732a", "#4a9a5d", "#8a5aa3", "#777777", "#b04a5a", "#2a9d9d"]
 
 
-def main() -> None:
+def main(folder: Path = IMAGES) -> None:
     """Draw every result that there is."""
     plt.rcParams.update({"figure.dpi": 110, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     for name, draw in {"overhead": overhead, "growth": growth, "terra_cpu": terra_cpu}.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
             figure = draw(json.loads(path.read_text()))
-            figure.savefig(
-                IMAGES / f"bench-{name.replace('_', '-')}.png", bbox_inches="tight", metadata={"Software": ""}
-            )
+            path = folder / f"bench-{name.replace('_', '-')}.png"
+            figure.savefig(path, bbox_inches="tight", metadata={"Software": ""})
             plt.close(figure)
 
 

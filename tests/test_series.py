@@ -14,11 +14,11 @@ from examples.series.offline import answer, engine
 from examples.series.picture import draw
 from examples.series.spec import WAVES
 from examples.series.train import make_model, make_tokenizer, train
-from examples.series.waves import ANSWER_WORDS, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
-from mmkit import InputError
+from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
+from mmkit import InputError, ModelSpec, ceil_div, cfg, embed, out, tok
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "series.svg"
-HELD_OUT = [make_wave(seed) for seed in range(100)]
+HELD_OUT = [make_wave(seed) for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 100)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,15 +47,20 @@ def test_laws(law: str, untrained: Path) -> None:
 def test_one_id_for_target_and_patches_is_ambiguous() -> None:
     """Why <series> and <patch> are two ids: otherwise two placeholders are one item of two positions."""
     tokenizer = make_tokenizer()
-    plan = WAVES.bind(make_model(0, len(tokenizer)).config, tokenizer)
-    with pytest.raises(InputError, match="waves"):
-        plan.preview(tokenizer.encode("<series> <series>"), {"series": [torch.zeros(5, 1)]})
+    config = make_model(0, len(tokenizer)).config
+    (series,) = WAVES.modalities
+    one_id = embed(tok["<series>"]) * ceil_div(out.series.shape[0], cfg.steps_per_token)
+    ambiguous = ModelSpec("waves", series.model_copy(update={"layout": one_id}))
+    prompt, too_few = tokenizer.encode("<series> <series>"), {"series": [torch.zeros(5, 1)]}
+    assert len(ambiguous.bind(config, tokenizer).preview(prompt, too_few).placements) == 1
+    with pytest.raises(InputError, match="for 1 item"):
+        WAVES.bind(config, tokenizer).preview(prompt, too_few)
 
 
 def test_waves_are_reproducible_and_held_out() -> None:
     assert (make_wave(3).series == make_wave(3).series).all()
     assert make_wave(3).series.shape != make_wave(4).series.shape
-    assert len(HELD_OUT) <= FIRST_TRAINING_SEED
+    assert FIRST_TEST_SEED + len(HELD_OUT) <= FIRST_TRAINING_SEED
     assert {wave.answer.split()[0] for wave in HELD_OUT} == set(SHAPES)
 
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from . import register
-from .waves import ANSWER_WORDS, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
+from .waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, SHAPES, Wave, make_wave
 
 
 def main(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint; see examples.series.train.")],
-    count: Annotated[int, typer.Option(min=20, max=FIRST_TRAINING_SEED, help="Series to ask about.")] = 200,
+    count: Annotated[int, typer.Option(min=20, max=100_000, help="Series to ask about.")] = 200,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("series.svg"),
     log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
@@ -31,7 +31,7 @@ def main(
 
     logging.disable_progress_bar()
     register()
-    waves = [make_wave(seed) for seed in range(count)]
+    waves = [make_wave(seed) for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + count)]
     series = [wave.series for wave in waves]
     with engine(checkpoint) as llm:
         ids = answer(llm, series)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -95,7 +95,8 @@ async def generate(request: Request) -> Response:
         answer = _Answer(model, asked.n)
         outputs = here.engine.generate(prompt, sampling, answer.id)
         if not asked.stream:
-            return JSONResponse(await _unless_gone(request, here, answer.whole(outputs)))
+            whole = await _unless_gone(request, here, answer.whole(outputs))
+            return Response(whole, media_type="application/json")
         events = answer.events(outputs)
         first = await _unless_gone(request, here, anext(events))  # so that a refusal still has its status
         return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
@@ -116,7 +117,7 @@ class _Answer:
         self._created = int(time.time())
         self._prompt = self._cached = self._completion = 0
 
-    def _made(self, choices: list[Choice], *, chunk: bool, last: bool) -> dict[str, Any]:
+    def _made(self, choices: list[Choice], *, chunk: bool, last: bool) -> str:
         made = Generation(
             id=self.id,
             object="mm.generation.chunk" if chunk else "mm.generation",
@@ -125,7 +126,7 @@ class _Answer:
             choices=choices,
             usage=usage(self._prompt, self._completion, self._cached) if last else None,
         )
-        return made.model_dump(mode="json", exclude_none=True)
+        return made.model_dump_json(exclude_none=True)
 
     def _choices(self, output: Any) -> list[Choice]:
         self._prompt = len(output.prompt_token_ids or ())
@@ -133,22 +134,22 @@ class _Answer:
         self._completion += sum(len(part.token_ids) for part in output.outputs)
         return [choice(part) for part in output.outputs]
 
-    async def whole(self, outputs: AsyncIterator[Any]) -> dict[str, Any]:
-        """The complete answer."""
+    async def whole(self, outputs: AsyncIterator[Any]) -> str:
+        """The complete answer, as JSON."""
         choices: list[Choice] = []
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 choices = self._choices(output)
         return self._made(choices, chunk=False, last=True)
 
-    async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
-        """The answer piece by piece; the last one has the usage."""
+    async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[str]:
+        """The answer piece by piece, as JSON; the last one has the usage."""
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 yield self._made(self._choices(output), chunk=True, last=output.finished)
 
 
-async def _sse(first: Mapping[str, Any], events: Any, here: Door) -> AsyncIterator[str]:
+async def _sse(first: str, events: Any, here: Door) -> AsyncIterator[str]:
     async with aclosing(events):
         try:
             async with here.alive():
@@ -156,13 +157,13 @@ async def _sse(first: Mapping[str, Any], events: Any, here: Door) -> AsyncIterat
                 async for event in events:
                     yield _event(event)
         except Exception as error:
-            yield _event(errors.body(errors.info(error, here.plan, "generate")))
+            yield _event(json.dumps(errors.body(errors.info(error, here.plan, "generate"))))
             return
         yield "data: [DONE]\n\n"
 
 
-def _event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+def _event(data: str) -> str:
+    return f"data: {data}\n\n"
 
 
 async def _read(request: Request, limits: Limits) -> bytes:

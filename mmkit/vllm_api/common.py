@@ -124,7 +124,7 @@ class Parser(MultiModalDataParser):
         return data if standard and modality.embeds is not None and self.is_embeddings(data) else None
 
     def _parse_embeddings(self, modality: BoundModality, data: Any) -> EmbedItems:
-        rows = [data] if isinstance(data, torch.Tensor) and data.ndim == 2 else data
+        rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
         if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
             got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
             raise InputError(modality.where, "at least one (rows, hidden_size) tensor", got)

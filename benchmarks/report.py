@@ -1,0 +1,87 @@
+"""The stored results as the tables of docs/performance.md: ``python -m benchmarks.report`` prints them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from . import measure
+
+PARTS = {
+    "uncached": "uncached",
+    "uncached_own": "uncached, without HF",
+    "cached": "cached",
+    "prompt_update": "prompt update",
+    "startup": "start-up",
+}
+
+
+def main() -> None:
+    for name, table in tables().items():
+        print(f"{name}:\n\n{table}\n")
+
+
+def tables() -> dict[str, str]:
+    """A table of Markdown for each stored result."""
+    return {name: make(stored(name)) for name, make in MAKERS.items()}
+
+
+def stored(name: str) -> dict[str, Any]:
+    """A result of `measure.store`."""
+    found: dict[str, Any] = json.loads((measure.RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def overhead(report: dict[str, Any]) -> str:
+    systems = report["systems"]
+    rows = [
+        [name, *(f"{s[part]['ratio']:.2f}" for part in PARTS), f"{s['uncached']['generated_ms']:.2f} ms",
+         f"{s['peak_kib']['generated'] / s['peak_kib']['hand_written']:.2f}"]
+        for name, s in systems.items()
+    ]  # fmt: skip
+    rows.append(["median", *(f"{report['median'][part]:.2f}" for part in PARTS), "", ""])
+    return markdown(["model", *PARTS.values(), "one request, uncached", "peak memory"], rows)
+
+
+def growth(report: dict[str, Any]) -> str:
+    rows = []
+    for name, line in report["lines"].items():
+        last = line["points"][-1]
+        sizes = " to ".join(f"{p['size']:,}" for p in (line["points"][0], last)[: len(line["points"])])
+        exponent = "" if line["exponent"] is None else f"{line['exponent']:.2f}"
+        steepest = "" if line["steepest"] is None else f"{line['steepest']:.2f}"
+        rows.append([name, sizes, exponent, steepest, f"{last['ms']:.2f} ms", f"{last['ratio']:.2f}"])
+    return markdown(["one request with", "from", "exponent", "steepest step", "the largest", "times the floor"], rows)
+
+
+def startup(report: dict[str, Any]) -> str:
+    rows = [
+        [f"`import {name}` beyond torch's", f"{report[f'import_{name}_beyond_torch_ms']['median']:.0f} ms"]
+        for name in ("mmkit", "pydantic")
+    ]
+    rows += [[f"the classes of {name}", f"{f['median']:.2f} ms"] for name, f in report["classes_ms"].items()]
+    return markdown(["", "median"], rows)
+
+
+def terra_cpu(report: dict[str, Any]) -> str:
+    rows = [
+        [str(r["streams"]), f"{r['vllm_ms']:.0f} ms", f"{r['hf_ms']:.0f} ms",
+         f"{r['speedup']:.2f} ({r['low']:.2f} to {r['high']:.2f})", "identical" if r["identical"] else "different",
+         f"{r['cached']:.1%}"]
+        for r in report["rows"]
+    ]  # fmt: skip
+    return markdown(["streams", "vLLM, per frame", "HF, per frame", "times as fast", "ids", "prefix cache"], rows)
+
+
+MAKERS = {"overhead": overhead, "growth": growth, "startup": startup, "terra_cpu": terra_cpu}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
