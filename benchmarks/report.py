@@ -56,12 +56,13 @@ def growth(report: dict[str, Any]) -> str:
 
 
 def startup(report: dict[str, Any]) -> str:
+    imports = {f"importing {name}": found for name, found in report["import_ms"].items()}
+    classes = {f"the classes of {name}": found for name, found in report["classes_ms"].items()}
     rows = [
-        [f"`import {name}` beyond torch's", f"{report[f'import_{name}_beyond_torch_ms']['median']:.0f} ms"]
-        for name in ("mmkit", "pydantic")
+        [name, f"{f['median']:.1f} ms", f"{f['least']:.1f} to {f['most']:.1f} ms"]
+        for name, f in (imports | classes).items()
     ]
-    rows += [[f"the classes of {name}", f"{f['median']:.2f} ms"] for name, f in report["classes_ms"].items()]
-    return markdown(["", "median"], rows)
+    return markdown(["", "median", "from, to"], rows)
 
 
 def terra_cpu(report: dict[str, Any]) -> str:
