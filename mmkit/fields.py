@@ -95,7 +95,7 @@ class Field:
 
     @cached_property
     def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None]:
-        """The dtype and the shape, to compare a tensor's with at once."""
+        """The dtype and the shape as a tensor has them."""
         return getattr(torch, self.dtype) if self.dtype else None, self.shape
 
     def check(self, part: Any, scope: Scope, where: str) -> None:
@@ -104,8 +104,10 @@ class Field:
         Raises:
             SpecError: they differ.
         """
-        if not self.varies and (getattr(part, "dtype", None), getattr(part, "shape", None)) == self._stated:
-            return
+        if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
+            dtype, shape = self._stated
+            if part.dtype == (dtype or part.dtype) and part.shape == (part.shape if shape is None else shape):
+                return
         if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
             raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
         if self.shape is not None:
