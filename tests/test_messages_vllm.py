@@ -705,12 +705,6 @@ TABLE: list[Row] = [
         "plain.alpha[0]: expected 2 embedding row(s), got 3.",
     ),
     (
-        "count",
-        lambda: subject().processor.info.check_count("alpha", 3, 2),
-        InputError,
-        "plain.alpha: expected at most 2 item(s), got 3. Send fewer items.",
-    ),
-    (
         "not in the cache",
         lambda: subject().processor._process(parsed({"alpha": [None]}), {}),
         InputError,
