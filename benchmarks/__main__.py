@@ -5,22 +5,13 @@ Each runs in a process of its own and writes `benchmarks/results/<name>.json`.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Annotated
 
 import typer
 
-ALL = {
-    "startup": [],
-    "overhead": [],
-    "growth": [],
-    "terra_cpu": [],
-    "serve_load": [],
-    "terra_gpu": [],
-}
-"""Benchmarks with their arguments."""
+ALL = ("startup", "overhead", "growth", "terra_cpu", "serve_load", "terra_gpu")
 
 
 def main(
@@ -33,9 +24,9 @@ def main(
 
     failed = []
     for name in names or ALL:
-        arguments = [*ALL[name], *(["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else [])]
+        arguments = ["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else []
         print(f"== {name} {' '.join(arguments)}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], env=os.environ)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
         if done.returncode:
             failed.append(name)
     subprocess.run([sys.executable, "-m", "benchmarks.plots"], check=True)

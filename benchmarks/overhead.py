@@ -13,8 +13,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +30,6 @@ class Side:
 
     processor: Any
     in_hf: float = 0.0
-    outer: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         context = self.processor.info.ctx
@@ -188,20 +186,12 @@ def prompt_update(processor: Any, request: Any) -> Callable[[], Any]:
 
 
 def peak(call: Callable[[], Any]) -> float:
-    """KiB that Python's allocator holds at most during a call, on top of what it holds before; tensors not counted."""
+    """KiB that Python's allocator holds at most during a call, of what the call makes; tensors not counted."""
     call()
-    with traced():
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        call()
-        return (tracemalloc.get_traced_memory()[1] - before) / 1024
-
-
-@contextmanager
-def traced() -> Iterator[None]:
     tracemalloc.start()
     try:
-        yield
+        call()
+        return tracemalloc.get_traced_memory()[1] / 1024
     finally:
         tracemalloc.stop()
 

@@ -285,17 +285,10 @@ class _Pass:
             ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
             embeds = frozenset().union(*{way.laid.embed_ids for way in ways})
             targets = {way.target for way in ways if way.kind == "replace"}
-            if not all(map(embeds.isdisjoint, rest)) or self._found(targets, rest):
+            if not all(map(embeds.isdisjoint, rest)) or _found(targets, rest):
                 raise _Unfit(self._wrong_count, modality, InputError)
-        if found := self._found(self.surplus, rest):
+        if found := _found(self.surplus, rest):
             raise _Unfit(_surplus, found, self.surplus, self.where)
-
-    def _found(self, targets: Collection[Target], rest: list[list[int]]) -> Target | None:
-        """One of some targets that stands in what is left of the prompt."""
-        first = {target[0] for target in targets}
-        left = set().union(*map(first.intersection, rest)) if first else first
-        begun = [target for target in targets if target[0] in left]
-        return next((target for target in begun for ids in rest if find(ids, target, 0) is not None), None)
 
     def _not_found(self, modality: str, index: int) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
@@ -330,12 +323,16 @@ def refuse_surplus(prompt: Sequence[int], surplus: Mapping[Target, str], where: 
     Raises:
         InputError: names the modality.
     """
-    if not surplus or {target[0] for target in surplus}.isdisjoint(prompt):
-        return
-    ids = list(prompt)
-    for target in surplus:
-        if find(ids, target, 0) is not None:
-            _surplus(target, surplus, where)
+    if surplus and (found := _found(surplus, [list(prompt)])):
+        _surplus(found, surplus, where)
+
+
+def _found(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
+    """One of some targets that stands in what is left of a prompt."""
+    first = {target[0] for target in targets}
+    left = set().union(*map(first.intersection, rest)) if first else first
+    begun = [target for target in targets if target[0] in left]
+    return next((target for target in begun for ids in rest if find(ids, target, 0) is not None), None)
 
 
 def _surplus(target: Target, surplus: Mapping[Target, str], where: str) -> NoReturn:

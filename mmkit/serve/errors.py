@@ -63,8 +63,12 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     first = param.split(".")[0].split("[")[0] if param else ""
     reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
     metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
-    kind = status.phrase.title().replace(" ", "").removesuffix("Error") + "Error"
-    return ErrorInfo(message=message, type=kind, param=param, code=status)
+    return ErrorInfo(message=message, type=kind(status), param=param, code=status)
+
+
+def kind(status: HTTPStatus) -> str:
+    """OpenAI's `type` of an error: ``BadRequestError``."""
+    return status.phrase.title().replace(" ", "").removesuffix("Error") + "Error"
 
 
 def _stopping(error: BaseException) -> bool:

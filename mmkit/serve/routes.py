@@ -244,7 +244,6 @@ async def elsewhere(request: Request, rest: str) -> Response:
     known = rest in {"/generate", "/modalities", "/session"}
     status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
     expected = "POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session"
-    kind = status.phrase.title().replace(" ", "") + "Error"
     message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
-    told = protocol.ErrorInfo(message=message, type=kind, param=None, code=status)
+    told = protocol.ErrorInfo(message=message, type=errors.kind(status), param=None, code=status)
     return JSONResponse(errors.body(told), status)
