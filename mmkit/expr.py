@@ -185,12 +185,13 @@ class Attribute(Expr):
 
     def _value(self, scope: Scope) -> Any:
         holder, name = evaluate(self._base, scope), self._name
-        value = holder.get(name, _MISSING) if isinstance(holder, Mapping) else getattr(holder, name, _MISSING)
+        keyed = type(holder) is dict or isinstance(holder, Mapping)  # of processed fields, the first
+        value = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
         if value is not _MISSING:
             return value
         lack = "the processed fields lack" if root(self) == out else f"{type(holder).__name__} has no attribute"
         public = [n for n in dir(holder) if not n.startswith("_")]
-        known = sorted(holder) if isinstance(holder, Mapping) else difflib.get_close_matches(name, public)
+        known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f" It has: {', '.join(map(str, known))}." if known else ""
         raise SpecError(f"{self!r} has no value: {lack} {name!r}.{hint}")
 
@@ -206,9 +207,13 @@ class Index(Expr):
         holder, key = evaluate(self._base, scope), self._key
         index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
         try:
-            return holder[index]
+            found = holder[index]
         except (KeyError, IndexError, TypeError) as error:
             raise SpecError(f"{self!r} has no value: {self._base!r} is {_brief(holder)}.") from error
+        if getattr(found, "ndim", None) != 0:
+            return found
+        number = found.item()  # Python computes with whole numbers faster than a tensor does, and exactly
+        return number if isinstance(number, int) else found
 
     def __repr__(self) -> str:
         return f"{_wrap(self._base, 9)}[{self._key!r}]"

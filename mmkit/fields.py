@@ -69,7 +69,7 @@ class Field:
         if self.kind == "batched":
             if extent != count:
                 raise SpecError(where, f"{count} items along the first dimension", str(extent))
-            return [data[i] for i in range(count)]
+            return list(data.unbind(0)) if isinstance(data, torch.Tensor) else [data[i] for i in range(count)]
         assert sizes is not None
         if sum(sizes) != extent:
             expected = f"sizes that add up to {extent}, the extent of dimension {self.dim}"
@@ -94,20 +94,25 @@ class Field:
         return self.kind == "flat" or self.value is not None or not fixed
 
     @cached_property
-    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None]:
-        """The dtype and the shape as a tensor has them."""
+    def stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None] | None:
+        """The stated dtype and shape as a tensor has them; None where neither is."""
+        if self.dtype is None and self.shape is None:
+            return None
         return getattr(torch, self.dtype) if self.dtype else None, self.shape
 
-    def check(self, part: Any, scope: Scope, where: str) -> None:
-        """Compare one item's part with the stated shape and dtype.
+    def check(self, part: Any, scope: Scope, index: int) -> None:
+        """Compare the part of an item with the stated shape and dtype.
 
         Raises:
             SpecError: they differ.
         """
+        if self.stated is None:
+            return
         if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
-            dtype, shape = self._stated
+            dtype, shape = self.stated
             if part.dtype == (dtype or part.dtype) and part.shape == (part.shape if shape is None else shape):
                 return
+        where = f"item {index}"
         if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
             raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
         if self.shape is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -258,10 +258,8 @@ class Image(ItemType):
     _rank = 3
 
     def canonical(self, value: object, where: str) -> Any:
-        from PIL import Image as PILImage
-
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
-        if isinstance(media, PILImage.Image):
+        if isinstance(media, _pil().Image):
             if 0 in media.size:
                 raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
             return value
@@ -273,7 +271,7 @@ class Image(ItemType):
         if isinstance(media, torch.Tensor):
             value = media = _strided(media, where, expected)
         if media.shape[-1] == 3 and media.dtype in (np.uint8, torch.uint8):
-            return PILImage.fromarray(np.asarray(media), "RGB")
+            return _pil().fromarray(np.asarray(media), "RGB")
         check_finite(media, where)
         return value
 
@@ -282,9 +280,7 @@ class Image(ItemType):
         return SimpleNamespace(index=index, width=width, height=height)
 
     def candidates(self) -> list[Any]:
-        from PIL import Image as PILImage
-
-        return [PILImage.new("RGB", size, color=(255, 255, 255)) for size in self.largest]
+        return [_pil().new("RGB", size, color=(255, 255, 255)) for size in self.largest]
 
 
 @dataclass(frozen=True)
@@ -444,7 +440,11 @@ def _strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
     """A plain tensor in host memory, apart from autograd."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
         raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
-    return tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        tensor = tensor.detach().as_subclass(torch.Tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.cpu()
 
 
 def _array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
@@ -553,6 +553,14 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
     if _is_pair(value):
         return getattr(value[0], "media", value[0]), value[1]
     return value, None
+
+
+@cache
+def _pil() -> Any:
+    """PIL's module of images, which models without any do not load."""
+    from PIL import Image as PILImage
+
+    return PILImage
 
 
 def _image_size(image: Any) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,6 +85,7 @@ class BoundModality:
         hf: how to call a Hugging Face processor, bound; None where `process` is another way.
         limit: the most items in one request, or None.
         depends_on_index: an item's layout or target depends on its position among the items.
+        kept: what an adapter derives from the modality, for as long as this lives.
     """
 
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
@@ -97,6 +98,8 @@ class BoundModality:
         self.hf: HF | None = self._bound("process", spec.process) if isinstance(spec.process, HF) else None
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         self._in_order = sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None))
+        self._processed = [name for name, field in self.fields.items() if field.value is None]
+        self._of_field = {name: self._naming(f"fields[{name!r}]") for name in self.fields}
         self._needs_scopes = any(f.varies for f in self.fields.values()) or bool(self.hf and self.hf.unpad)
         with self._naming("limit"):
             limit: int | None = evaluate(spec.limit, scope)
@@ -113,8 +116,10 @@ class BoundModality:
         self._reads_out = self._opaque or any(root(leaf) == out for leaf in leaves)
         self.depends_on_index = self._opaque or item.index in leaves
         self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
+        self._cacheable: OrderedDict[int, bool] = OrderedDict()
+        self.kept: dict[Any, Any] = {}
 
-    def _naming(self, part: str) -> AbstractContextManager[None]:
+    def _naming(self, part: str) -> _Naming:
         return _Naming(f"{self.where}, {part}")
 
     def _bound(self, part: str, declared: Any) -> Any:
@@ -164,6 +169,9 @@ class BoundModality:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
         if self.spec.cache is True:
             return True
+        return _kept(self._cacheable, count, lambda: self._may_cache(count), _GEOMETRIES)
+
+    def _may_cache(self, count: int) -> bool:
         with self._naming("cache"):
             return bool(evaluate(self.spec.cache, replace(self._scope, item=SimpleNamespace(count=count))))
 
@@ -174,6 +182,14 @@ class BoundModality:
         """What `hf(processor)` names; None for the checkpoint's own."""
         with self._naming("process"):
             return evaluate(self.hf.processor, self._scope) if self.hf else None
+
+    @cached_property
+    def hf_text(self) -> str | None:
+        """The text of one item that the Hugging Face processor wants; None for none."""
+        if self.hf is None or self.hf.text is None:
+            return None
+        with self._naming("process"):
+            return str(evaluate(self.hf.text, self._scope))
 
     def process(self, values: Sequence[Any], count: int | None = None) -> Processed:
         """Run `identity()` or the process function on canonical items; for `hf()` the caller runs the processor, then
@@ -199,9 +215,8 @@ class BoundModality:
             raw = process(values, self._scope)
             if not isinstance(raw, Mapping):
                 raise SpecError(f"{self.where}, process", "a dict of tensors", type(raw).__name__)
-            wanted = {name for name, declared in self.fields.items() if declared.value is None}
-            if unknown := set(raw) - wanted:
-                expected = f"process to return declared fields, {sorted(wanted)}"
+            if unknown := set(raw).difference(self._processed):
+                expected = f"process to return declared fields, {sorted(self._processed)}"
                 remedy = "Declare them in fields, or do not return them."
                 raise SpecError(self.where, expected, repr(sorted(unknown)), remedy)
         return self.finish(raw, values, count)
@@ -212,9 +227,9 @@ class BoundModality:
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype than stated.
         """
-        if self.hf is not None:
+        if self.hf is not None and self.hf.outputs:
             raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
-        if missing := [name for name, f in self.fields.items() if f.value is None and raw.get(name) is None]:
+        if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(f"{self.where}, process", f"the fields {sorted(self.fields)}", got)
         parts: list[dict[str, Any]] = [{} for _ in values]
@@ -223,16 +238,16 @@ class BoundModality:
             scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
         extents: dict[str, list[int]] = {}
         for name, declared in self._in_order:
-            with self._naming(f"fields[{name!r}]"):
-                if declared.value is not None and declared.kind == "shared":
-                    made = [declared.derive(self._scope)] * len(values)
-                elif declared.value is not None:
-                    made = [declared.derive(scope) for scope in scopes]
-                elif declared.kind == "flat":
-                    extents[name] = [whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes]
-            if declared.value is None:
-                where = f"{self.where}, fields[{name!r}]"
-                made = declared.split(raw[name], extents.get(name), len(values), where)
+            if declared.value is not None:
+                with self._of_field[name]:
+                    shared = declared.kind == "shared"
+                    made = [declared.derive(self._scope)] * len(values) if shared else [*map(declared.derive, scopes)]
+            else:
+                if declared.kind == "flat":
+                    with self._of_field[name]:
+                        sizes = (whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes)
+                        extents[name] = list(sizes)
+                made = declared.split(raw[name], extents.get(name), len(values), self._of_field[name].where)
             for fields, part in zip(parts, made, strict=True):
                 fields[name] = part
         for name, sizes in self.hf.unpad.items() if self.hf else ():
@@ -241,10 +256,11 @@ class BoundModality:
         data = {}
         for name, declared in self.fields.items():
             own = [fields[name] for fields in parts]
-            with self._naming(f"fields[{name!r}]"):
-                for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
-                    declared.check(part, scope, f"item {i}")
-            data[name] = {"batched": own, "shared": own[0], "flat": raw.get(name)}[declared.kind]
+            if declared.stated:
+                with self._of_field[name]:
+                    for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
+                        declared.check(part, scope, i)
+            data[name] = own if declared.kind == "batched" else own[0] if declared.kind == "shared" else raw[name]
         return Processed(data, extents, parts)
 
     # -- placeholders ------------------------------------------------------------------------------------------------
@@ -515,7 +531,7 @@ class Plan:
             InputError: names the modality and how many placeholder ids there are.
         """
         bare = {token for token, names in self._owners.items() if set(present).isdisjoint(names)}
-        if not bare.isdisjoint(prompt):
+        if bare and not bare.isdisjoint(prompt):
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"

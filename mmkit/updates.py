@@ -186,6 +186,8 @@ def place(
     """
     why: dict[Reading, Callable[[], NoReturn]] = {}
     for reading in _READINGS:
+        if reading == "layouts" and not _holds_layouts(prompt, items):
+            continue
         try:
             return _Pass(prompt, items, where, surplus, reading).run()
         except _Unfit as unfit:
@@ -193,11 +195,21 @@ def place(
     why["targets"]()
 
 
+def _holds_layouts(prompt: list[int], items: Items) -> bool:
+    """Whether a layout of the first item of every modality stands in a prompt."""
+    firsts = [alternatives[0] for alternatives in items.values() if alternatives]
+    return all(any(find(prompt, way.laid.ids, 0) is not None for way in first) for first in firsts)
+
+
 class _Unfit(Exception):
     """A reading of a prompt that does not fit. What is wrong takes time to say, and the next reading may fit."""
 
     def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
         self.refuse = partial(refuse, *args)
+
+
+_Match: TypeAlias = tuple[int, int, str, int, int]
+"""Begin and end of what a layout takes the place of, modality, item, and alternative."""
 
 
 class _Pass:
@@ -213,7 +225,7 @@ class _Pass:
         placements: list[Placement] = []
         rest: list[list[int]] = []
         position = 0
-        for begin, stop, modality, index, way in sorted(self._matches(), key=self._order):
+        for begin, stop, modality, index, way in self._matches():
             if begin < position:  # an anchor inside a target that another layout replaces
                 raise _Unfit(self._not_found, modality, index)
             rest.append(self.prompt[position:begin])
@@ -225,21 +237,27 @@ class _Pass:
         self._check_leftovers(rest)
         return ids + rest[-1], placements
 
-    def _order(self, match: tuple[int, int, str, int, int]) -> tuple[int, bool]:
-        """From left to right; what is inserted at the end stays there in an empty prompt too."""
-        begin, _, modality, index, way = match
-        return begin, self.items[modality][index][way].kind == "end"
-
-    def _matches(self) -> Iterator[tuple[int, int, str, int, int]]:
-        """(begin, end) of what the layout takes the place of, modality, item and alternative; anchored ones first."""
+    def _matches(self) -> list[_Match]:
+        """What the layouts take the place of, from left to right."""
+        anchored: list[_Match] = []
         searching: dict[str, int] = {}
         for modality, ways in self.items.items():
             for index, alternatives in enumerate(ways):
-                anchored = self._anchored(alternatives)
-                if anchored is None:
+                anchor = self._anchored(alternatives)
+                if anchor is None:
                     searching[modality] = index
                     break
-                yield anchored[0], anchored[0], modality, index, anchored[1]
+                anchored.append((anchor[0], anchor[0], modality, index, anchor[1]))
+        found = [*self._searched(searching)] if searching else []
+        return sorted(anchored + found, key=self._order) if anchored else found
+
+    def _order(self, match: _Match) -> tuple[int, bool]:
+        """What is inserted at the end stays there in an empty prompt too."""
+        begin, _, modality, index, way = match
+        return begin, self.items[modality][index][way].kind == "end"
+
+    def _searched(self, searching: dict[str, int]) -> Iterator[_Match]:
+        """The matches of the items of some modalities, each from the one that `searching` says, from left to right."""
         cursor = 0
         found: dict[str, tuple[int, int, int]] = {}
         while searching:
@@ -257,12 +275,16 @@ class _Pass:
                 del searching[modality]
 
     def _anchored(self, ways: Sequence[Resolved]) -> tuple[int, int] | None:
-        for number, way in enumerate(ways if self.reading == "targets" else ()):
-            prefix = list(way.target)
-            if way.kind in ("start", "after") and self.prompt[: len(prefix)] == prefix:
-                return len(prefix), number
+        if self.reading != "targets":
+            return None
+        for number, way in enumerate(ways):
+            if way.kind in ("replace", "in_place"):
+                continue
             if way.kind == "end":
                 return len(self.prompt), number
+            prefix = list(way.target)
+            if self.prompt[: len(prefix)] == prefix:
+                return len(prefix), number
         return None
 
     def _search(self, ways: Sequence[Resolved], cursor: int) -> tuple[int, int, int] | None:
@@ -284,7 +306,7 @@ class _Pass:
         for modality, items in self.items.items():
             ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
             embeds = frozenset().union(*{way.laid.embed_ids for way in ways})
-            targets = {way.target for way in ways if way.kind == "replace"}
+            targets = {way.target for way in ways if way.kind == "replace" and embeds.isdisjoint(way.target)}
             if not all(map(embeds.isdisjoint, rest)) or _found(targets, rest):
                 raise _Unfit(self._wrong_count, modality, InputError)
         if found := _found(self.surplus, rest):

@@ -43,6 +43,7 @@ _ORDER = (
     "mmkit.updates",
     "mmkit.plan",
     "mmkit.vllm_api.common",
+    "mmkit.vllm_api.hashes",
     _RUNTIME,
 )
 """Modules of mmkit, each after those that it needs."""

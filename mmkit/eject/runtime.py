@@ -45,7 +45,8 @@ from ..items import Audio, Image, Video, check_finite
 from ..layout import Laid
 from ..plan import Processed, vocab_size
 from ..updates import NotFound, Resolved, Target, place, refuse_surplus
-from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems, hash_forms
+from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems
+from ..vllm_api.hashes import ByVllm, Hashes
 from ..vocabulary import Vocabulary
 
 
@@ -320,7 +321,7 @@ class Modality:
             own = [parts_of_item[name] for parts_of_item in parts]
             with computing(f"{self.where}, fields[{name!r}]"):
                 for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
-                    declared.check(part, scope, f"item {i}")  # type: ignore[arg-type]
+                    declared.check(part, scope, i)  # type: ignore[arg-type]
             data[name] = {"batched": own, "shared": own[0], "flat": raw.get(name)}[declared.kind]
         return Processed(data, extents, parts)
 
@@ -607,7 +608,7 @@ class ProcessingInfo(BaseProcessingInfo):
             InputError: names the modality and how many placeholder ids there are.
         """
         bare = {token for token, names in self.owners.items() if set(present).isdisjoint(names)}
-        if not bare.isdisjoint(prompt):
+        if bare and not bare.isdisjoint(prompt):
             token = min(bare.intersection(prompt))
             name = self.owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
@@ -736,8 +737,12 @@ class HashedInputs(ProcessorInputs):
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
-        formed = replace(self, mm_data_items=hash_forms(self.mm_data_items))  # type: ignore[call-arg]
-        return self.processor.hashed(self.mm_data_items, ProcessorInputs.get_mm_hashes(formed, *args, **kwargs))
+        def by_vllm(forms: Any) -> Any:
+            formed = replace(self, mm_data_items=forms, mm_uuid_items=None)  # type: ignore[call-arg]
+            return ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
+
+        options = bool(self.hf_processor_mm_kwargs or self.media_io_kwargs)
+        return self.processor.hashed(self.mm_data_items, self.mm_uuid_items or {}, by_vllm, options=options)
 
 
 PROCESSED = "processed_items"
@@ -752,6 +757,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
+        self._hashes = Hashes(info.ctx.get_mm_config().mm_hasher_algorithm)
         assert info.owners is not None  # what cannot work with this checkpoint is found now
 
     # -- dummy inputs
@@ -792,8 +798,11 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                     inputs.cache.invalidate(item_hash)
             raise
 
-    def hashed(self, mm_items: Any, hashes: dict[str, list[str]]) -> dict[str, list[str]]:
-        """vLLM's hashes of the items of a request, kept for one that fails."""
+    def hashed(
+        self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
+    ) -> dict[str, list[str]]:
+        """The hashes of the items of a request, kept for one that fails."""
+        hashes = self._hashes.of(mm_items, uuids, by_vllm, options=options)
         # only cache
         hashes = {  # the engine caches encoder outputs by hash: what depends on the number of items is not the same
             name: found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,14 @@ import torch
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
-from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
+from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
 from ..errors import InputError
-from ..expr import Scope, evaluate
+from ..expr import Scope
 from ..items import Audio, Image, Video, check_finite
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
-from .moved import KEEPS_ON_CPU
+from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
 
 
 class TensorItems(ProcessorBatchItems[torch.Tensor]):
@@ -27,36 +29,6 @@ class TensorItems(ProcessorBatchItems[torch.Tensor]):
     @override
     def get_processor_data(self) -> Mapping[str, object]:
         return {self.modality: self.get_all()}
-
-
-class HashForms(list[Any]):
-    """What vLLM hashes of the items of a modality: it iterates, or calls `get_all_items_for_hash`."""
-
-    def get_all_items_for_hash(self) -> list[Any]:
-        return self
-
-
-def hash_forms(mm_items: Mapping[str, ModalityDataItems[Any, Any]]) -> dict[str, HashForms]:
-    """What vLLM hashes of the items of a request."""
-    return {name: HashForms(_hash_form(items, i) for i in range(len(items))) for name, items in mm_items.items()}
-
-
-def _hash_form(items: ModalityDataItems[Any, Any], index: int) -> object:
-    if isinstance(items, EmbedItems):
-        return {"embeds": _flat(items.get(index))}  # not the hash of a raw item of equal values
-    of_vllm = getattr(items, "get_item_for_hash", items.get)  # the bytes of a file, where there are some
-    return _flat(of_vllm(index))
-
-
-def _flat(value: Any) -> object:
-    """What a tensor or an image is, and its bytes: vLLM hashes two leaves in a fraction of the time that it takes to
-    walk through either."""
-    if isinstance(value, torch.Tensor):
-        known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
-        return f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
-    if hasattr(value, "getbands") and value.palette is None:
-        return f"{value.mode} {value.size}", value.tobytes()
-    return value
 
 
 class LazyProcessor:
@@ -92,10 +64,11 @@ class Parser(MultiModalDataParser):
         metadata = any(m.item.metadata for m in plan.modalities.values() if isinstance(m.item, Video))
         super().__init__(target_sr=next(iter(rates), None), video_needs_metadata=metadata)
         self.plan, self.hidden_size = plan, hidden_size
+        self._parsers = {name: partial(self._parse, modality) for name, modality in plan.modalities.items()}
 
     @override
     def _get_subparsers(self) -> Mapping[str, Any]:
-        return {name: lambda data, m=modality: self._parse(m, data) for name, modality in self.plan.modalities.items()}
+        return self._parsers
 
     @override
     def parse_mm_data(self, mm_data: Any) -> Any:
@@ -148,8 +121,16 @@ def embeds_size(model_config: Any) -> int:
     return int(size())
 
 
-def field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
+def field_configs(modality: BoundModality, processed: Processed) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
+    if all(declared.kind == "batched" for declared in modality.fields.values()):  # as any other request's
+        if (found := modality.kept.get("fields")) is None:
+            found = modality.kept["fields"] = _field_configs(modality, processed)
+        return found
+    return _field_configs(modality, processed)
+
+
+def _field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
     name, configs = modality.name, {}
     for key, declared in modality.fields.items():
         options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
@@ -158,8 +139,10 @@ def field_configs(modality: BoundModality, processed: Processed) -> dict[str, Mu
         elif declared.kind == "shared":
             configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
         else:
-            sizes = torch.tensor(processed.sizes.get(key, []), dtype=torch.long)
-            configs[key] = MultiModalFieldConfig.flat_from_sizes(name, sizes, dim=declared.dim, **options)
+            ends = [0, *accumulate(processed.sizes.get(key, ()))]
+            whole = (slice(None),) * declared.dim
+            slices = [(*whole, slice(first, last)) for first, last in pairwise(ends)]
+            configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
     if modality.embeds is not None:
         configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
@@ -180,9 +163,21 @@ def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> d
         assert modality.hf is not None
         renames = {"audios": "audio", **modality.hf.inputs}
         inputs.update({renames.get(key, key): value for key, value in items.get_processor_data().items()})
-        if modality.hf.text is not None:
-            texts.append(str(evaluate(modality.hf.text, modality.scope(SimpleNamespace(), 0))) * len(items))
+        if modality.hf_text is not None:
+            texts.append(modality.hf_text * len(items))
     return {"text": "".join(texts), **inputs} if texts else inputs
+
+
+def _target(way: Resolved) -> Any:
+    """vLLM's form of a target."""
+    match way.kind:
+        case "start":
+            return PromptIndexTargets.start()
+        case "end":
+            return PromptIndexTargets.end()
+        case "after":
+            return PromptIndexTargets.prefix(list(way.target))
+    return list(way.target if way.kind == "replace" else way.laid.ids)
 
 
 class WayDetails(PromptUpdateDetails):
@@ -191,7 +186,8 @@ class WayDetails(PromptUpdateDetails):
     def __init__(self, way: Resolved, number: int, modality: BoundModality, scope: Scope | None, embeds: bool) -> None:
         mask = way.laid.is_embed
         super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda *_: mask)
-        self.way, self.number = way, number
+        self.way, self.number, self.target = way, number, _target(way)
+        self.mode = UpdateMode.REPLACE if way.kind in ("replace", "in_place") else UpdateMode.INSERT
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> WayDetails:
@@ -209,19 +205,25 @@ def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[WayDeta
     return [WayDetails(way, number, modality, kept, embeds) for number, way in enumerate(ways)]
 
 
-def prompt_update(modality: str, contents: Sequence[WayDetails]) -> PromptReplacement | PromptInsertion:
-    """One alternative of all items of a modality, as vLLM's prompt update."""
-    kind = PromptReplacement if contents[0].way.kind in ("replace", "in_place") else PromptInsertion
-    return kind(modality, lambda index: target(contents[index].way), contents.__getitem__)
+def fixed_details(modality: BoundModality, embeds: bool) -> list[WayDetails]:
+    """vLLM's form of the alternatives of any item of a modality whose items do not differ in them."""
+    if (found := modality.kept.get(embeds)) is None:
+        found = modality.kept[embeds] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
+    return found
 
 
-def target(way: Resolved) -> Any:
-    """vLLM's form of a target."""
-    match way.kind:
-        case "start":
-            return PromptIndexTargets.start()
-        case "end":
-            return PromptIndexTargets.end()
-        case "after":
-            return PromptIndexTargets.prefix(list(way.target))
-    return list(way.target if way.kind == "replace" else way.laid.ids)
+class ResolvedUpdate(PromptReplacement):
+    """One alternative of all items of a modality, as vLLM's prompt update, with nothing left to resolve."""
+
+    def __init__(self, modality: str, contents: Sequence[WayDetails]) -> None:
+        super().__init__(modality, [], [])
+        self.contents = contents
+
+    @override
+    def resolve(self, item_idx: int) -> ResolvedPromptUpdate:
+        content = self.contents[item_idx]
+        return ResolvedPromptUpdate(self.modality, item_idx, content.mode, content.target, content)
+
+
+HOOKS = (Parser, TensorItems, EmbedItems, ResolvedUpdate)
+"""Classes whose methods vLLM calls."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -12,7 +13,7 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from . import processor as common
-from .common import Parser, TensorItems, hash_forms
+from .common import Parser, ResolvedUpdate, TensorItems
 from .moved import ProcessorInputs
 from .prompts import PromptProcessor, embedded, holding, process, spelled
 
@@ -51,8 +52,8 @@ class PartsProcessor(PromptProcessor):
         sent = _APPLY.bind(self, *args, **kwargs).arguments
         sent[_ITEMS] = items = self.parsed(sent[_ITEMS])
         uuids = {name: [u] if isinstance(u, str) else u for name, u in (sent.get("mm_uuids") or {}).items()}
-        with self.guarded(sent["prompt"], items, uuids, self.cache):
-            return super().apply(**{name: value for name, value in sent.items() if name != "self"})
+        own = {name: value for name, value in sent.items() if name != "self"} | {"mm_uuids": uuids}
+        return self.guarded(sent["prompt"], items, uuids, self.cache, partial(super().apply, **own))
 
     def parsed(self, data: Any) -> Any:
         """The items of a request."""
@@ -70,9 +71,10 @@ class PartsProcessor(PromptProcessor):
     def _hash_mm_items(
         self, mm_items: Any, hf_processor_mm_kwargs: Any, tokenization_kwargs: Any, *, mm_uuids: Any = None
     ) -> Any:
-        # the options of the tokenizer have no influence on the items
-        forms, kwargs = hash_forms(mm_items), hf_processor_mm_kwargs
-        return self.hashed(mm_items, super()._hash_mm_items(forms, kwargs, {}, mm_uuids=mm_uuids))
+        def by_vllm(forms: Any) -> Any:  # the options of the tokenizer have no influence on the items
+            return super(PartsProcessor, self)._hash_mm_items(forms, hf_processor_mm_kwargs, {})
+
+        return self.hashed(mm_items, mm_uuids or {}, by_vllm, options=bool(hf_processor_mm_kwargs))
 
     @override
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
@@ -102,7 +104,7 @@ class ParsingProcessor(PartsProcessor):
 
 Processor = PartsProcessor if _INFO_PARSES else ParsingProcessor
 
-HOOKS = (ProcessingInfo, DummyInputs, Processor, Parser, TensorItems)
+HOOKS = (ProcessingInfo, DummyInputs, Processor, Parser, TensorItems, ResolvedUpdate)
 
 
 # -- for mmkit.testing -------------------------------------------------------------------------------------------------

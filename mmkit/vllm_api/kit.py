@@ -18,6 +18,7 @@ from vllm.multimodal.processing import InputProcessingContext
 
 from . import generation
 from .common import embeds_size as embeds_size
+from .moved import UpdateMode as UpdateMode
 from .moved import find
 
 OnlyCache = MultiModalProcessorOnlyCache
@@ -27,7 +28,6 @@ LEAST_CACHE_GIB = 1e-6 if hasattr(OnlyCache, "cache_if_fits") else 0.01
 """A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger than the cache."""
 
 PromptIndex = find("multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex")
-UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 
 render, call, process, dummy = generation.render, generation.call, generation.process, generation.dummy
 parsed, encoded = generation.parsed, generation.encoded

@@ -60,5 +60,18 @@ PlaceholderFeaturesInfo = find(
     "multimodal.processing.processor:PlaceholderFeaturesInfo", "multimodal.processing:PlaceholderFeaturesInfo"
 )
 
+ResolvedPromptUpdate = find(
+    "multimodal.processing.processor:ResolvedPromptUpdate", "multimodal.processing:ResolvedPromptUpdate"
+)
+UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
+
 KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
 """Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
+
+
+def hasher_algorithm(mm_config: Any) -> str:
+    """The algorithm of vLLM's hashes: of the environment before 0.28, blake3 before 0.15."""
+    import vllm.envs
+
+    algorithm = getattr(mm_config, "mm_hasher_algorithm", None)
+    return str(algorithm or getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3"))

@@ -14,9 +14,7 @@ Methods that vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -34,21 +32,19 @@ from .common import (
     EmbedItems,
     LazyProcessor,
     Parser,
+    ResolvedUpdate,
     details,
     embeds_size,
     field_configs,
+    fixed_details,
     hf_inputs,
-    prompt_update,
-    target,
     total,
 )
-from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo
+from .hashes import ByVllm, Hashes
+from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo, hasher_algorithm
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
-
-_NAMES = 2**16
-"""Uuids that are remembered, a few hundred bytes each."""
 
 _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
@@ -124,10 +120,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
-        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
         self._largest: dict[str, Any] = {}
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
         plan: Plan = self.info.plan
@@ -161,14 +157,15 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def guarded(self, prompt: Any, mm_items: Any, mm_uuids: Mapping[str, Any], cache: Any) -> Iterator[None]:
+    def guarded(
+        self, prompt: Any, mm_items: Any, mm_uuids: Mapping[str, Any], cache: Any, run: Callable[[], Any]
+    ) -> Any:
         """Refuse what vLLM would not; forget the items of a request that fails."""
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
         try:
-            yield
+            return run()
         except Exception:
             # vLLM may have cached the items, but the engine, which shares the cache, will never see them
             if cache is not None:
@@ -189,33 +186,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """Whether the items of a request may be kept in vLLM's processor cache."""
         return all(self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items())
 
-    def named(
-        self, mm_items: Any, names: Mapping[str, list[str]], contents: Mapping[str, list[str]]
+    def hashed(
+        self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
     ) -> dict[str, list[str]]:
-        """Hashes of items some of which have a name (a uuid): of name and content, so that what one caller sends under
-        a name is not taken for what another one sent. An item without data is the last one of that name.
-        """
-        made: dict[str, list[str]] = {}
-        for modality, items in mm_items.items():
-            made[modality] = []
-            for value, name, content in zip(items.get_all(), names[modality], contents[modality], strict=True):
-                key = modality, name
-                if value is not None and name != content:
-                    self._names[key] = name = f"{name}-{content}"
-                    self._names.move_to_end(key)
-                    if len(self._names) > _NAMES:
-                        self._names.popitem(last=False)
-                made[modality].append(self._names.get(key, name) if value is None else name)
-        return made
-
-    def hashed(self, mm_items: Any, hashes: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """vLLM's hashes of the items of a request, which become those of mmkit."""
+        """The hashes of the items of a request; see `Hashes.of`."""
         # the engine caches encoder outputs by hash: what depends on the number of items is not the same item
         mm_items.mmkit_hashes = {
             name: found
             if self.plan.modalities[name].may_cache(len(found))
             else [f"{item_hash}-of-{len(found)}" for item_hash in found]
-            for name, found in hashes.items()
+            for name, found in self._hashes.of(mm_items, uuids, by_vllm, options=options).items()
         }
         made: dict[str, list[str]] = mm_items.mmkit_hashes
         return made
@@ -325,7 +305,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         for name, items in mm_items.items():
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
             contents = []
-            fixed = None if modality.varies(embeds) else details(modality, modality.scope(SimpleNamespace(), 0), embeds)
+            fixed = None if modality.varies(embeds) else fixed_details(modality, embeds)
             for index, value in enumerate(items.get_all()):
                 if (ways := fixed) is None:
                     facts = SimpleNamespace(index=index, length=len(value)) if embeds else value
@@ -335,7 +315,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     raise InputError(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
                 contents.append(ways)
             if contents:
-                updates += [prompt_update(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
+                updates += [ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
         return updates
 
     @override
@@ -343,7 +323,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         content = cached_update.content.moved(new_item_idx)
         if content is cached_update.content and cached_update.item_idx == new_item_idx:
             return cached_update
-        return replace(cached_update, item_idx=new_item_idx, target=target(content.way), content=content)
+        return replace(cached_update, item_idx=new_item_idx, target=content.target, content=content)
 
     def _stands_as_text(self, prompt: list[int], alternatives: list[list[Resolved]]) -> bool:
         """Whether the text of a prompt has as many of a modality's targets as there are items. vLLM does not count."""
@@ -381,9 +361,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
         for name, items in mm_items.items():
-            modality = self.plan.modalities[name]
-            uuids = mm_uuids.get(name) or [None] * len(items)
-            for i, (value, uuid) in enumerate(zip(items.get_all(), uuids, strict=True)):
+            modality, values = self.plan.modalities[name], items.get_all()
+            uuids = mm_uuids.get(name) or [None] * len(values)
+            for i, (value, uuid) in enumerate(zip(values, uuids, strict=True)):
+                if value is not None and uuid is None:
+                    continue
                 if uuid is not None and not isinstance(uuid, str):
                     got = f"{type(uuid).__name__} {uuid!r}"
                     raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -11,7 +12,7 @@ from vllm.multimodal.processing import ProcessorInputs, TimingContext
 from vllm.renderers import TokenizeParams
 
 from ..plan import Plan
-from .common import EmbedItems, Parser, TensorItems, hash_forms
+from . import common
 from .guard import mark
 from .processor import CommonProcessor, ParsingInfo
 
@@ -56,6 +57,10 @@ class ProcessingInfo(ParsingInfo):
         return merged
 
 
+_NOT_HASHED = frozenset({"prompt", "mm_data_items", "mm_uuid_items", "tokenization_kwargs", "cache", "processor"})
+"""Fields of a request that vLLM's hashes of its items do not depend on."""
+
+
 @dataclass
 class HashedInputs(ProcessorInputs):
     """A request whose hashes the processor sees: see `CommonProcessor.hashed`."""
@@ -64,13 +69,12 @@ class HashedInputs(ProcessorInputs):
 
     @override
     def get_mm_hashes(self, *args: Any, **kwargs: Any) -> Any:
-        formed = replace(self, mm_data_items=hash_forms(self.mm_data_items))  # type: ignore[call-arg]
-        hashes = ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
-        if self.mm_uuid_items:  # vLLM takes the uuid for the hash, whatever is sent under it
-            unnamed = replace(formed, mm_uuid_items=None)  # type: ignore[call-arg]
-            contents = ProcessorInputs.get_mm_hashes(unnamed, *args, **kwargs)
-            hashes = self.processor.named(self.mm_data_items, hashes, contents)
-        return self.processor.hashed(self.mm_data_items, hashes)
+        def by_vllm(forms: Any) -> Any:
+            formed = replace(self, mm_data_items=forms, mm_uuid_items=None)  # type: ignore[call-arg]
+            return ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
+
+        options = any(value for name, value in vars(self).items() if name not in _NOT_HASHED)
+        return self.processor.hashed(self.mm_data_items, self.mm_uuid_items or {}, by_vllm, options=options)
 
 
 class RequestProcessor(CommonProcessor):
@@ -78,8 +82,8 @@ class RequestProcessor(CommonProcessor):
 
     @override
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        with self.guarded(inputs.prompt, inputs.mm_data_items, inputs.mm_uuid_items or {}, self.cache_of(inputs)):
-            return mark(super().apply(inputs, timing_ctx))
+        items, uuids, cache = inputs.mm_data_items, inputs.mm_uuid_items or {}, self.cache_of(inputs)
+        return mark(self.guarded(inputs.prompt, items, uuids, cache, partial(super().apply, inputs, timing_ctx)))
 
     @override
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
@@ -92,7 +96,7 @@ class RequestProcessor(CommonProcessor):
         return self._apply_hf_processor(hashed, timing_ctx)
 
 
-HOOKS = (ProcessingInfo, RequestProcessor, Parser, EmbedItems, TensorItems, HashedInputs, GuardedTokenizeParams)
+HOOKS = (ProcessingInfo, RequestProcessor, *common.HOOKS, HashedInputs, GuardedTokenizeParams)
 """Classes whose methods vLLM calls."""
 
 
