@@ -25,6 +25,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from .errors import SpecError
@@ -264,7 +265,9 @@ class Call(Expr):
     _args: tuple[Any, ...]
 
     def _value(self, scope: Scope) -> Any:
-        return _compute(self, self._function, *[evaluate(arg, scope) for arg in self._args])
+        args = [evaluate(arg, scope) for arg in self._args]
+        run = _kept_call if all(type(arg) in _KEPT for arg in args) else _call
+        return _compute(self, partial(run, self._function), *args)
 
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
@@ -411,7 +414,8 @@ def call(function: Callable[..., Any], *args: Value) -> Any:
     """``function(*args)``, once the arguments are known: ``call(best_grid, item.width, item.height)[0]``.
 
     Unlike a plain function of a `Scope`, its result is known to depend on the arguments alone, so layouts that use it
-    are kept per geometry. The function must return the same for the same arguments.
+    are kept per geometry, as are results for plain numbers and strings. The function must return the same for the same
+    arguments.
     """
     return Call(function, tuple(map(expression, args)))
 
@@ -499,6 +503,17 @@ def _compute(source: Expr, function: Callable[..., Any], *args: Any) -> Any:
     except (ArithmeticError, TypeError, ValueError, LookupError) as error:
         values = ", ".join(map(_brief, args))
         raise SpecError(f"{source!r} has no value: {error}, with {values}.") from error
+
+
+_KEPT = frozenset({bool, int, float, str, type(None)})
+"""Types of arguments under which the result of a `call` is kept: equal ones are the same."""
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+_kept_call = lru_cache(maxsize=1024, typed=True)(_call)
 
 
 def _vocabulary(scope: Scope, asking: Expr) -> Any:
