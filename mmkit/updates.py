@@ -303,11 +303,17 @@ class _Pass:
         return best
 
     def _check_leftovers(self, rest: list[list[int]]) -> None:
+        embeds: dict[str, frozenset[int]] = {}
+        targets: dict[str, set[Target]] = {}
         for modality, items in self.items.items():
             ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
-            embeds = frozenset().union(*{way.laid.embed_ids for way in ways})
-            targets = {way.target for way in ways if way.kind == "replace" and embeds.isdisjoint(way.target)}
-            if not all(map(embeds.isdisjoint, rest)) or _found(targets, rest):
+            embeds[modality] = own = frozenset().union(*{way.laid.embed_ids for way in ways})
+            targets[modality] = {way.target for way in ways if way.kind == "replace" and own.isdisjoint(way.target)}
+        begins = {target[0] for found in (*targets.values(), self.surplus) for target in found}
+        if all(map(begins.union(*embeds.values()).isdisjoint, rest)):
+            return
+        for modality in self.items:
+            if not all(map(embeds[modality].isdisjoint, rest)) or _found(targets[modality], rest):
                 raise _Unfit(self._wrong_count, modality, InputError)
         if found := _found(self.surplus, rest):
             raise _Unfit(_surplus, found, self.surplus, self.where)
