@@ -22,6 +22,7 @@ def quiet() -> None:
     """One thread, no hub, vLLM's errors only: call it before torch or vLLM is imported."""
     defaults = {
         "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",  # else it gives torch as many as there are cores
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "TOKENIZERS_PARALLELISM": "false",

@@ -72,12 +72,16 @@ def growth(report: dict[str, Any]) -> Any:
 def terra_cpu(report: dict[str, Any]) -> Any:
     """Seconds per frame in vLLM and in the reference."""
     rows = report["rows"]
-    figure, axes = plt.subplots(figsize=(6, 2.2))
-    labels, bars, colours = [], [], []
-    for row in reversed(rows):
-        for colour, (kind, label) in zip(COLOURS, (("vllm_ms", "vLLM"), ("hf_ms", "HF")), strict=False):
-            labels.append(f"{label}, {row['streams']} stream{'s' * (row['streams'] > 1)}")
-            bars.append(row[kind])
+    figure, axes = plt.subplots(figsize=(6, 2.6))
+    bars: list[float] = []
+    labels, colours = [], []
+    for streams in sorted({row["streams"] for row in rows}, reverse=True):
+        own = [row for row in rows if row["streams"] == streams]
+        found = [(COLOURS[1], "HF", own[0]["together"]["hf_ms"])]
+        found += [(COLOURS[0], f"vLLM{', drafts' * (row['drafts'] > 0)}", row["vllm_ms"]) for row in own]
+        for colour, label, value in found:
+            labels.append(f"{label}, {streams} stream{'s' * (streams > 1)}")
+            bars.append(value)
             colours.append(colour)
     axes.barh(labels, bars, color=colours)
     for index, value in enumerate(bars):

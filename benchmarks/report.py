@@ -67,12 +67,13 @@ def startup(report: dict[str, Any]) -> str:
 
 def terra_cpu(report: dict[str, Any]) -> str:
     rows = [
-        [str(r["streams"]), f"{r['vllm_ms']:.0f} ms", f"{r['hf_ms']:.0f} ms",
-         f"{r['speedup']:.2f} ({r['low']:.2f} to {r['high']:.2f})", "identical" if r["identical"] else "different",
-         f"{r['cached']:.1%}"]
+        [str(r["streams"]), str(r["drafts"] or ""), f"{r['vllm_ms']:.0f} ms", f"{r['together']['hf_ms']:.0f} ms",
+         measure.shown(r["together"]), measure.shown(r["each"]) if r["streams"] > 1 else "",
+         "identical" if r["identical"] else "different", f"{r['cached']:.1%}"]
         for r in report["rows"]
     ]  # fmt: skip
-    return markdown(["streams", "vLLM, per frame", "HF, per frame", "times as fast", "ids", "prefix cache"], rows)
+    head = ["streams", "drafts", "vLLM, per frame", "HF, per frame", "times as fast", "than one by one", "ids"]
+    return markdown([*head, "prefix cache"], rows)
 
 
 MAKERS = {"overhead": overhead, "growth": growth, "startup": startup, "terra_cpu": terra_cpu}

@@ -1,7 +1,8 @@
 """Terra on a CPU, in vLLM and in the Hugging Face reference: ``python -m benchmarks.terra_cpu --help``.
 
 The trained checkpoint, float32, greedy, in one process with the same threads, in turns: the reference keeps its KV
-cache over the whole rollout, vLLM finds it in the prefix cache. Every round drives episodes that neither has seen.
+cache over the whole rollout, vLLM finds it in the prefix cache. Every round drives episodes that neither has seen. With
+drafts, vLLM checks some tokens per step that it looks up in the stream's own history (n-gram speculation).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,34 +19,38 @@ import typer
 
 from . import measure
 
-KINDS = ("vllm", "hf")
-
 
 def main(
     frames: Annotated[int, typer.Option(min=1, max=22, help="Frames of each rollout.")] = 22,
     rounds: Annotated[int, typer.Option(min=2, help="Rollouts of each kind, in turns.")] = 5,
     streams: Annotated[list[int] | None, typer.Option(help="Videos at once; may be given several times.")] = None,
+    drafts: Annotated[list[int] | None, typer.Option(help="Drafted tokens; may be given several times.")] = None,
 ) -> None:
     """Seconds per frame, and how many times as fast as the reference vLLM is."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from examples.terra import CHECKPOINT, register
-    from examples.terra.reference import LlamaActionForCausalLM
-    from examples.terra.rollout import VllmTerra
-
-    register()
-    engine = VllmTerra(CHECKPOINT)
-    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
-    rows = [row(engine, reference, count, frames, rounds) for count in measure.progress(streams or [1, 8], "streams")]
-    engine.llm.llm_engine.engine_core.shutdown()
+    rows = []
+    for drafted in measure.progress(drafts or [0, 8], "drafts"):
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:  # vLLM starts one engine on a CPU per process
+            rows += process.submit(part, drafted, streams or [1, 8], frames, rounds).result()
     measure.store("terra_cpu", {"frames": frames, "rounds": rounds, "rows": rows})
     measure.table(
-        ["streams", "vLLM, ms/frame", "HF, ms/frame", "times as fast", "ids", "prefix cache"],
+        [
+            "streams",
+            "drafts",
+            "vLLM, ms/frame",
+            "HF, ms/frame",
+            "times as fast",
+            "... as stream by stream",
+            "ids",
+            "cached",
+        ],
         [
             [
                 found["streams"],
+                found["drafts"],
                 f"{found['vllm_ms']:.1f}",
-                f"{found['hf_ms']:.1f}",
-                f"{found['speedup']:.2f} ({found['low']:.2f}-{found['high']:.2f})",
+                f"{found['together']['hf_ms']:.1f}",
+                measure.shown(found["together"]),
+                measure.shown(found["each"]),
                 "identical" if found["identical"] else "DIFFERENT",
                 f"{found['cached']:.1%}",
             ]
@@ -52,32 +59,50 @@ def main(
     )
 
 
+def part(drafts: int, streams: list[int], frames: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows of one number of drafts, in this process."""
+    measure.quiet()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from examples.terra import CHECKPOINT, register
+    from examples.terra.reference import LlamaActionForCausalLM
+    from examples.terra.rollout import VllmTerra
+
+    register()
+    engine = VllmTerra(CHECKPOINT, drafts=drafts)
+    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
+    rows = [{"streams": count, "drafts": drafts, **row(engine, reference, count, frames, rounds)} for count in streams]
+    engine.llm.llm_engine.engine_core.shutdown()
+    return rows
+
+
 def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> dict[str, Any]:
-    """The figures of one number of streams. A frame counts once, however many streams are generated with it."""
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    """The figures of one number of streams: against the reference with all of them in one batch (`together`), and one
+    after the other (`each`). A frame counts once, however many streams are generated with it."""
+    kinds = ["vllm", "hf", "hf_each"][: 2 + (streams > 1)]
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     identical, cached = True, []
     for number, (context, actions) in enumerate(episodes(streams, rounds + 1)):
         made = {}
-        for kind in KINDS if number % 2 else reversed(KINDS):
+        for kind in kinds if number % 2 else reversed(kinds):
             start = time.perf_counter()
             if kind == "vllm":
                 steps = list(engine.rollout(context, actions, frames))
                 made[kind] = np.stack([step.tokens for step in steps], axis=1)
                 # the first frame finds nothing there, by intention
                 cached.append(sum(s.cached_tokens for s in steps[1:]) / sum(s.prompt_tokens for s in steps[1:]))
-            else:
+            elif kind == "hf":
                 made[kind] = referred(reference, context, actions, frames)
+            else:
+                one = [referred(reference, context[i : i + 1], actions[i : i + 1], frames) for i in range(streams)]
+                made[kind] = np.concatenate(one)
             if number:  # the first round warms up
                 seconds[kind].append((time.perf_counter() - start) / frames)
-        identical &= bool((made["vllm"] == made["hf"]).all())
-    found = measure.ratio(seconds, "hf", "vllm")
+        identical &= all(bool((made["vllm"] == other).all()) for other in made.values())
+    together = measure.ratio(seconds, "hf", "vllm")
     return {
-        "streams": streams,
-        "speedup": found["ratio"],
-        "low": found["p10"],
-        "high": found["p90"],
-        "vllm_ms": found["vllm_ms"],
-        "hf_ms": found["hf_ms"],
+        "vllm_ms": together.pop("vllm_ms"),
+        "together": together,
+        "each": measure.ratio(seconds, kinds[-1], "vllm"),
         "identical": identical,
         "cached": sum(cached) / len(cached),
     }

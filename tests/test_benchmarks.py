@@ -89,6 +89,21 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path):
         assert (row["cached"] or 0) > 0 or row["part"] == "hf"
 
 
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_terra_on_a_cpu(tmp_path):
+    variables = {**os.environ, "MMKIT_RESULTS": str(tmp_path), "MMKIT_MODULES": ""}
+    command = [sys.executable, "-m", "benchmarks.terra_cpu", "--frames", "2", "--rounds", "2"]
+    done = subprocess.run(
+        [*command, "--streams", "2", "--drafts", "4"], cwd=ROOT, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "terra_cpu.json").read_text())["rows"]
+    assert row["identical"]
+    assert row["cached"] > 0
+    assert row["each"]["ratio"] > 0 < row["together"]["ratio"]
+
+
 # -- processing --------------------------------------------------------------------------------------------------------
 
 

@@ -36,13 +36,19 @@ class VllmTerra:
     Args:
         model: directory of the checkpoint.
         tensor_parallel_size: number of processes that share each layer.
+        drafts: tokens that a step drafts from what followed the last ones before, in the stream's own history; the
+            model then checks them at once, so the ids are the same. 0 for none. Worth it where frames resemble each
+            other and the engine waits for steps rather than for arithmetic.
         options: passed on to `vllm.LLM`.
     """
 
-    def __init__(self, model: Path | str, *, tensor_parallel_size: int = 1, **options: Any) -> None:
+    def __init__(self, model: Path | str, *, tensor_parallel_size: int = 1, drafts: int = 0, **options: Any) -> None:
         from transformers import AutoConfig
         from vllm import LLM
 
+        if drafts:
+            found = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+            options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, **found}
         self.llm = LLM(
             **{
                 "model": str(model),
