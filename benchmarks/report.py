@@ -67,12 +67,13 @@ def startup(report: dict[str, Any]) -> str:
 
 def terra_cpu(report: dict[str, Any]) -> str:
     rows = [
-        [str(r["streams"]), str(r["drafts"] or ""), f"{r['vllm_ms']:.0f} ms", f"{r['together']['hf_ms']:.0f} ms",
+        [str(r["streams"]), str(r["drafts"] or ""), f"{r['steps']:.0f}",
+         f"{r['vllm_ms']:.0f} ms", f"{r['together']['hf_ms']:.0f} ms",
          measure.shown(r["together"]), measure.shown(r["each"]) if r["streams"] > 1 else "",
          "identical" if r["identical"] else "different", f"{r['cached']:.1%}"]
         for r in report["rows"]
     ]  # fmt: skip
-    head = ["streams", "drafts", "vLLM, per frame", "HF, per frame", "times as fast", "than one by one", "ids"]
+    head = ["streams", "drafts", "steps", "vLLM, per frame", "HF, per frame", "times as fast", "than one by one", "ids"]
     return markdown([*head, "prefix cache"], rows)
 
 

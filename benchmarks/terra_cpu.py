@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import count
 from multiprocessing import get_context
 from typing import Annotated, Any
 
@@ -47,6 +48,7 @@ def main(
             [
                 found["streams"],
                 found["drafts"],
+                f"{found['steps']:.1f}",
                 f"{found['vllm_ms']:.1f}",
                 f"{found['together']['hf_ms']:.1f}",
                 measure.shown(found["together"]),
@@ -79,6 +81,8 @@ def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> 
     """The figures of one number of streams: against the reference with all of them in one batch (`together`), and one
     after the other (`each`). A frame counts once, however many streams are generated with it."""
     kinds = ["vllm", "hf", "hf_each"][: 2 + (streams > 1)]
+    inner, step, calls = engine.llm.llm_engine, engine.llm.llm_engine.step, count()
+    inner.step = lambda: (next(calls), step())[1]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     identical, cached = True, []
     for number, (context, actions) in enumerate(episodes(streams, rounds + 1)):
@@ -98,8 +102,10 @@ def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> 
             if number:  # the first round warms up
                 seconds[kind].append((time.perf_counter() - start) / frames)
         identical &= all(bool((made["vllm"] == other).all()) for other in made.values())
+    inner.step = step
     together = measure.ratio(seconds, "hf", "vllm")
     return {
+        "steps": next(calls) / frames / (rounds + 1),
         "vllm_ms": together.pop("vllm_ms"),
         "together": together,
         "each": measure.ratio(seconds, kinds[-1], "vllm"),

@@ -117,7 +117,7 @@ class BoundModality:
         self.depends_on_index = self._opaque or item.index in leaves
         self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
         self._cacheable: OrderedDict[int, bool] = OrderedDict()
-        self.kept: dict[Any, Any] = {}
+        self.kept: dict[str, Any] = {}
 
     def _naming(self, part: str) -> _Naming:
         return _Naming(f"{self.where}, {part}")

@@ -67,30 +67,6 @@ def test_greedy_ids_are_those_of_the_reference(terra: Any) -> None:
     assert np.array_equal(got, torch.stack(wanted, dim=1).numpy())
 
 
-def test_drafts_change_no_id(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Drafts may hold placeholder ids, since the history does: they are embedded without data, and never accepted."""
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    from examples.terra.rollout import VllmTerra
-
-    register()
-    frames, actions = stacked(PARITY_SEEDS)
-    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
-    wanted = list(reference.rollout(torch.from_numpy(frames[:, :3]), torch.from_numpy(actions), 22))
-    drafting = VllmTerra(CHECKPOINT, dtype="float32", seed=0, drafts=8, disable_log_stats=False)
-    try:
-        got = rollout(drafting, frames, actions)
-        counts = {metric.name: getattr(metric, "value", 0) for metric in drafting.llm.get_metrics()}
-    finally:
-        drafting.llm.llm_engine.engine_core.shutdown()
-    assert np.array_equal(got, torch.stack(wanted, dim=1).numpy())
-    accepted, drafted = (counts[f"vllm:spec_decode_num_{what}_tokens"] for what in ("accepted", "draft"))
-    with capsys.disabled():
-        print(
-            f"\ndrafts: {accepted / got.size:.1%} of the tokens of 5 rollouts, {accepted / drafted:.1%} of all drafts"
-        )
-    assert accepted / got.size > 0.5
-
-
 def test_follows_the_world_and_its_actions(terra: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """20 episodes never trained on; then the same with the actions of each episode shuffled."""
     frames, actions = stacked(ACCURACY_SEEDS)

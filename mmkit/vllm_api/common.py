@@ -207,8 +207,9 @@ def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[WayDeta
 
 def fixed_details(modality: BoundModality, embeds: bool) -> list[WayDetails]:
     """vLLM's form of the alternatives of any item of a modality whose items do not differ in them."""
-    if (found := modality.kept.get(embeds)) is None:
-        found = modality.kept[embeds] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
+    key = "embeds" if embeds else "raw"
+    if (found := modality.kept.get(key)) is None:
+        found = modality.kept[key] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
     return found
 
 
