@@ -27,6 +27,9 @@ def main(
     frames: Annotated[int, typer.Option(min=1, help="Frames to generate after the three of the context.")] = 22,
     streams: Annotated[int, typer.Option(min=1, help="Videos to generate at once.")] = 1,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
+    drafts: Annotated[
+        int, typer.Option(min=0, help="Tokens that vLLM drafts per step from a video's own history.")
+    ] = 8,
     seed: Annotated[
         int,
         typer.Option(min=0, max=HELD_OUT_EPISODES - 1, help="First episode; the model was trained on none of these."),
@@ -59,7 +62,7 @@ def main(
     truth, actions = make_data(config, range(seed, seed + streams))
     context = truth[:, :CONTEXT_FRAMES]
 
-    results = {"vLLM": run_vllm(model, context, actions, frames, tensor_parallel_size)}
+    results = {"vLLM": run_vllm(model, context, actions, frames, tensor_parallel_size, drafts)}
     if reference:
         results["Hugging Face"] = run_reference(model, context, actions, frames)
     videos = {name: tokens for name, (tokens, _) in results.items()}
@@ -108,17 +111,20 @@ def make_data(config: "LlamaActionConfig", seeds: Iterable[int]) -> tuple[np.nda
     return np.stack(frames), np.stack(actions)
 
 
-def run_vllm(model: Path, context: np.ndarray, actions: np.ndarray, frames: int, tensor_parallel_size: int) -> Result:
+def run_vllm(
+    model: Path, context: np.ndarray, actions: np.ndarray, frames: int, tensor_parallel_size: int, drafts: int
+) -> Result:
     """Roll out in vLLM."""
     from .rollout import VllmTerra
 
     print("Starting vLLM, half a minute ...", flush=True)
     started = time.perf_counter()
-    engine = VllmTerra(model, tensor_parallel_size=tensor_parallel_size)
+    engine = VllmTerra(model, tensor_parallel_size=tensor_parallel_size, drafts=drafts)
     start_seconds = time.perf_counter() - started
     steps = list(progress(engine.rollout(context, actions, frames), frames, "vLLM"))
     return np.stack([step.tokens for step in steps], axis=1), {
         "tensor_parallel_size": tensor_parallel_size,
+        "drafts": drafts,
         "start_seconds": round(start_seconds, 2),
         "seconds_per_frame": round(float(np.median([step.seconds for step in steps])), 4),
         "prompt_tokens": [step.prompt_tokens for step in steps],
