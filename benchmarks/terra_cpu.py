@@ -37,6 +37,7 @@ def main(
         [
             "streams",
             "drafts",
+            "steps/frame",
             "vLLM, ms/frame",
             "HF, ms/frame",
             "times as fast",
@@ -72,7 +73,7 @@ def part(drafts: int, streams: list[int], frames: int, rounds: int) -> list[dict
     register()
     engine = VllmTerra(CHECKPOINT, drafts=drafts)
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
-    rows = [{"streams": count, "drafts": drafts, **row(engine, reference, count, frames, rounds)} for count in streams]
+    rows = [{"streams": n, "drafts": drafts, **row(engine, reference, n, frames, rounds)} for n in streams]
     engine.llm.llm_engine.engine_core.shutdown()
     return rows
 

@@ -266,8 +266,8 @@ class Call(Expr):
 
     def _value(self, scope: Scope) -> Any:
         args = [evaluate(arg, scope) for arg in self._args]
-        run = _kept_call if all(type(arg) in _KEPT for arg in args) else _call
-        return _compute(self, partial(run, self._function), *args)
+        kept = all(type(arg) in _KEPT for arg in args)
+        return _compute(self, partial(_kept_call, self._function) if kept else self._function, *args)
 
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
@@ -509,11 +509,7 @@ _KEPT = frozenset({bool, int, float, str, type(None)})
 """Types of arguments under which the result of a `call` is kept: equal ones are the same."""
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
-
-
-_kept_call = lru_cache(maxsize=1024, typed=True)(_call)
+_kept_call = lru_cache(maxsize=1024, typed=True)(operator.call)
 
 
 def _vocabulary(scope: Scope, asking: Expr) -> Any:

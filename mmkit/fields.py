@@ -94,7 +94,7 @@ class Field:
         return self.kind == "flat" or self.value is not None or not fixed
 
     @cached_property
-    def stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None] | None:
+    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None] | None:
         """The stated dtype and shape as a tensor has them; None where neither is."""
         if self.dtype is None and self.shape is None:
             return None
@@ -106,10 +106,10 @@ class Field:
         Raises:
             SpecError: they differ.
         """
-        if self.stated is None:
+        if self._stated is None:
             return
         if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
-            dtype, shape = self.stated
+            dtype, shape = self._stated
             if part.dtype == (dtype or part.dtype) and part.shape == (part.shape if shape is None else shape):
                 return
         where = f"item {index}"

@@ -245,8 +245,7 @@ class BoundModality:
             else:
                 if declared.kind == "flat":
                     with self._of_field[name]:
-                        sizes = (whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes)
-                        extents[name] = list(sizes)
+                        extents[name] = [whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes]
                 made = declared.split(raw[name], extents.get(name), len(values), self._of_field[name].where)
             for fields, part in zip(parts, made, strict=True):
                 fields[name] = part
@@ -256,10 +255,9 @@ class BoundModality:
         data = {}
         for name, declared in self.fields.items():
             own = [fields[name] for fields in parts]
-            if declared.stated:
-                with self._of_field[name]:
-                    for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
-                        declared.check(part, scope, i)
+            with self._of_field[name]:
+                for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
+                    declared.check(part, scope, i)
             data[name] = own if declared.kind == "batched" else own[0] if declared.kind == "shared" else raw[name]
         return Processed(data, extents, parts)
 

@@ -30,7 +30,6 @@ from vllm.multimodal.processing import (
     BaseProcessingInfo,
     EncDecMultiModalProcessor,
     ProcessorInputs,
-    PromptIndexTargets,
     PromptInsertion,
     PromptReplacement,
     PromptUpdateDetails,
@@ -45,7 +44,7 @@ from ..items import Audio, Image, Video, check_finite
 from ..layout import Laid
 from ..plan import Processed, vocab_size
 from ..updates import NotFound, Resolved, Target, place, refuse_surplus
-from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems
+from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems, target_of
 from ..vllm_api.hashes import ByVllm, Hashes
 from ..vocabulary import Vocabulary
 
@@ -715,18 +714,6 @@ def contents(modality: Modality, scope: Scope, embeds: bool) -> list[Content]:
         kept = scope
     ways = modality.ways(scope, embeds=embeds)
     return [Content(way, number, modality, kept, embeds) for number, way in enumerate(ways)]
-
-
-def target_of(way: Resolved) -> Any:
-    """vLLM's form of a target."""
-    match way.kind:
-        case "start":
-            return PromptIndexTargets.start()
-        case "end":
-            return PromptIndexTargets.end()
-        case "after":
-            return PromptIndexTargets.prefix(list(way.target))
-    return list(way.target if way.kind == "replace" else way.laid.ids)
 
 
 @dataclass

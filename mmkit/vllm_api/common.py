@@ -168,7 +168,7 @@ def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> d
     return {"text": "".join(texts), **inputs} if texts else inputs
 
 
-def _target(way: Resolved) -> Any:
+def target_of(way: Resolved) -> Any:
     """vLLM's form of a target."""
     match way.kind:
         case "start":
@@ -186,7 +186,7 @@ class WayDetails(PromptUpdateDetails):
     def __init__(self, way: Resolved, number: int, modality: BoundModality, scope: Scope | None, embeds: bool) -> None:
         mask = way.laid.is_embed
         super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda *_: mask)
-        self.way, self.number, self.target = way, number, _target(way)
+        self.way, self.number, self.target = way, number, target_of(way)
         self.mode = UpdateMode.REPLACE if way.kind in ("replace", "in_place") else UpdateMode.INSERT
         self.modality, self.scope, self.embeds = modality, scope, embeds
 

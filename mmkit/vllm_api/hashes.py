@@ -66,12 +66,13 @@ class Hashes:
                     self._common[modality] = common
             names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
             of_vllm = getattr(items, "get_item_for_hash", items.get)  # the bytes of a file, where there are some
+            kind = f"{common} {type(items).__name__}"
             made[modality] = found = []
             for index, name in enumerate(names):
                 value = of_vllm(index)
-                content = None if value is None else self._content(f"{common} {type(items).__name__}", value)
-                if content is None and value is not None:
-                    content = by_vllm({modality: HashForms([value])})[modality][0]
+                content = None
+                if value is not None:
+                    content = self._content(kind, value) or by_vllm({modality: HashForms([value])})[modality][0]
                 found.append(content if name is None else self._named((modality, name, common), content))
         return made
 
