@@ -58,10 +58,10 @@ test-thorough: $(VENV)/.installed
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
 
 soak: $(VENV)/.installed
-	$(BIN)/python -m tests.soak --requests 10000 --store out/soak.json $(SOAKARGS)
+	$(BIN)/python -m tests.night.soak --requests 10000 --store out/soak.json $(SOAKARGS)
 
 matrix: $(VENV)/.installed
-	$(BIN)/python -m tests.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
+	$(BIN)/python -m tools.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHARGS)

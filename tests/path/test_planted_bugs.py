@@ -1,0 +1,77 @@
+"""Each law catches the bugs planted for it and says what is wrong; correct processors pass every law."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mmkit import testing
+from mmkit.testing import LAWS, NotApplicable, check_law
+
+from tests.profiles import scaled
+from .planted import BASES, BUGS, BY_NUMBER, Bug, caught, mixed
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = 80
+"""Enough for every planted bug, the same ones each time."""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.law}-{bug.name}")
+def test_bugs_are_caught(bug: Bug) -> None:
+    """By the law that names them, in a message that says what is wrong, with a request that can be copied."""
+    said = caught(bug, bug.law, EXAMPLES, shrink=False)
+    assert said is not None, f"{bug.law} does not see that: {bug.sentence}"
+    assert said.startswith(f"{LAWS[bug.law].name}: ")
+    assert re.search(bug.message, said), said
+    assert len(said.split("\n")[0]) < 600
+    for line in said.split("\n"):
+        if line.startswith("    in Request("):
+            assert f"    in {_evaluated(line)!r}" == line.split(" after ")[0]
+
+
+def _evaluated(line: str) -> testing.Request:
+    request = eval(line.split(" after ")[0].removeprefix("    in "), vars(testing))
+    assert isinstance(request, testing.Request)
+    return request
+
+
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.name in ("range_off_by_one", "items_swapped_after_a_hit")])
+def test_requests_are_shrunk(bug: Bug) -> None:
+    """What is shown is about the smallest request, or the shortest sequence of them, that shows the bug."""
+    said = caught(bug, bug.law, 40) or ""
+    assert said.count("TensorSample") <= 6, said
+    assert "container='torch'" in said
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_correct_processors_pass(base: str) -> None:
+    subject = BASES[base]()
+    for number, law in LAWS.items():
+        if not {"mixed": True, "by hand": law.needs_model, "robot": not law.needs_model and number != "L12"}[base]:
+            continue  # the same processor as another, no model class; a process costs seconds
+        try:
+            check_law(law, subject, examples=scaled(EXAMPLES), database=False)
+        except NotApplicable:
+            assert base == "robot"
+            assert number in ("L4", "L11")  # no tokenizer, no embeddings
+
+
+def test_no_law_is_idle() -> None:
+    assert {bug.law for bug in BUGS} == set(LAWS)
+
+
+def test_names_are_unique() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 34
+
+
+def test_the_table_in_the_docs_is_complete() -> None:
+    """`python -m tests.path.planted` writes it."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (L\d+) \| `", (ROOT / "docs/planted-bugs.md").read_text(), re.MULTILINE)
+    assert rows == [(bug.name.replace("_", " "), bug.sentence, bug.law) for bug in BUGS]
+
+
+def test_numbered_placeholders_pass() -> None:
+    for number in ("L2", "L3", "L9", "L10"):
+        check_law(number, mixed(BY_NUMBER), examples=scaled(EXAMPLES), database=False)

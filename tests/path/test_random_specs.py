@@ -1,0 +1,163 @@
+"""Random specs in vLLM's processing path against the laws, and against deliberately naive references: an evaluator of
+their descriptions below, and the placement of naive.py."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from mmkit import InputError
+from mmkit.testing import LAWS, Subject, check_law, harness, items
+from mmkit.testing.specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
+from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+
+from tests.profiles import scaled
+from tests.unit import naive
+
+ID = {word: i for i, word in enumerate(WORDS)}
+
+
+@functools.cache
+def config() -> Any:
+    harness.stand_in("MmkitMadeUp")
+    return harness.model_config(checkpoint(), enable_mm_embeds=True)
+
+
+def subject_of(sample: SpecSample) -> Subject:
+    """The processor of a spec, of classes that no module keeps."""
+    bases = {"info": ProcessingInfo, "dummy_inputs": DummyInputs, "processor": Processor}
+    made = harness.generated(
+        **{k: type(k, (base,), {"spec": sample.spec}) for k, base in bases.items()}, config=config()
+    )
+    plan = made.info.plan
+    samples = {name: items(modality.item) for name, modality in plan.modalities.items()}
+    return Subject(made, samples, model_dir=checkpoint(), plan=plan)
+
+
+def number(value: Any, length: int, element: int) -> int:
+    return {"length": length, "element": element, **NUMBERS}[value] if isinstance(value, str) else value
+
+
+def lay(tree: Any, name: str, length: int, element: int = 0) -> list[tuple[int, bool]]:
+    """The tokens of a layout, each with whether it receives an encoder row, one by one."""
+    kind, *rest = tree
+    if kind == "literal":
+        return [(ID[MARKS[name][2 + rest[0]]], False)]
+    if kind == "embed":
+        return [(ID[MARKS[name][1]], True)]
+    if kind == "sequence":
+        return [token for part in rest[0] for token in lay(part, name, length, element)]
+    if kind == "where":
+        return lay(rest[1] if length > rest[0] else rest[2], name, length, element)
+    if kind == "repeat":
+        return [token for _ in range(number(rest[1], length, element)) for token in lay(rest[0], name, length, element)]
+    over, body, separator = rest
+    elements = list(ROWS) if over == "rows" else list(range(number(over, length, element)))
+    tokens: list[tuple[int, bool]] = []
+    for position, inner in enumerate(elements):
+        if position and separator is not None:
+            tokens += lay(separator, name, length, element)
+        tokens += lay(body, name, length, inner)
+    return tokens
+
+
+def layout_of(modality: ModalitySample, length: int) -> list[tuple[int, bool]]:
+    return [(ID[MARKS[modality.name][1]], True), *lay(modality.tree, modality.name, length)]
+
+
+def ways_of(modality: ModalitySample, length: int) -> list[naive.Way]:
+    """How an item gets into the prompt, by the names of the updates."""
+    tokens = layout_of(modality, length)
+    target, layout = ID[MARKS[modality.name][0]], [token for token, _ in tokens]
+    embeds = {token for token, embeds in tokens if embeds}
+    written = {
+        "replace": ("replace", [target]),
+        "replace text": ("replace", [target, ID["a"]]),
+        "start": ("start", []),
+        "end": ("end", []),
+        "after": ("after", [ID["<s>"]]),
+        "in place": ("in_place", []),
+    }
+    return [(*written[kind], layout, embeds) for kind in modality.updates]
+
+
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(QUIET, max_examples=scaled(2000))
+
+
+@st.composite
+def damaged(draw: Any, prompt: list[int]) -> list[int]:
+    """A prompt with a piece left out, or written twice, or with other tokens in it."""
+    begin, end = sorted([draw(st.integers(0, len(prompt))), draw(st.integers(0, len(prompt)))])
+    how, odd = draw(st.sampled_from(["same", "less", "more", "odd"])), draw(st.lists(st.integers(0, len(WORDS) - 1)))
+    between = {"same": prompt[begin:end], "less": [], "more": prompt[begin:end] * 2, "odd": odd}[how]
+    return [*prompt[:begin], *between, *prompt[end:]]
+
+
+@MANY
+@given(specs(), st.data())
+def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, data: Any) -> None:
+    """All kinds of updates, alternatives, and modalities that share a prompt; also prompts that must be refused."""
+    subject = subject_of(sample)
+    request = data.draw(subject.requests())
+    request = replace(request, prompt=data.draw(damaged(request.prompt)))
+    given_items = {m: request.items[m.name] for m in sample.modalities if request.items.get(m.name)}
+    ways = {m.name: [ways_of(m, item.shape[0]) for item in items] for m, items in given_items.items()}
+    bare = {ID[MARKS[m.name][1]] for m in sample.modalities if m not in given_items} & {*request.prompt}
+    prompt = [*request.prompt, ID["</s>"]] if sample.suffix else request.prompt
+    expected = None if bare else naive.place(prompt, ways)
+    try:
+        outcome = subject.run(request)
+    except InputError:
+        event("refused")
+        assert expected is None
+        return
+    event("placed")
+    assert expected is not None, "what the reference refuses is accepted"
+    ids, places = expected
+    assert outcome.ids == ids
+    starts = {(name, i): place[0] for name, ranges in outcome.ranges.items() for i, place in enumerate(ranges)}
+    assert starts == {(name, i): start for name, i, start, _ in places}
+
+
+@MANY
+@given(specs(), st.data())
+def test_counts_and_ids_are_those_of_the_description(sample: SpecSample, data: Any) -> None:
+    """L1 and L2: every item has the ids, the mask and the number of rows that its description says."""
+    subject = subject_of(sample)
+    request = data.draw(subject.requests())
+    outcome = subject.run(request)
+    for modality in sample.modalities:
+        for i, item in enumerate(request.items.get(modality.name, ())):
+            expected = layout_of(modality, item.shape[0])
+            offset, length, mask = outcome.ranges[modality.name][i]
+            assert outcome.ids[offset : offset + length] == [token for token, _ in expected]
+            assert list(mask) == [embeds for _, embeds in expected]
+            fields = outcome.fields[modality.name][i]
+            assert fields[f"{modality.name}_data"].tolist() == item.tensor().tolist()
+
+
+@pytest.mark.parametrize("number", ["L2", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11"])
+def test_law(number: str) -> None:
+    law = LAWS[number]
+
+    @(QUIET if number in ("L9", "L11") else MANY)
+    @given(specs(), st.data())
+    def holds(sample: SpecSample, data: Any) -> None:
+        if number == "L11" and not any(modality.embeds for modality in sample.modalities):
+            return
+        law.check(subject_of(sample), data)
+
+    holds()
+
+
+@settings(QUIET, max_examples=scaled(15))
+@given(specs())
+def test_caches_change_nothing(sample: SpecSample) -> None:
+    """L3, as a state machine on each spec."""
+    check_law("L3", subject_of(sample), examples=8)

@@ -1,0 +1,168 @@
+"""Run the same specs on many versions of vLLM: ``python -m tools.matrix --help``, or ``make matrix VERSIONS="..."``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .checks import CHECKS, PREFIX
+from .trees import RELEASES, ROOT, build, environment, facts
+
+STORED = ROOT / "docs" / "versions.json"
+LOGS = Path("out", "matrix")
+SECONDS = 900
+"""Time for the checks of one process: they take a minute on an idle machine."""
+
+PROCESSES = (("laws", "differential"), ("engine",), ("serve",))
+"""Checks that run in one process; an engine has its own, which it may take down with it."""
+
+COLUMNS = {
+    "version": "vLLM",
+    "generation": "generation",
+    "kernels": "kernels",
+    "transformers": "transformers",
+    **{name: name for name in CHECKS},
+    "digest": "ids digest",
+    "seconds": "seconds",
+}
+
+
+def run(version: str, checks: Sequence[str]) -> dict[str, Any]:
+    """What came of some checks on one version."""
+    tree = facts(version)
+    entry: dict[str, Any] = {
+        "version": version,
+        "generation": None,
+        "kernels": tree["kernels"],
+        "transformers": tree["transformers"],
+        "patches": len(tree["patches"]),
+        "checks": {},
+    }
+    for group in PROCESSES:
+        if names := [name for name in group if name in checks]:
+            for result in _results(version, names):
+                entry["generation"] = result.pop("generation", None) or entry["generation"]
+                if (ran := result.pop("vllm", version)).partition("+")[0] != version:
+                    result["failures"].append(f"ran on vLLM {ran}")
+                result.pop("transformers", None)
+                entry["checks"][result.pop("check")] = result
+    return entry
+
+
+def _results(version: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The results of checks in a process of their own; a failure for each that it does not tell of."""
+    log = LOGS / f"{version}-{'-'.join(names)}.log"
+    command = [sys.executable, "-m", "tools.matrix.checks", *names]
+    variables = {**os.environ, **environment(version)}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            ended = f"ended with {process.wait(SECONDS)}"
+        except subprocess.TimeoutExpired:
+            ended = f"did not end in {SECONDS} s"
+        finally:
+            _end(process)
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)]
+    told = {result["check"]: result for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))}
+    for name in names:
+        yield told.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The results as a table of Markdown."""
+    rows = [list(COLUMNS.values()), *(_row(entry) for entry in entries)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]])
+
+
+def _row(entry: Mapping[str, Any]) -> list[str]:
+    checks = entry["checks"]
+    seconds = sum(check.get("seconds", 0) for check in checks.values())
+    shown = {
+        **entry,
+        **{name: _shown(checks.get(name)) for name in CHECKS},
+        "digest": checks.get("engine", {}).get("digest"),
+        "seconds": f"{seconds:.0f}",
+    }
+    return [str(shown[key] or "") for key in COLUMNS]
+
+
+def _shown(check: Mapping[str, Any] | None) -> str:
+    if check is None:
+        return ""
+    if check["failures"]:
+        return f"{len(check['failures'])} failed"
+    counts = {"laws": "laws", "cases": "cases", "requests": "requests", "ids": "ids"}
+    shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
+    if not check.get("routes", True):
+        return "no routes"
+    return shown + (f"; {len(check['refused'])} refused by transformers" if check.get("refused") else "")
+
+
+def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:
+    """Results with the stored ones of other versions, and of other checks of these."""
+    known = {entry["version"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
+    for entry in entries:
+        before = known.get(entry["version"], {"checks": {}, "generation": None})
+        known[entry["version"]] = {
+            **entry,
+            "generation": entry["generation"] or before["generation"],
+            "checks": {**before["checks"], **entry["checks"]},
+        }
+    return [known[version] for version in RELEASES if version in known]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.matrix", description="Run the specs on versions of vLLM.")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all")
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="versions at a time")
+    parser.add_argument("--store", type=Path, default=STORED, help="where results are kept (%(default)s)")
+    options = parser.parse_args()
+    versions = options.versions or list(RELEASES)
+    build(versions)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    entries = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = pool.map(lambda version: run(version, options.checks), versions)
+        for entry in tqdm(runs, total=len(versions), unit="version", disable=None):
+            entries.append(entry)
+            options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")
+            tqdm.write(table([entry]).splitlines()[-1])
+    failures = [
+        f"{entry['version']}, {name}: {failure}"
+        for entry in entries
+        for name, check in entry["checks"].items()
+        for failure in check["failures"]
+    ]
+    digests = {check["digest"] for entry in entries for check in entry["checks"].values() if check.get("digest")}
+    if len(digests) > 1:
+        failures.append(f"Terra's ids differ between versions: {sorted(digests)}")
+    print("", table(entries), "", *failures, sep="\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What the matrix runs on each version of vLLM, in a process of that version.
+
+    python -m tools.matrix.checks laws differential engine serve
+
+prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PREFIX = "RESULT "
+"""What the lines with results begin with; libraries print what they like between them."""
+
+EXAMPLES = 10
+"""Drawn per law and spec; the tests draw more."""
+REQUESTS = 60
+EPISODES = range(100, 102)
+"""Of Terra's world."""
+FRAMES = 12
+
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # small tensors wait for threads longer than they are worked on
+    "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""The environment, where it says nothing else."""
+
+Details = dict[str, Any]
+"""What a check tells; it holds if `failures` is empty."""
+
+
+def laws() -> Details:
+    """The laws that need no model, on each spec of the project, and the stored cases of the gallery."""
+    from hypothesis import settings
+
+    from examples import terra
+    from examples.terra.spec import TERRA
+    from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
+    from tests.oracles import SYSTEMS
+    from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
+    from tests.path.test_gallery import CASES, is_wrong
+
+    settings.register_profile("matrix", derandomize=True, deadline=None)
+    settings.load_profile("matrix")
+    terra.register()
+    failures, refused, checked, cases = [], [], 0, 0
+
+    def failed(what: str, error: Exception) -> None:
+        (refused if _of_transformers(error) else failures).append(f"{what}: {_brief(error)}")
+
+    for name in (*SYSTEMS, "terra"):
+        try:
+            made = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
+        except Exception as error:
+            failed(name, error)
+            continue
+        for number, law in LAWS.items():
+            if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
+                continue
+            try:
+                check_law(number, made, examples=EXAMPLES, database=False)
+                checked += 1
+            except NotApplicable:
+                pass
+            except Violation as violation:
+                failed(name, violation)
+    for name, case in CASES:
+        if is_wrong(name, case):
+            continue
+        try:
+            differs = _differs(name, case)
+        except Exception as error:
+            failed(f"{name}/{case['id']}", error)
+        else:
+            cases += 1
+            failures += [f"{name}/{case['id']}: {difference}" for difference in differs[:1]]
+    return {"laws": checked, "cases": cases, "refused": refused, "failures": failures}
+
+
+def _of_transformers(error: BaseException) -> bool:
+    """Whether transformers 4 does not take what the stored checkpoints and cases, made with 5, have: a tokenizer class,
+    an image of one pixel."""
+    import transformers
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return int(transformers.__version__.split(".")[0]) < 5 and "/transformers" in raised_in
+
+
+def _differs(name: str, case: dict[str, Any]) -> list[str]:
+    """How the result of a spec differs from the stored one of the hand-written processor."""
+    from tests.oracles import differences, replay
+
+    return _taken(name, case) if "error" in case else differences(case["expect"], replay(name, case))
+
+
+def _taken(name: str, case: dict[str, Any]) -> list[str]:
+    """Whether a case that has to be refused is not."""
+    from tests.oracles import replay
+
+    with suppress(ValueError):
+        replay(name, case)
+        return ["taken, and should be refused"]
+    return []
+
+
+def differential() -> Details:
+    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all kinds of caches."""
+    from examples.llava_like.cases import make_cases
+    from mmkit.testing import harness
+    from mmkit.testing.laws import differences
+    from tests.oracles import hand_written, processor
+
+    theirs, ours = hand_written("llava"), processor("llava")
+    cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
+    failures, compared = [], 0
+    for way, capacity, pair in (("no cache", 0.0, False), ("its cache", 0.1, False), ("a pair of caches", 0.1, True)):
+        caches = [harness.Caches(made, capacity, pair=pair) if capacity else None for made in (theirs, ours)]
+        for i, case in enumerate(cases):
+            data = {"image": list(case.images)} if case.images else {}
+            made = zip((theirs, ours), caches, strict=True)
+            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in made)
+            for part in ("ids", "ranges", "fields"):
+                if found := differences(getattr(one, part), getattr(other, part), part):
+                    failures.append(f"request {i} ({case.kind}), {way}: {found}")
+            compared += 1
+    return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
+
+
+def engine() -> Details:
+    """Terra in the engine, greedy, against the Hugging Face reference."""
+    import numpy as np
+
+    from examples.terra import CHECKPOINT, register
+    from examples.terra.rollout import VllmTerra
+
+    register()
+    context, actions, wanted = _rollouts()
+    terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
+    steps = list(terra.rollout(context, actions, FRAMES))
+    got = np.stack([step.tokens for step in steps], axis=1)
+    cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
+    return {**_compared(got, wanted), "cached": round(cached, 3)}
+
+
+def serve() -> Details:
+    """Terra over HTTP, in closed loops at the same time, against the same reference."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+    import vllm
+
+    try:
+        from vllm.plugins import ENDPOINT_PLUGINS_GROUP  # noqa: F401
+    except ImportError:  # this vLLM loads no routes
+        return {"routes": False, "failures": []}
+    from examples.terra import CHECKPOINT
+    from examples.terra.serve_demo import OPTIONS, closed_loop
+    from mmkit.serve import Client
+    from mmkit.serve.process import Server
+
+    context, actions, wanted = _rollouts()
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    log = Path("out", "matrix", f"{vllm.__version__}-server.log")
+    with (
+        Server(CHECKPOINT, *OPTIONS, environment=environment, log=log) as server,
+        Client(server.url) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        loops = pool.map(lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions)
+        got = np.stack(list(loops))
+    return {"routes": True, **_compared(got, wanted)}
+
+
+def _rollouts() -> tuple[Any, Any, Any]:
+    """Frames (streams, 3, tokens) and actions of some episodes, and the frames that the Hugging Face reference adds."""
+    import numpy as np
+    import torch
+
+    from examples.terra import CHECKPOINT
+    from examples.terra.reference import LlamaActionForCausalLM
+    from examples.terra.world import CONTEXT_FRAMES, make_episode
+
+    episodes = [make_episode(seed) for seed in EPISODES]
+    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
+    actions = np.stack([episode.actions for episode in episodes])
+    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
+    frames = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), FRAMES)
+    return context, actions, torch.stack(list(frames), dim=1).numpy()
+
+
+def _compared(got: Any, wanted: Any) -> Details:
+    wrong = int((got != wanted).sum())
+    return {
+        "ids": got.size,
+        "digest": hashlib.sha256(got.astype("<i8").tobytes()).hexdigest()[:12],
+        "failures": [f"{wrong} of {got.size} ids are not the reference's"] if wrong else [],
+    }
+
+
+CHECKS: dict[str, Callable[[], Details]] = {check.__name__: check for check in (laws, differential, engine, serve)}
+
+
+def _brief(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip()
+    return text if len(text) <= 500 else f"{text[:497]}..."
+
+
+def _about() -> Details:
+    """What this process runs on."""
+    import transformers
+    import vllm
+
+    from mmkit.vllm_api import Processor
+
+    generation = Processor.__module__.rpartition("_")[2].upper()
+    return {"vllm": vllm.__version__, "transformers": transformers.__version__, "generation": generation}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.matrix.checks")
+    parser.add_argument("checks", nargs="+", choices=CHECKS)
+    names = parser.parse_args().checks
+    os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    for name in names:
+        start = time.perf_counter()
+        try:
+            result = {**_about(), **CHECKS[name]()}
+        except Exception as error:
+            traceback.print_exc()
+            result = {"failures": [_brief(error)]}
+        seconds = round(time.perf_counter() - start, 1)
+        print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # engines of some versions leave threads behind that do not end

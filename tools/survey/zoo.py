@@ -1,0 +1,1277 @@
+"""Tiny checkpoints of models that vLLM knows: configuration, tokenizer and processor files, no weights.
+
+`ZOO` names them; `checkpoint` writes one into a temporary folder, once per process; `model_config` is what vLLM's
+registry makes a processor of. `python -m tools.survey.zoo [NAME ...]` checks each and prints a table.
+
+A maker returns what goes into the folder: configurations, tokenizers and processors save themselves, a mapping names
+further files. All sizes are tiny, so that a processor call takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import transformers as hf
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, BatchFeature
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from vllm.config import ModelConfig
+from vllm.model_executor.models import registry
+from vllm.multimodal import MULTIMODAL_REGISTRY
+
+from tests.oracles import FOLDER, apply
+
+
+@dataclass(frozen=True)
+class Items:
+    """How items of one modality are written in a prompt, and small sizes of theirs to choose from (both included)."""
+
+    text: str
+    """What stands for one item; "{i}" in it is the item's number, from 1."""
+
+    width: tuple[int, int] = (28, 112)
+    height: tuple[int, int] = (28, 112)
+    frames: tuple[int, int] = (2, 4)
+    metadata: bool = False
+    """Videos come with metadata: a pair of the frames and a mapping."""
+
+    samples: tuple[int, int] = (1600, 16000)
+    rate: int = 16000
+
+    def prompt(self, count: int = 1) -> str:
+        return "".join(self.text.format(i=i + 1) for i in range(count))
+
+    def draw(self, modality: str, random: np.random.Generator) -> Any:
+        """A random item."""
+        if modality == "audio":
+            return random.standard_normal(_within(self.samples, random)).astype(np.float32), self.rate
+        shape = (_within(self.height, random), _within(self.width, random), 3)
+        if modality == "image":
+            return Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8), "RGB")
+        frames = random.integers(0, 256, (_within(self.frames, random), *shape), dtype=np.uint8)
+        return (frames, video_metadata(len(frames))) if self.metadata else frames
+
+
+def _within(bounds: tuple[int, int], random: np.random.Generator) -> int:
+    return int(random.integers(bounds[0], bounds[1] + 1))
+
+
+def video_metadata(frames: int, fps: float = 2.0) -> dict[str, Any]:
+    """What vLLM's video loaders tell of a video all frames of which were taken."""
+    return {
+        "fps": fps,
+        "duration": frames / fps,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+
+
+@dataclass(frozen=True)
+class Maker:
+    """One checkpoint: what writes it, and what a test needs in order to build requests."""
+
+    architecture: str
+    make: Callable[[], Sequence[Any]] | Path
+    """Returns what goes into the folder; or the folder, if it is a stored one."""
+
+    items: Mapping[str, Items]
+    kwargs: Sequence[Mapping[str, Any]] = ()
+    """Request options (mm_processor_kwargs) that are worth varying, each valid by itself."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What ModelConfig takes beside the defaults of `model_config`."""
+
+    reason: str = ""
+    """Why the checks of this file fail in vLLM 0.32, if they do."""
+
+    def __call__(self, folder: Path) -> None:
+        """Write the checkpoint."""
+        if isinstance(self.make, Path):
+            shutil.copytree(self.make, folder, dirs_exist_ok=True)
+            return
+        for part in self.make():
+            if isinstance(part, Mapping):
+                for name, content in part.items():
+                    text = content if isinstance(content, str) else json.dumps(content, indent=1)
+                    (folder / name).write_text(text)
+                continue
+            if isinstance(part, hf.PreTrainedConfig):
+                part.architectures = [self.architecture]
+            part.save_pretrained(folder)
+
+
+ZOO: dict[str, Maker] = {}
+
+
+def maker(
+    architecture: str,
+    *,
+    kwargs: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
+    reason: str = "",
+    **items: Items,
+) -> Callable[[Callable[[], Sequence[Any]]], Callable[[], Sequence[Any]]]:
+    def enter(make: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+        ZOO[make.__name__] = Maker(architecture, make, items, kwargs, options or {}, reason)
+        return make
+
+    return enter
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="zoo-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@functools.cache
+def checkpoint(name: str) -> Path:
+    """The folder of a checkpoint, written at the first call."""
+    folder = _folder() / name
+    folder.mkdir()
+    ZOO[name](folder)
+    return folder
+
+
+def model_config(name: str, **options: Any) -> ModelConfig:
+    folder = str(checkpoint(name))
+    given = {
+        "dtype": "float32",
+        "seed": 0,
+        "mm_processor_cache_gb": 0.1,
+        "trust_remote_code": True,
+        "max_model_len": 2048,
+    }
+    with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):  # which takes 15 s per model class
+        return ModelConfig(model=folder, tokenizer=folder, **{**given, **ZOO[name].options, **options})
+
+
+# --- Parts that the makers share
+
+LENGTH = 4096
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {**LAYERS, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_position_embeddings": LENGTH}
+ROLES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "model_max_length": LENGTH,
+}
+VISION = {**LAYERS, "image_size": 56, "patch_size": 14}
+
+
+def tokenizer(
+    *special: str, named: Mapping[str, str] | None = None, chat_template: str | None = None, **options: Any
+) -> Any:
+    """A token per byte, after <pad>, <s>, </s>, <unk> and the special tokens given; `named` ones become attributes."""
+    named = named or {}
+    tokens = list(dict.fromkeys(["<pad>", "<s>", "</s>", "<unk>", *special, *named.values()]))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({token: i for i, token in enumerate([*tokens, *alphabet])}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=dict(named),
+        chat_template=chat_template,
+        **{**ROLES, **options},
+    )
+
+
+def stored(name: str, architecture: str, *, kwargs: Sequence[Mapping[str, Any]] = (), **items: Items) -> None:
+    ZOO[name] = Maker(architecture, FOLDER / name / "checkpoint", items, kwargs)
+
+
+# --- Stored checkpoints
+
+stored("llava", "LlavaForConditionalGeneration", image=Items("<image>"))
+stored("blip2", "Blip2ForConditionalGeneration", image=Items("<image>"))
+stored(
+    "molmo", "MolmoForCausalLM", image=Items("<|image|>", width=(28, 280), height=(28, 280)), kwargs=[{"max_crops": 2}]
+)
+stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", image=Items("<image>"))
+stored(
+    "internvl2",
+    "InternVLChatModel",
+    image=Items("<image>"),
+    kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}],
+)
+
+
+# --- LLaVA and what follows it
+
+
+@maker("LlavaNextForConditionalGeneration", image=Items("<image>"))
+def llava_next() -> Sequence[Any]:
+    text, grid = tokenizer("<image>"), [[56, 112], [112, 56], [112, 112]]
+    images = hf.LlavaNextImageProcessor(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=grid
+    )
+    config = hf.LlavaNextConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION),
+        text_config=hf.LlamaConfig(**TEXT),
+        image_token_index=text.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=grid,
+    )
+    return config, hf.LlavaNextProcessor(
+        images, text, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+
+
+@maker("LlavaNextVideoForConditionalGeneration", video=Items("<video>"))
+def llava_next_video() -> Sequence[Any]:
+    text, grid = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]]
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    config = hf.LlavaNextVideoConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION),
+        text_config=hf.LlamaConfig(**TEXT),
+        image_token_index=text.convert_tokens_to_ids("<image>"),
+        video_token_index=text.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=grid,
+    )
+    return config, hf.LlavaNextVideoProcessor(
+        hf.LlavaNextVideoVideoProcessor(**sizes),
+        hf.LlavaNextImageProcessor(**sizes, image_grid_pinpoints=grid),
+        text,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+@maker("LlavaOnevisionForConditionalGeneration", image=Items("<image>"), video=Items("<video>"))
+def llava_onevision() -> Sequence[Any]:
+    text, grid, size = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]], {"height": 56, "width": 56}
+    config = hf.LlavaOnevisionConfig(
+        vision_config=hf.SiglipVisionConfig(**VISION),
+        text_config=hf.Qwen2Config(**TEXT),
+        image_token_index=text.convert_tokens_to_ids("<image>"),
+        video_token_index=text.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=grid,
+    )
+    return config, hf.LlavaOnevisionProcessor(
+        hf.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grid),
+        text,
+        hf.LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+    )
+
+
+def _pixtral(text: Any, **options: Any) -> Any:
+    images = hf.PixtralImageProcessor(size={"longest_edge": 112}, patch_size=14)
+    return hf.PixtralProcessor(
+        images,
+        text,
+        patch_size=14,
+        image_token="[IMG]",
+        image_break_token="[IMG_BREAK]",
+        image_end_token="[IMG_END]",
+        **options,
+    )
+
+
+@maker("LlavaForConditionalGeneration", image=Items("[IMG]"), kwargs=[{"size": {"longest_edge": 56}}])
+def pixtral_hf() -> Sequence[Any]:
+    text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = hf.LlavaConfig(
+        vision_config=hf.PixtralVisionConfig(**{**VISION, "image_size": 112}),
+        text_config=hf.MistralConfig(**TEXT),
+        image_token_index=text.convert_tokens_to_ids("[IMG]"),
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+    return config, _pixtral(text)
+
+
+@maker("Mistral3ForConditionalGeneration", image=Items("[IMG]"), kwargs=[{"size": {"longest_edge": 56}}])
+def mistral3() -> Sequence[Any]:
+    text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = hf.Mistral3Config(
+        vision_config=hf.PixtralVisionConfig(**{**VISION, "image_size": 112}),
+        text_config=hf.MistralConfig(**TEXT),
+        image_token_index=text.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
+    )
+    return config, _pixtral(text, spatial_merge_size=2)
+
+
+@maker("AriaForConditionalGeneration", image=Items("<|fim_prefix|><|img|><|fim_suffix|>"))
+def aria() -> Sequence[Any]:
+    text = tokenizer("<|fim_prefix|>", "<|fim_suffix|>", named={"image_token": "<|img|>"})
+    config = hf.AriaConfig(
+        vision_config=hf.Idefics3VisionConfig(**{**VISION, "image_size": 980}),
+        text_config=hf.AriaTextConfig(**TEXT),
+        projector_patch_to_query_dict={1225: 8, 4900: 16},
+        image_token_index=text.convert_tokens_to_ids("<|img|>"),
+    )
+    images = hf.AriaImageProcessor()
+    return config, hf.AriaProcessor(images, text, size_conversion={490: 8, 980: 16})
+
+
+# --- Qwen
+
+
+def _qwen_vl(config: Any, processor: Any, video: Any, vision: Any, text: Any, **sizes: Any) -> Sequence[Any]:
+    named = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    tokens = tokenizer("<|vision_start|>", "<|vision_end|>", *named.values())
+    ids = {f"{key}_token_id": tokens.convert_tokens_to_ids(token) for key, token in named.items()}
+    ids |= {f"vision_{key}_token_id": tokens.convert_tokens_to_ids(f"<|vision_{key}|>") for key in ("start", "end")}
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112, **sizes}
+    shape = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
+    images = hf.Qwen2VLImageProcessor(size=size, **shape)
+    return config(vision_config=vision, text_config=text, **ids), processor(images, tokens, video(size=size, **shape))
+
+
+QWEN_IMAGE = Items("<|vision_start|><|image_pad|><|vision_end|>")
+QWEN_VIDEO = Items("<|vision_start|><|video_pad|><|vision_end|>")
+QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 32}
+PIXELS = [{"min_pixels": 56 * 56}, {"max_pixels": 56 * 56}, {"size": {"shortest_edge": 784, "longest_edge": 6272}}]
+
+
+@maker("Qwen2VLForConditionalGeneration", image=QWEN_IMAGE, video=QWEN_VIDEO, kwargs=PIXELS)
+def qwen2_vl() -> Sequence[Any]:
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
+    return _qwen_vl(
+        hf.Qwen2VLConfig, hf.Qwen2VLProcessor, hf.Qwen2VLVideoProcessor, vision, {**TEXT, "rope_parameters": QWEN_ROPE}
+    )
+
+
+@maker(
+    "Qwen2_5_VLForConditionalGeneration", image=QWEN_IMAGE, video=Items(QWEN_VIDEO.text, metadata=True), kwargs=PIXELS
+)
+def qwen2_5_vl() -> Sequence[Any]:
+    return _qwen_vl(
+        hf.Qwen2_5_VLConfig,
+        hf.Qwen2_5_VLProcessor,
+        hf.Qwen2VLVideoProcessor,
+        {**QWEN_VISION, "patch_size": 14},
+        {**TEXT, "rope_parameters": QWEN_ROPE},
+    )
+
+
+@maker(
+    "Qwen3VLForConditionalGeneration",
+    image=QWEN_IMAGE,
+    video=Items(QWEN_VIDEO.text, frames=(2, 12), metadata=True),
+    kwargs=[*PIXELS, {"fps": 1.0, "do_sample_frames": True}],
+)
+def qwen3_vl() -> Sequence[Any]:
+    return _qwen_vl(
+        hf.Qwen3VLConfig,
+        hf.Qwen3VLProcessor,
+        hf.Qwen3VLVideoProcessor,
+        {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]},
+        {**TEXT, "rope_parameters": QWEN_ROPE},
+    )
+
+
+@maker("Qwen2AudioForConditionalGeneration", audio=Items("<|audio_bos|><|AUDIO|><|audio_eos|>"))
+def qwen2_audio() -> Sequence[Any]:
+    text = tokenizer("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+    audio = {
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+    }
+    config = hf.Qwen2AudioConfig(
+        audio_config={"model_type": "qwen2_audio_encoder", **audio},
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_token_index=text.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    return config, hf.Qwen2AudioProcessor(hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text)
+
+
+# --- Google
+
+
+@maker("PaliGemmaForConditionalGeneration", image=Items(""))
+def paligemma() -> Sequence[Any]:
+    text = tokenizer("\n", named={"image_token": "<image>"})
+    config = hf.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", **VISION, "projection_dim": 32},
+        text_config={"model_type": "gemma", **TEXT},
+        image_token_index=text.image_token_id,
+        projection_dim=32,
+    )
+    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56}, image_seq_length=16)
+    return config, hf.PaliGemmaProcessor(images, text)
+
+
+GEMMA_TOKENS = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "audio_token": "<audio_soft_token>",
+    "boa_token": "<start_of_audio>",
+    "eoa_token": "<end_of_audio>",
+}
+
+
+@maker(
+    "Gemma3ForConditionalGeneration",
+    image=Items("<start_of_image>"),
+    kwargs=[
+        {
+            "do_pan_and_scan": True,
+            "pan_and_scan_min_crop_size": 28,
+            "pan_and_scan_max_num_crops": 2,
+            "pan_and_scan_min_ratio_to_activate": 1.2,
+        }
+    ],
+)
+def gemma3() -> Sequence[Any]:
+    text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
+    config = hf.Gemma3Config(
+        vision_config={"model_type": "siglip_vision_model", **VISION},
+        text_config=hf.Gemma3TextConfig(**TEXT),
+        mm_tokens_per_image=4,
+        boi_token_index=text.boi_token_id,
+        eoi_token_index=text.eoi_token_id,
+        image_token_index=text.image_token_id,
+    )
+    images = hf.Gemma3ImageProcessor(size={"height": 56, "width": 56})
+    return config, hf.Gemma3Processor(images, text, image_seq_length=4)
+
+
+@maker("Gemma3nForConditionalGeneration", image=Items("<image_soft_token>"), audio=Items("<audio_soft_token>"))
+def gemma3n() -> Sequence[Any]:
+    text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
+    config = hf.Gemma3nConfig(
+        vision_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 600},
+        audio_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 608, "conf_num_hidden_layers": 2},
+        text_config={**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0, "laurel_rank": 4},
+        audio_soft_tokens_per_image=8,
+        vision_soft_tokens_per_image=4,
+        image_token_id=text.image_token_id,
+        audio_token_id=text.audio_token_id,
+        boi_token_id=text.boi_token_id,
+        eoi_token_id=text.eoi_token_id,
+        boa_token_id=text.boa_token_id,
+        eoa_token_id=text.eoa_token_id,
+    )
+    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
+    return config, hf.Gemma3nProcessor(
+        hf.Gemma3nAudioFeatureExtractor(), images, text, audio_seq_length=8, image_seq_length=4
+    )
+
+
+@maker(
+    "Gemma4ForConditionalGeneration",
+    image=Items("<|image|>"),
+    video=Items("<|video|>", metadata=True),
+    audio=Items("<|audio|>"),
+    kwargs=[{"max_soft_tokens": 140}],
+)
+def gemma4() -> Sequence[Any]:
+    named = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+    named |= {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>", "video_token": "<|video|>"}
+    text = tokenizer(named=named)
+    marks = ("image", "boi", "eoi", "audio", "boa", "video")
+    config = hf.Gemma4Config(
+        vision_config={**LAYERS, "patch_size": 4, "pooling_kernel_size": 3, "default_output_length": 70},
+        audio_config={"hidden_size": 32, "num_hidden_layers": 2},
+        text_config={**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0},
+        eoa_token_index=text.eoa_token_id,
+        **{f"{mark}_token_id": getattr(text, f"{mark}_token_id") for mark in marks},
+    )
+    shape = {"patch_size": 4, "pooling_kernel_size": 3}
+    return config, hf.Gemma4Processor(
+        hf.Gemma4AudioFeatureExtractor(),
+        hf.Gemma4ImageProcessor(**shape, max_soft_tokens=70),
+        text,
+        hf.Gemma4VideoProcessor(**shape),
+        image_seq_length=70,
+    )
+
+
+# --- Idefics and others whose images become tiles
+
+
+def _idefics3(config: Any, vision: Any, images: Any, processor: Any, *video: Any, **options: Any) -> Sequence[Any]:
+    cells = [f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)]
+    text = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *cells)
+    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+    return config(
+        vision_config=vision(**VISION),
+        text_config=hf.LlamaConfig(**TEXT),
+        scale_factor=2,
+        image_token_id=text.convert_tokens_to_ids("<image>"),
+    ), processor(images(**sizes), text, *(made(**sizes, **options) for made in video), image_seq_len=4)
+
+
+@maker("Idefics3ForConditionalGeneration", image=Items("<image>"), kwargs=[{"size": {"longest_edge": 56}}])
+def idefics3() -> Sequence[Any]:
+    return _idefics3(hf.Idefics3Config, hf.Idefics3VisionConfig, hf.Idefics3ImageProcessor, hf.Idefics3Processor)
+
+
+@maker("Cohere2VisionForConditionalGeneration", image=Items("<|IMG_PATCH|>"), kwargs=[{"max_patches": 2}])
+def cohere2_vision() -> Sequence[Any]:
+    text = tokenizer(
+        named={
+            "image_token": "<|IMG_PATCH|>",
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        }
+    )
+    config = hf.Cohere2VisionConfig(
+        vision_config=hf.SiglipVisionConfig(**{**VISION, "image_size": 32, "patch_size": 4}),
+        text_config=hf.Cohere2Config(**TEXT),
+        image_token_id=text.convert_tokens_to_ids("<|IMG_PATCH|>"),
+        downsample_factor=2,
+    )
+    # A tile has patch_size ** 2 tokens, which is right where the tile's side is downsample_factor * patch_size ** 2.
+    images = hf.Cohere2VisionImageProcessor(
+        size={"height": 32, "width": 32}, patch_size=4, downsample_factor=2, min_patches=1, max_patches=4
+    )
+    return config, hf.Cohere2VisionProcessor(images, text)
+
+
+@maker("Llama4ForConditionalGeneration", image=Items("<|image|>"), kwargs=[{"max_patches": 2}])
+def llama4() -> Sequence[Any]:
+    marks = [
+        "<|image|>",
+        "<|patch|>",
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|tile_x_separator|>",
+        "<|tile_y_separator|>",
+    ]
+    text = tokenizer(*marks)
+    config = hf.Llama4Config(
+        vision_config=hf.Llama4VisionConfig(**VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32),
+        text_config=hf.Llama4TextConfig(**TEXT, intermediate_size_mlp=64, num_local_experts=2),
+        image_token_index=text.convert_tokens_to_ids("<|patch|>"),
+        boi_token_index=text.convert_tokens_to_ids("<|image_start|>"),
+        eoi_token_index=text.convert_tokens_to_ids("<|image_end|>"),
+    )
+    images = hf.Llama4ImageProcessor(size={"height": 56, "width": 56}, max_patches=4)
+    return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
+
+
+@maker(
+    "InternVLForConditionalGeneration",
+    image=Items("<IMG_CONTEXT>"),
+    video=Items("<video>"),
+    kwargs=[{"max_patches": 2}, {"crop_to_patches": False}],
+)
+def internvl_hf() -> Sequence[Any]:
+    text = tokenizer(
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        }
+    )
+    config = hf.InternVLConfig(
+        vision_config=hf.InternVLVisionConfig(**{**VISION, "image_size": [56, 56], "patch_size": [14, 14]}),
+        text_config=hf.Qwen2Config(**TEXT),
+        image_token_id=text.context_image_token_id,
+        downsample_ratio=0.5,
+    )
+    size = {"height": 56, "width": 56}
+    images = hf.GotOcr2ImageProcessor(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
+    return config, hf.InternVLProcessor(images, text, hf.InternVLVideoProcessor(size=size), image_seq_length=4)
+
+
+@maker(
+    "Lfm2VlForConditionalGeneration",
+    image=Items("<image>", width=(28, 280), height=(28, 280)),
+    kwargs=[{"max_image_tokens": 8}, {"do_image_splitting": False}, {"use_thumbnail": False}],
+    # Lfm2VLProcessingInfo._get_image_feature_grid_size reads neither option, nor what the checkpoint says of them: it
+    # counts tiles that are not made.
+    reason="images large enough for tiles, without tiles or without thumbnail: IndexError",
+)
+def lfm2_vl() -> Sequence[Any]:
+    cells = [f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5)]
+    named = {
+        "image_token": "<image>",
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "image_thumbnail_token": "<|img_thumbnail|>",
+    }
+    text = tokenizer(*cells, named=named)
+    tiles = {"min_tiles": 2, "max_tiles": 4, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16}
+    shape = {"downsample_factor": 2, "encoder_patch_size": 16, "max_num_patches": 64, "do_image_splitting": True}
+    config = hf.Lfm2VlConfig(
+        vision_config={"model_type": "siglip2_vision_model", **LAYERS, "patch_size": 16, "num_patches": 16},
+        text_config={"model_type": "lfm2", **TEXT, "layer_types": ["conv", "full_attention"]},
+        image_token_id=text.image_token_id,
+        use_thumbnail=True,
+        **tiles,
+        **shape,
+    )
+    images = hf.Lfm2VlImageProcessor(**tiles, **shape, use_thumbnail=True)
+    return config, hf.Lfm2VlProcessor(images, text)
+
+
+@maker(
+    "Glm4vForConditionalGeneration",
+    image=Items("<|begin_of_image|><|image|><|end_of_image|>"),
+    video=Items("<|begin_of_video|><|video|><|end_of_video|>", metadata=True),
+    kwargs=PIXELS[2:],
+)
+def glm4v() -> Sequence[Any]:
+    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    text = tokenizer(*(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")), named=named)
+    ids = {f"{kind}_token_id": text.convert_tokens_to_ids(f"<|{kind}|>") for kind in ("image", "video")}
+    for kind in ("image", "video"):
+        ids[f"{kind}_start_token_id"] = text.convert_tokens_to_ids(f"<|begin_of_{kind}|>")
+        ids[f"{kind}_end_token_id"] = text.convert_tokens_to_ids(f"<|end_of_{kind}|>")
+    config = hf.Glm4vConfig(
+        vision_config={
+            **LAYERS,
+            "depth": 2,
+            "image_size": 112,
+            "patch_size": 14,
+            "out_hidden_size": 32,
+            "num_heads": 2,
+        },
+        text_config={**TEXT, "rope_parameters": QWEN_ROPE},
+        **ids,
+    )
+    size = {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2}
+    return config, hf.Glm4vProcessor(
+        hf.Glm4vImageProcessor(size=size, patch_size=14),
+        text,
+        hf.Glm4vVideoProcessor(size=size, patch_size=14),
+    )
+
+
+# --- Speech
+
+
+def _omni(config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends: Mapping[str, str]) -> Sequence[Any]:
+    named = {f"{kind}_token": f"<|{pad}|>" for kind, pad in zip(("image", "audio", "video"), pads, strict=True)}
+    for kind in ("vision", "audio"):
+        named |= {f"{kind}_{end}_token": f"<|{kind}_{written}|>" for end, written in ends.items()}
+    text = tokenizer(named=named)
+    token = (2 * vision["patch_size"]) ** 2
+    size = {"shortest_edge": 128 * token, "longest_edge": 768 * token}  # of videos, whatever the checkpoint says
+    thinker = {
+        "vision_config": vision,
+        "audio_config": {"num_mel_bins": 16, "d_model": 32, "encoder_layers": 2, "output_dim": 32},
+        "text_config": {**TEXT, "rope_parameters": QWEN_ROPE},
+    }
+    for kind in ("image", "audio", "video"):
+        thinker[f"{kind}_token_index"] = thinker[f"{kind}_token_id"] = getattr(text, f"{kind}_token_id")
+    for kind in ("vision", "audio"):
+        thinker[f"{kind}_start_token_id"] = getattr(text, f"{kind}_bos_token_id")
+        thinker[f"{kind}_end_token_id"] = getattr(text, f"{kind}_eos_token_id")
+    shape = {"size": size, "patch_size": vision["patch_size"]}
+    return config(thinker_config=thinker, enable_audio_output=False), processor(
+        hf.Qwen2VLImageProcessor(**shape),
+        hf.Qwen2VLVideoProcessor(**shape),
+        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2),
+        text,
+    )
+
+
+OMNI_OPTIONS = [*PIXELS, {"use_audio_in_video": True}]  # the last: as many audios as videos, at the same places
+
+
+@maker(
+    "Qwen2_5OmniModel",
+    image=Items("<|vision_bos|><|IMAGE|><|vision_eos|>"),
+    video=Items("<|vision_bos|><|VIDEO|><|vision_eos|>"),
+    audio=Items("<|audio_bos|><|AUDIO|><|audio_eos|>"),
+    kwargs=OMNI_OPTIONS,
+)
+def qwen2_5_omni() -> Sequence[Any]:
+    pads, ends = ["IMAGE", "AUDIO", "VIDEO"], {"bos": "bos", "eos": "eos"}
+    vision = {**QWEN_VISION, "patch_size": 14}
+    return _omni(hf.Qwen2_5OmniConfig, hf.Qwen2_5OmniProcessor, vision, pads=pads, ends=ends)
+
+
+@maker(
+    "Qwen3OmniMoeForConditionalGeneration",
+    image=QWEN_IMAGE,
+    video=QWEN_VIDEO,
+    audio=Items("<|audio_start|><|audio_pad|><|audio_end|>"),
+    kwargs=OMNI_OPTIONS,
+)
+def qwen3_omni() -> Sequence[Any]:
+    vision = {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]}
+    pads, ends = ["image_pad", "audio_pad", "video_pad"], {"bos": "start", "eos": "end"}
+    return _omni(hf.Qwen3OmniMoeConfig, hf.Qwen3OmniMoeProcessor, vision, pads=pads, ends=ends)
+
+
+@maker("WhisperForConditionalGeneration", audio=Items(""), options={"max_model_len": 64})
+def whisper() -> Sequence[Any]:
+    text = tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
+    sides = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+    config = hf.WhisperConfig(
+        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()},
+        vocab_size=512,
+        d_model=32,
+        num_mel_bins=16,
+        max_source_positions=100,
+        max_target_positions=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=text.convert_tokens_to_ids("<|startoftranscript|>"),
+    )
+    return config, hf.WhisperProcessor(hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text)
+
+
+@maker("AudioFlamingo3ForConditionalGeneration", audio=Items("<sound>"))
+def audioflamingo3() -> Sequence[Any]:
+    text = tokenizer("<sound>")
+    config = hf.AudioFlamingo3Config(
+        audio_config={**LAYERS, "num_mel_bins": 16},
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_token_id=text.convert_tokens_to_ids("<sound>"),
+    )
+    return config, hf.AudioFlamingo3Processor(
+        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text, max_audio_len=6
+    )
+
+
+# --- vLLM's own processors: the checkpoint names a configuration class of its own
+
+
+class ChatConfig(hf.PreTrainedConfig):
+    """What remote configurations have in common: parts, one of which is the language model's."""
+
+    model_type = "zoo"
+
+    def __init__(self, **fields):  # type: ignore[no-untyped-def]
+        parts = {key: dict(fields.pop(key)) for key in list(fields) if key.endswith("_config")}
+        super().__init__(**fields)
+        for key, part in parts.items():
+            known = part.get("model_type") in CONFIG_MAPPING
+            setattr(self, key, AutoConfig.for_model(**part) if known else hf.PreTrainedConfig(**part))
+        self.text_config = getattr(self, "llm_config", getattr(self, "text_config", None))
+
+
+def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dict[str, str]]:
+    """A module of classes defined here, as a file of the checkpoint, and how auto_map names the last of them."""
+    head = (
+        "import math\nimport numpy as np\nimport torch\nimport transformers as hf\nfrom PIL import Image\n"
+        "from transformers import AutoConfig, BatchFeature\n"
+        "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n\n\n"
+    )
+    source = head + "\n\n".join(inspect.getsource(made) for made in classes)
+    return {f"{module}.py": source}, {auto: f"{module}.{classes[-1].__name__}"}
+
+
+def _remote_processor(images: type, processor: type) -> dict[str, Any]:
+    """The files of an image processor and of the processor that holds it."""
+    first, auto_images = _remote("image_processing_zoo", "AutoImageProcessor", images)
+    second, auto = _remote("processing_zoo", "AutoProcessor", processor)
+    named = {"processor_class": processor.__name__, "auto_map": {**auto_images, **auto}}
+    return {**first, **second, "preprocessor_config.json": {"image_processor_type": images.__name__, **named}}
+
+
+def _chat(architecture: str, model_type: str, **fields: Any) -> list[Any]:
+    """The files of a remote configuration."""
+    files, auto = _remote("configuration_zoo", "AutoConfig", ChatConfig)
+    named = {"architectures": [architecture], "model_type": model_type, "auto_map": auto, "torch_dtype": "float32"}
+    return [{**files, "config.json": {**named, **fields}}]
+
+
+QWEN2 = {"model_type": "qwen2", **TEXT}
+TILES = {
+    "downsample_ratio": 0.5,
+    "dynamic_image_size": True,
+    "force_image_size": 56,
+    "min_dynamic_patch": 1,
+    "max_dynamic_patch": 4,
+    "use_thumbnail": True,
+    "vision_config": {"model_type": "intern_vit_6b", **VISION},
+}
+TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
+
+
+@maker("H2OVLChatModel", image=Items("<image>"), kwargs=TILE_OPTIONS)
+def h2ovl() -> Sequence[Any]:
+    text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
+    return [*_chat("H2OVLChatModel", "h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text]
+
+
+@maker("NVLM_D", image=Items("<image>\n"), kwargs=TILE_OPTIONS)
+def nvlm_d() -> Sequence[Any]:
+    text = tokenizer("<|vision_pad|>", "</Image>")
+    return [*_chat("NVLM_D", "NVLM_D", **TILES, llm_config=QWEN2), text]
+
+
+@maker(
+    "Ovis",
+    image=Items("<image>"),
+    kwargs=[{"max_partition": 4}],
+    # OvisMultiModalProcessor._postprocess_hf_mm_data makes one tensor of the images' indicator tokens, whose number
+    # depends on the grid of an image.
+    reason="images of one request that are cut into different grids: ValueError of torch.tensor",
+)
+def ovis() -> Sequence[Any]:
+    text = tokenizer("<image>", "<|image_pad|>")
+    eye = {"model_type": "siglip_visual_tokenizer", "hidden_stride": 2, "vocab_size": 64}
+    eye["backbone_config"] = {"model_type": "siglip_vision_model", **VISION}
+    config = {"model_type": "ovis", "llm_config": QWEN2, "visual_tokenizer_config": eye, "hidden_size": 32}
+    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
+    return {"config.json": {"architectures": ["Ovis"], **config}}, text, images
+
+
+@maker("Ovis2_5", image=Items("<image>"), video=Items("<video>"))
+def ovis2_5() -> Sequence[Any]:
+    # min_pixels and max_pixels, which the processor takes, cannot be asked for: they are dropped, or, in
+    # images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
+    vision = {**VISION, "hidden_stride": 2, "temporal_patch_size": 1}
+    text = tokenizer("<image>", "<video>", "<|image_pad|>")
+    images = hf.SiglipImageProcessor()
+    return [
+        *_chat(
+            "Ovis2_5", "ovis2_5", visual_vocab_size=64, vit_config=vision, llm_config={**QWEN2, "model_type": "qwen3"}
+        ),
+        text,
+        images,
+    ]
+
+
+@maker("IsaacForConditionalGeneration", image=Items("<image>"), kwargs=[{"vision_min_num_patches": 16}])
+def isaac() -> Sequence[Any]:
+    # vLLM's image processor has these limits whatever the configuration says.
+    limits = {"vision_max_num_patches": 6144, "vision_min_num_patches": 256, "pixel_shuffle_scale": 2}
+    parts = {"vision_config": {**VISION, "patch_size": 16, "num_patches": 64}, "text_config": TEXT}
+    config = {"architectures": ["IsaacForConditionalGeneration"], "model_type": "isaac", **limits, **parts}
+    return {"config.json": config}, tokenizer("<image>", "<|image_pad|>")
+
+
+@maker(
+    "Step3VLForConditionalGeneration",
+    image=Items("<im_patch>", width=(56, 800), height=(56, 800)),
+    kwargs=[{"enable_patch": False}],
+)
+def step3_vl() -> Sequence[Any]:
+    text = tokenizer(
+        "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>", named={"image_token": "<im_patch>"}
+    )
+    config = {"model_type": "step3_vl", "image_token_id": text.image_token_id, "vision_config": VISION}
+    return {"config.json": {"architectures": ["Step3VLForConditionalGeneration"], **config, "text_config": TEXT}}, text
+
+
+@maker("DeepseekOCRForCausalLM", image=Items("<image>"))
+def deepseek_ocr() -> Sequence[Any]:
+    stored = FOLDER / "deepseek_vl2" / "checkpoint"
+    config = json.loads((stored / "config.json").read_text())
+    config |= {"architectures": ["DeepseekOCRForCausalLM"]}
+    text = tokenizer("<image>", pad_token="<｜▁pad▁｜>")
+    return {"config.json": config, "processor_config.json": {"processor_class": "DeepseekOCRProcessor"}}, text
+
+
+# --- MiniCPM: a reduced image processor of theirs, which lives in the checkpoint
+
+
+class MiniCPMVImageProcessor(hf.BaseImageProcessor):
+    """What vLLM calls: slices of a grid chosen by area, each resized, cut into a row of patches."""
+
+    model_input_names = ("pixel_values",)
+
+    def __init__(self, max_slice_nums=4, scale_resolution=56, patch_size=14, image_feature_size=4, **kwargs):
+        super().__init__(**kwargs)
+        self.max_slice_nums, self.scale_resolution = max_slice_nums, scale_resolution
+        self.patch_size, self.image_feature_size = patch_size, image_feature_size
+        self.use_image_id, self.version = True, 2.6
+
+    def fit(self, size, allow_upscale=False):
+        width, height, side = *size, self.scale_resolution
+        if width * height > side * side or allow_upscale:
+            height = int(side / math.sqrt(width / height) + 1e-9)
+            width = int(height * size[0] / size[1])
+        return tuple(max(round(n / self.patch_size) * self.patch_size, self.patch_size) for n in (width, height))
+
+    def get_sliced_grid(self, image_size, max_slice_nums, nerver_split=False):
+        width, height = image_size
+        multiple = min(math.ceil(width * height / self.scale_resolution**2), max_slice_nums)
+        if multiple <= 1 or nerver_split:
+            return None
+        counts = [n for n in (multiple - 1, multiple, multiple + 1) if n != 1 and n <= max_slice_nums]
+        grids = [(m, n // m) for n in counts for m in range(1, n + 1) if n % m == 0]
+        return min(grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1])))
+
+    def get_slice_image_placeholder(self, image_size, image_idx=0, max_slice_nums=None, use_image_id=None):
+        grid = self.get_sliced_grid(image_size, max_slice_nums or self.max_slice_nums)
+        unknown = "<unk>" * self.image_feature_size
+        numbered = self.use_image_id if use_image_id is None else use_image_id
+        text = (f"<image_id>{image_idx}</image_id>" if numbered else "") + f"<image>{unknown}</image>"
+        if grid is not None:
+            text += "\n".join([f"<slice>{unknown}</slice>" * grid[0]] * grid[1])
+        return text
+
+    def get_sliced_images(self, image, max_slice_nums):
+        grid = self.get_sliced_grid(image.size, max_slice_nums)
+        if grid is None:
+            return [image.resize(self.fit(image.size, True))]
+        cell = self.fit((image.width / grid[0], image.height / grid[1]), True)
+        whole = image.resize((cell[0] * grid[0], cell[1] * grid[1]))
+        corners = [(x * cell[0], y * cell[1]) for y in range(grid[1]) for x in range(grid[0])]
+        return [image.resize(self.fit(image.size)), *(whole.crop((x, y, x + cell[0], y + cell[1])) for x, y in corners)]
+
+    def reshape_by_patch(self, image):
+        values = torch.from_numpy(np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1).permute(2, 0, 1)
+        rows = values.unfold(1, self.patch_size, self.patch_size)  # channels, patch rows, width, row of a patch
+        return rows.permute(0, 3, 1, 2).reshape(3, self.patch_size, -1)
+
+    def preprocess(self, images, do_pad=True, max_slice_nums=None, return_tensors=None, **kwargs):
+        batch = images if isinstance(images[0], (list, np.ndarray)) else [images]
+        batch = [[p if isinstance(p, Image.Image) else Image.fromarray(p) for p in row] for row in batch]
+        slices = [
+            [self.get_sliced_images(image, max_slice_nums or self.max_slice_nums) for image in row] for row in batch
+        ]
+        flat = [[part for image in row for part in image] for row in slices]
+        grids = [[(p.height // self.patch_size, p.width // self.patch_size) for p in row] for row in flat]
+        return BatchFeature(
+            {
+                "pixel_values": [[self.reshape_by_patch(part) for part in row] for row in flat],
+                "image_sizes": [[image.size for image in row] for row in batch],
+                "tgt_sizes": [torch.tensor(row, dtype=torch.int32) for row in grids],
+            }
+        )
+
+
+class MiniCPMVProcessor(hf.ProcessorMixin):
+    """vLLM takes its parts and makes a processor of its own of them."""
+
+    attributes = ("image_processor", "tokenizer")
+    image_processor_class = "AutoImageProcessor"
+    tokenizer_class = "AutoTokenizer"
+
+
+class MiniCPMOProcessor(hf.ProcessorMixin):
+    """vLLM takes its parts and makes a processor of its own of them."""
+
+    attributes = ("image_processor", "feature_extractor", "tokenizer")
+    image_processor_class = "AutoImageProcessor"
+    feature_extractor_class = "WhisperFeatureExtractor"
+    tokenizer_class = "AutoTokenizer"
+
+
+def _minicpm(architecture: str, processor: type, **fields: Any) -> list[Any]:
+    named = {"im_start": "<image>", "im_end": "</image>", "slice_start": "<slice>", "slice_end": "</slice>"}
+    named |= {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
+    named |= {"audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>"}
+    named |= {"spk_start": "<|spk_bos|>", "spk_end": "<|spk_eos|>"}
+    files = _remote_processor(MiniCPMVImageProcessor, processor)
+    files["preprocessor_config.json"] |= {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
+    text = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, "extra_special_tokens": named}  # without "_token"
+    parts = {"vision_config": VISION, "query_num": 4, "image_size": 56, "max_slice_num": 4, **TEXT, **fields}
+    return [
+        *_chat(architecture, architecture.lower(), **parts),
+        tokenizer(named=named),
+        {**files, "tokenizer_config.json": text},
+    ]
+
+
+MINICPM_IMAGE, MINICPM_VIDEO = Items("(<image>./</image>)"), Items("(<video>./</video>)")
+
+
+@maker("MiniCPMV", image=MINICPM_IMAGE, video=MINICPM_VIDEO, kwargs=[{"max_slice_nums": 2}])
+def minicpmv() -> Sequence[Any]:
+    return _minicpm("MiniCPMV", MiniCPMVProcessor, version=2.6)
+
+
+@maker(
+    "MiniCPMO",
+    image=MINICPM_IMAGE,
+    video=MINICPM_VIDEO,
+    audio=Items("(<audio>./</audio>)"),
+    kwargs=[{"max_slice_nums": 2}],
+)
+def minicpmo() -> Sequence[Any]:
+    audio = {"audio_config": {"model_type": "whisper", "num_mel_bins": 16}, "audio_chunk_length": 1.0}
+    return _minicpm("MiniCPMO", MiniCPMOProcessor, version=2.6, audio_pool_step=2, **audio)
+
+
+@maker(
+    "MiniCPMV4_6ForConditionalGeneration",
+    image=Items("<|image_pad|>"),
+    video=Items("<|video_pad|>"),
+    kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}],
+)
+def minicpmv4_6() -> Sequence[Any]:
+    named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    for kind, mark in {"image": "image", "slice": "slice", "image_id": "image_id"}.items():
+        named |= {f"{kind}_start_token": f"<{mark}>", f"{kind}_end_token": f"</{mark}>"}
+    text = tokenizer(named=named)
+    config = hf.MiniCPMV4_6Config(
+        vision_config={**VISION, "insert_layer_id": 0},
+        text_config={"model_type": "qwen3", **TEXT},
+        image_size=56,
+        image_token_id=text.image_token_id,
+        video_token_id=text.video_token_id,
+    )
+    sizes = {"max_slice_nums": 4, "scale_resolution": 56, "patch_size": 14}
+    return config, hf.MiniCPMV4_6Processor(
+        hf.MiniCPMV4_6ImageProcessor(**sizes), hf.MiniCPMV4_6VideoProcessor(**sizes), text
+    )
+
+
+class UltravoxProcessor(hf.ProcessorMixin):
+    """Audio cut into chunks of the feature extractor's length, `stack_factor` frames of its encoder to a token."""
+
+    attributes = ("audio_processor", "tokenizer")
+    audio_processor_class = "WhisperFeatureExtractor"
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(self, audio_processor=None, tokenizer=None, stack_factor=8):
+        self.stack_factor = stack_factor
+        super().__init__(audio_processor=audio_processor, tokenizer=tokenizer)
+
+    def __call__(self, text=None, audios=None, sampling_rate=None, include_audio_num_chunks=False, **kwargs):
+        extract, data = self.audio_processor, dict(self.tokenizer([text], return_tensors="pt"))
+        chunks = [
+            [audio[i : i + extract.n_samples] for i in range(0, len(audio), extract.n_samples)] for audio in audios
+        ]
+        flat = [chunk for row in chunks for chunk in row]
+        frames = torch.tensor([math.ceil(len(chunk) / extract.hop_length) for chunk in flat])
+        data["audio_values"] = extract(flat, sampling_rate=sampling_rate, return_tensors="pt").input_features
+        data |= {"audio_lens": frames, "audio_token_len": (frames / (2 * self.stack_factor)).ceil().long()}
+        return BatchFeature({**data, "audio_num_chunks": torch.tensor([len(row) for row in chunks])})
+
+
+@maker("UltravoxModel", audio=Items("<|audio|>", samples=(1600, 64000)))
+def ultravox() -> Sequence[Any]:
+    text = tokenizer("<|audio|>")
+    files, auto = _remote("processing_zoo", "AutoProcessor", UltravoxProcessor)
+    config = {
+        "model_type": "ultravox",
+        "audio_config": {"model_type": "whisper", "d_model": 32, "num_mel_bins": 16},
+        "text_config": {"model_type": "llama", **TEXT},
+        "audio_token_index": text.convert_tokens_to_ids("<|audio|>"),
+        "hidden_size": 32,
+    }
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": 2}
+    return {
+        **files,
+        "config.json": {"architectures": ["UltravoxModel"], **config},
+        "processor_config.json": {"processor_class": "UltravoxProcessor", "auto_map": auto},
+        "preprocessor_config.json": {**extractor, "processor_class": "UltravoxProcessor", "auto_map": auto},
+    }, text
+
+
+# --- Reduced processors of two more remote checkpoints
+
+
+class KimiVLImageProcessor(hf.BaseImageProcessor):
+    """Images made smaller than `in_token_limit` patches, padded to whole merged patches, cut into patches."""
+
+    model_input_names = ("pixel_values", "image_grid_hws")
+
+    def __init__(self, patch_size=14, in_token_limit=64, merge_kernel_size=(2, 2), **kwargs):
+        super().__init__(**kwargs)
+        self.patch_size, self.in_token_limit, self.merge_kernel_size = patch_size, in_token_limit, merge_kernel_size
+
+    def patches(self, image):
+        side, count = self.patch_size, (image.width // self.patch_size) * (image.height // self.patch_size)
+        if count > self.in_token_limit:
+            scale = math.sqrt(self.in_token_limit / count)
+            image = image.resize((int(image.width * scale), int(image.height * scale)))
+        tall, wide = (n * side for n in self.merge_kernel_size)
+        values = np.zeros((-(-image.height // tall) * tall, -(-image.width // wide) * wide, 3), np.float32)
+        values[: image.height, : image.width] = np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1
+        grid = torch.from_numpy(values).permute(2, 0, 1).unfold(1, side, side).unfold(2, side, side)
+        return grid.permute(1, 2, 0, 3, 4).flatten(0, 1), grid.shape[1:3]
+
+    def preprocess(self, images, return_tensors=None, **kwargs):
+        values, grids = zip(*(self.patches(image) for image in images), strict=True)
+        return BatchFeature({"pixel_values": torch.cat(values), "image_grid_hws": torch.tensor(grids)})
+
+
+class KimiVLProcessor(hf.ProcessorMixin):
+    attributes = ("image_processor", "tokenizer")
+    image_processor_class = "AutoImageProcessor"
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
+        self.image_token = "<|media_pad|>"
+        super().__init__(image_processor, tokenizer)
+
+    def __call__(self, images=None, text=None, **kwargs):
+        return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
+
+
+@maker("KimiVLForConditionalGeneration", image=Items("<|media_start|>image<|media_content|><|media_pad|><|media_end|>"))
+def kimi_vl() -> Sequence[Any]:
+    text = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
+    config = {
+        "architectures": ["KimiVLForConditionalGeneration"],
+        "model_type": "kimi_vl",
+        "media_placeholder_token_id": text.convert_tokens_to_ids("<|media_pad|>"),
+        "vision_config": {**LAYERS, "patch_size": 14, "merge_kernel_size": [2, 2]},
+        "text_config": {"model_type": "deepseek_v2", **TEXT, "kv_lora_rank": 8, "q_lora_rank": None},
+    }
+    return {"config.json": config, **_remote_processor(KimiVLImageProcessor, KimiVLProcessor)}, text
+
+
+class Phi3VImageProcessor(hf.BaseImageProcessor):
+    """A whole view and at most `num_crops` tiles of `side` pixels, of 2 x 2 tokens each."""
+
+    model_input_names = ("pixel_values", "image_sizes")
+
+    def __init__(self, num_crops=4, side=28, **kwargs):
+        super().__init__(**kwargs)
+        self.num_crops, self.side = num_crops, side
+
+    def fit(self, width, height):
+        ratio, scale = max(width, height) / min(width, height), 1
+        while (scale + 1) * math.ceil((scale + 1) / ratio) <= self.num_crops:
+            scale += 1
+        long, short = scale * self.side, math.ceil(int(scale * self.side / ratio) / self.side) * self.side
+        return (long, max(short, self.side)) if width >= height else (max(short, self.side), long)
+
+    def count(self, width, height):
+        columns, rows = (n // self.side for n in self.fit(width, height))
+        return (rows * columns + 1) * 4 + 1 + (rows + 1) * 2
+
+    def preprocess(self, images, return_tensors=None, **kwargs):
+        sizes, values = [self.fit(*image.size) for image in images], []
+        for image, size in zip(images, sizes, strict=True):
+            views = [np.asarray(image.convert("RGB").resize(to), np.float32) for to in ((self.side, self.side), size)]
+            whole, parts = (torch.from_numpy(view / 127.5 - 1).permute(2, 0, 1) for view in views)
+            tiles = parts.unfold(1, self.side, self.side).unfold(2, self.side, self.side)
+            values.append(torch.cat([whole[None], tiles.permute(1, 2, 0, 3, 4).flatten(0, 1)]))
+        most = self.num_crops + 1
+        padded = [torch.cat([v, v.new_zeros(most - len(v), *v.shape[1:])]) for v in values]
+        return BatchFeature({"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes).flip(-1)})
+
+
+class Phi3VProcessor(hf.ProcessorMixin):
+    attributes = ("image_processor", "tokenizer")
+    image_processor_class = "AutoImageProcessor"
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
+        self.img_tokens = [f"<|image_{i + 1}|>" for i in range(1000)]
+        super().__init__(image_processor, tokenizer)
+
+    def calc_num_image_tokens_from_image_size(self, width, height):
+        return self.image_processor.count(width, height)
+
+    def __call__(self, text=None, images=None, num_crops=None, **kwargs):
+        return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
+
+
+@maker("Phi3VForCausalLM", image=Items("<|image_{i}|>"), kwargs=[{"num_crops": 2}])
+def phi3v() -> Sequence[Any]:
+    files = _remote_processor(Phi3VImageProcessor, Phi3VProcessor)
+    return [*_chat("Phi3VForCausalLM", "phi3_v", **TEXT), files, tokenizer("<|image|>")]
+
+
+# --- The checks
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks of one entry saw."""
+
+    seconds: float
+    limits: Mapping[str, int | None] = field(default_factory=dict)
+    dummies: Mapping[str, int] = field(default_factory=dict)
+    """The tokens of one dummy item, per modality."""
+
+    failures: Sequence[str] = ()
+
+
+def request(name: str, made: Any, counts: Mapping[str, int], seed: int = 0, **kwargs: Any) -> Any:
+    """What a processor makes of a request for random items."""
+    random, items = np.random.default_rng(seed), ZOO[name].items
+    prompt = "a" + "".join(items[modality].prompt(count) + "b" for modality, count in counts.items())
+    data = {modality: [items[modality].draw(modality, random) for _ in range(n)] for modality, n in counts.items()}
+    return apply(made, made.info.ctx.tokenizer.encode(prompt), data, kwargs)
+
+
+def check(name: str) -> Checked:
+    """Create the processor, ask its limits, make dummies of each modality and of all, apply it to small items."""
+    start, failures, limits, dummies = time.perf_counter(), [], {}, {}
+
+    def attempt(what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            cause = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            failures.append(f"{what}: {type(cause).__name__}: {str(cause)[:300]}")
+            if os.environ.get("ZOO_TRACE"):
+                import traceback
+
+                traceback.print_exc()
+
+    made = attempt("create", lambda: MULTIMODAL_REGISTRY.create_processor(model_config(name)))
+    if made is not None:
+        limits = attempt("limits", lambda: dict(made.info.get_supported_mm_limits())) or {}
+        if set(limits) != set(ZOO[name].items):
+            failures.append(f"limits name {sorted(limits)}, the table {sorted(ZOO[name].items)}")
+        for modality in limits:
+            got = attempt(f"dummy {modality}", lambda m=modality: made.get_dummy_mm_inputs({m: 1}))
+            if got is not None:
+                dummies[modality] = got["mm_placeholders"][modality][0].get_num_embeds()
+        if len(limits) > 1:
+            attempt("dummy of all", lambda: made.get_dummy_mm_inputs(dict.fromkeys(limits, 1)))
+        for modality in ZOO[name].items:
+            attempt(f"{modality} request", lambda m=modality: request(name, made, {m: 1}))
+        counts = {modality: 2 if limits.get(modality) is None else 1 for modality in ZOO[name].items}
+        attempt(f"request of {counts}", lambda: request(name, made, counts, seed=1))
+        for option in ZOO[name].kwargs:
+            attempt(f"{option}", lambda o=option: [request(name, made, counts, seed, **o) for seed in range(2, 6)])
+    return Checked(time.perf_counter() - start, limits, dummies, failures)
+
+
+def main(names: Sequence[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table, wrong = Table("name", "architecture", "limits", "dummy tokens", "s", "result"), 0
+    for name in names or ZOO:
+        seen, entry = check(name), ZOO[name]
+        unexpected = bool(seen.failures) != bool(entry.reason)
+        wrong += unexpected
+        table.add_row(
+            name,
+            entry.architecture,
+            ", ".join(f"{key} {'any' if limit is None else limit}" for key, limit in seen.limits.items()),
+            ", ".join(f"{key} {count}" for key, count in seen.dummies.items()),
+            f"{seen.seconds:.1f}",
+            "\n".join([entry.reason, *seen.failures] if entry.reason else seen.failures) or "ok",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table, f"{len(table.rows)} checkpoints, {wrong} not as expected")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    # As the module that tests import, not as __main__: the processors name their classes.
+    from tools.survey.zoo import main as run
+
+    sys.exit(run(sys.argv[1:]))
