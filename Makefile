@@ -13,6 +13,8 @@ SOAKARGS ?=
 BENCHARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
+SURVEYARGS ?=
+MUTANTARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +27,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo serve-demo test test-thorough soak matrix bench docs lint format clean distclean
+.PHONY: help venv demo serve-demo test test-fast test-thorough soak matrix survey mutants bench docs lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -47,21 +49,29 @@ demo: $(VENV)/.installed
 serve-demo: $(VENV)/.installed
 	$(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
-# A file of tests stays in one process: its engines and checkpoints are made once.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test: export HYPOTHESIS_PROFILE ?= ci
+test-fast: $(VENV)/.installed
+	$(PYTEST) tests/unit $(TESTARGS)
+
 test: $(VENV)/.installed
 	$(PYTEST) $(TESTARGS)
 
 test-thorough: $(VENV)/.installed
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 $(TESTARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
 
 soak: $(VENV)/.installed
 	$(BIN)/python -m tests.night.soak --requests 10000 --store out/soak.json $(SOAKARGS)
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tools.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)
+
+survey: $(VENV)/.installed
+	$(BIN)/python -m tools.survey $(SURVEYARGS)
+
+mutants: $(VENV)/.mutants
+	$(BIN)/python -m tools.mutants --jobs $(JOBS) --store out/mutants.json $(MUTANTARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHARGS)

@@ -1,15 +1,36 @@
-"""The property-based suite: mmkit against the laws, and the laws against planted bugs."""
+"""Hypothesis profiles. HYPOTHESIS_PROFILE selects one; a plain pytest and `make test` take `ci`.
 
+- ci: a moderate number of examples, the same ones each time.
+- thorough: ten times as many, other ones each time, and failures are kept for the next run.
+- mutants: for tools/mutants.py, which wants to know whether a test fails and not why.
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
+
+EXAMPLES = 100
+"""Of the profile `ci`."""
+
+
+def register() -> None:
+    """Register the profiles and load one. A busy machine is no reason to fail."""
+    slow = (HealthCheck.too_slow, HealthCheck.data_too_large)
+    settings.register_profile("base", deadline=None, suppress_health_check=slow, print_blob=True)
+    base = settings.get_profile("base")
+    settings.register_profile("ci", base, max_examples=EXAMPLES, derandomize=True)
+    settings.register_profile("thorough", base, max_examples=10 * EXAMPLES)
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutants", settings.get_profile("ci"), database=None, phases=phases)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 
 def scaled(examples: int) -> int:
-    """As many examples as the current profile has for a test that takes so many of the 300 of `ci`."""
-    return max(1, examples * settings().max_examples // 300)
+    """So many examples under `ci`, and as many times more as another profile takes."""
+    return max(1, examples * settings().max_examples // EXAMPLES)
 
 
 @contextmanager

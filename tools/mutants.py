@@ -152,7 +152,9 @@ def main(
     jobs: Annotated[int, typer.Option(help="how many at once")] = 2,
     limit: Annotated[float, typer.Option(help="seconds that a stage may take")] = 600,
     modules: Annotated[str, typer.Option(help="of mmkit")] = MODULES,
-    stage: Annotated[list[str] | None, typer.Option(help="arguments of pytest; the next stage follows if it passes")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="arguments of pytest; the next stage follows if it passes")
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="a JSON file for the outcomes")] = None,
 ) -> None:
     """Print the share of mutants that the tests kill, by module, and the survivors."""

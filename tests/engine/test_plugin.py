@@ -49,7 +49,10 @@ def test_models_of_a_script_reach_every_process(way: str) -> None:
     """A model of the main script, or of a module that it imports, with the entry point of the examples blocked."""
     started = {
         "script": ("-m", "tests.engine.scripts_announce", str(CHECKPOINT)),
-        "module": ("-c", f"import tests.engine.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"),
+        "module": (
+            "-c",
+            f"import tests.engine.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})",
+        ),
     }[way]
     output = run(*started, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn")
     assert f"FRAME {make_episode(0).frames[3].tolist()}" in output

@@ -19,7 +19,18 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from mmkit.serve.process import Server
-from tests.night.soak import CHECKPOINT, DRIVES, ENVIRONMENT, GENERATE, GREEDY, MAX_LEN, OPTIONS, SESSION, raw, wrong_error
+from tests.night.soak import (
+    CHECKPOINT,
+    DRIVES,
+    ENVIRONMENT,
+    GENERATE,
+    GREEDY,
+    MAX_LEN,
+    OPTIONS,
+    SESSION,
+    raw,
+    wrong_error,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

@@ -17,7 +17,6 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.models import blip2
 
 from examples.gallery.blip2 import BLIP2
-
 from tests.oracles import SYSTEMS, items_of
 
 IMAGES = [{"seed": seed, "width": 30 + 7 * seed, "height": 90 - 9 * seed} for seed in range(6)]

@@ -66,7 +66,6 @@ from mmkit.testing import harness, specs
 from mmkit.testing.strategies import Request, items
 from mmkit.testing.subject import Subject
 from mmkit.vllm_api import kit
-
 from tests import oracles
 
 TERRA = Path(__file__).parents[2] / "examples" / "terra" / "checkpoint"

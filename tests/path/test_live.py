@@ -32,7 +32,6 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from mmkit import MmkitError
 from mmkit.vllm_api import Processor
-
 from tests.oracles import SYSTEMS, hand_written, processor
 
 RELATIVE = {"image_input_idx"}

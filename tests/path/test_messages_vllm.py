@@ -77,10 +77,10 @@ from mmkit.testing import Law, NotApplicable, Violation, harness, laws, specs, s
 from mmkit.vllm_api import common as adapted
 from mmkit.vllm_api import diff, guard, hooks, moved, processor
 from mmkit.vllm_api.moved import REMEDY, installed
-
 from tests.unit import messages, test_messages
 from tests.unit.messages import Row, check_style, missed, said
 from tests.unit.messages import said as renamed
+
 from .test_cli import environment, plan_of_all_kinds
 
 ROOT = Path(__file__).parents[2]

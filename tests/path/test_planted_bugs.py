@@ -9,8 +9,8 @@ import pytest
 
 from mmkit import testing
 from mmkit.testing import LAWS, NotApplicable, check_law
-
 from tests.profiles import scaled
+
 from .planted import BASES, BUGS, BY_NUMBER, Bug, caught, mixed
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,6 @@ from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.terra.spec import TERRA
 from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
-
 from tests.oracles import SYSTEMS
 from tests.profiles import scaled
 

@@ -15,7 +15,6 @@ from mmkit import InputError
 from mmkit.testing import LAWS, Subject, check_law, harness, items
 from mmkit.testing.specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
-
 from tests.profiles import scaled
 from tests.unit import naive
 

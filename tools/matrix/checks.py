@@ -52,8 +52,8 @@ def laws() -> Details:
     from examples.terra.spec import TERRA
     from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
     from tests.oracles import SYSTEMS
-    from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
     from tests.path.test_gallery import CASES, is_wrong
+    from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
 
     settings.register_profile("matrix", derandomize=True, deadline=None)
     settings.load_profile("matrix")
