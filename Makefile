@@ -70,7 +70,7 @@ matrix: $(VENV)/.installed
 survey: $(VENV)/.installed
 	$(BIN)/python -m tools.survey $(SURVEYARGS)
 
-mutants: $(VENV)/.mutants
+mutants: $(VENV)/.installed $(VENV)/.night
 	$(BIN)/python -m tools.mutants --jobs $(JOBS) --store out/mutants.json $(MUTANTARGS)
 
 bench: $(VENV)/.installed
@@ -92,21 +92,14 @@ format: $(VENV)/.installed
 
 venv: $(VENV)/.installed
 
-# Two steps, so that a change of a pyproject.toml costs seconds. Each stamp is the last
-# command of its recipe: an interrupted install leaves none, and the first step always
-# starts from an empty environment.
+# Two steps, so that a change of a pyproject.toml costs seconds. install.py leaves its stamp when
+# all is installed; without it, the next run goes on where the last one broke off.
 
 $(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than Python 3.11: choose another one with PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
-	@echo "$(PIP) install --no-deps -r requirements/cpu.txt"
-	@$(PIP) install --no-deps -r requirements/cpu.txt 2>&1 | tee $(VENV)/install.log || { \
-		if grep -Eq 'No matching distribution found for torch(==|$$)' $(VENV)/install.log; then \
-			echo "torch's CPU build was not found: point pip at PyTorch's CPU wheel index through" \
-				"PIP_EXTRA_INDEX_URL (its address is on PyTorch's 'Get started' page) and run make again." >&2; \
-		fi; exit 1; }
-	$(BIN)/python requirements/fix_cpu_environment.py
+	@$(PYTHON) requirements/install.py $(VENV)
+
+$(VENV)/.night: $(VENV)/.requirements requirements/night.txt
+	$(PIP) install --quiet --no-deps -r requirements/night.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
