@@ -3,14 +3,16 @@
     python -m tools.mutants --sample 400 --seed 16 --store out/mutants.json
 
 A place is a position of the source where an operator of cosmic-ray applies, outside of annotations.
-The seed draws the places, and one mutant for each. Every mutant is written into a copy of the
-checkout, where the stages of tests run until one fails: the mutant is killed. A mutant that passes
-all stages, or a stage's time limit that is reached, is reported with its difference.
+The seed draws the places, and one mutant for each. First the tests run once, to see which of them
+pass through which function. Then every mutant is written into a copy of the checkout, and the tests
+of its function run there until one fails: the mutant is killed. Each mutant has a process of its
+own, a fork of one that has imported what takes long.
 """
 
 import ast
 import difflib
 import json
+import multiprocessing
 import os
 import random
 import shlex
@@ -21,6 +23,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -31,16 +34,20 @@ import typer
 from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
+from coverage import CoverageData
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 MODULES = "expr layout fields items updates plan process spec"
-STAGES = ("tests/unit", "tests/path")
+TESTS = "tests/unit tests/path"
 NOT_COPIED = (".*", "out", "site", "build", "dist", "__pycache__")
-Position = tuple[int, int]
-
+IMPORTED_BEFORE = ("torch", "transformers", "vllm.multimodal.processing", "hypothesis.extra.numpy", "pytest")
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the same."""
+
+Position = tuple[int, int]
+Lines = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -68,15 +75,14 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: the stage that killed it, `timeout`, or `survived`."""
+    """What became of a mutant: `killed`, `timeout`, or `survived`."""
 
     mutant: Mutant
-    by: str
+    end: str
     difference: str
 
-    @property
-    def killed(self) -> bool:
-        return self.by != "survived"
+
+# -- mutants -----------------------------------------------------------------------------------------------------------
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
@@ -105,7 +111,7 @@ def spans_of_annotations(source: str) -> list[tuple[Position, Position]]:
                 spans.append(part)
             case ast.AnnAssign(annotation=part):
                 spans.append(part)
-    return [((it.lineno, it.col_offset), (it.end_lineno, it.end_col_offset)) for it in spans]
+    return [((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0)) for it in spans]
 
 
 def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
@@ -119,29 +125,102 @@ def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
     return [draw.choice(places[place]) for place in chosen]
 
 
-def run(mutant: Mutant, tree: Path, stages: tuple[str, ...], limit: float) -> Outcome:
-    """Run the stages on a copy of the checkout that has the mutant."""
+# -- the tests of a function -------------------------------------------------------------------------------------------
+
+
+def covered(tree: Path, tests: str, modules: list[str]) -> CoverageData:
+    """Run the tests once: which of them passes through which line."""
+    settings = tree / "coverage.ini"
+    data = tree / "coverage.data"
+    include = ",".join(modules)
+    settings.write_text(f"[run]\ndata_file={data}\ndynamic_context=test_function\ninclude={include}\n")
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *PYTEST]
+    ended = subprocess.run([*command, *shlex.split(tests)], cwd=tree, env=variables(), stdout=subprocess.PIPE)
+    if ended.returncode:
+        sys.exit(f"The tests fail without any mutant:\n{ended.stdout.decode()[-3000:]}")
+    lines = CoverageData(str(data))
+    lines.read()
+    return lines
+
+
+def tests_of(mutant: Mutant, lines: CoverageData, tree: Path, tests: str) -> list[str]:
+    """The tests that pass through its function; all of them for what runs at import."""
+    span = function_around(mutant)
+    by_line = lines.contexts_by_lineno(str(tree / mutant.module))
+    if span is None:
+        return shlex.split(tests)
+    first, last = span
+    contexts = {each for line, of in by_line.items() if first <= line <= last for each in of}
+    return sorted((node_of(each, tree) for each in contexts if each), key=order)
+
+
+def order(node: str) -> tuple[bool, str]:
+    """The quick folder first."""
+    return "/path/" in node, node
+
+
+def function_around(mutant: Mutant) -> Lines | None:
+    """First and last line of the innermost function with a mutant."""
+    line = mutant.position[0]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse((ROOT / mutant.module).read_text())
+    spans = [(it.lineno, it.end_lineno or 0) for it in ast.walk(tree) if isinstance(it, functions)]
+    return max((span for span in spans if span[0] <= line <= span[1]), default=None)
+
+
+def node_of(context: str, tree: Path) -> str:
+    """A test's name for pytest, of its name for coverage: tests.unit.test_a.test_b."""
+    parts = context.split(".")
+    for count in range(len(parts), 0, -1):
+        file = Path(*parts[:count]).with_suffix(".py")
+        if (tree / file).exists():
+            return "::".join([str(file), *parts[count:]])
+    raise AssertionError(context)
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def run(tree: Path, nodes: list[str]) -> None:
+    """In a process of its own: the exit status is that of pytest."""
+    import pytest
+
+    os.chdir(tree)
+    os.environ.update(variables())
+    sys.path.insert(0, str(tree))
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os._exit(int(pytest.main([*PYTEST, *nodes])))
+
+
+def judge(mutant: Mutant, tree: Path, nodes: list[str], limit: float) -> Outcome:
+    """Run tests on a copy of the checkout that has the mutant."""
+    with written(mutant, tree):
+        process = multiprocessing.get_context("forkserver").Process(target=run, args=(tree, nodes))
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            end = "timeout"
+        else:
+            end = "killed" if process.exitcode else "survived"
+    return Outcome(mutant, end, mutant.difference())
+
+
+@contextmanager
+def written(mutant: Mutant, tree: Path) -> Iterator[None]:
     path = tree / mutant.module
     path.write_text(mutant.source())
     try:
-        by = next(filter(None, (killer(stage, tree, limit) for stage in stages)), "survived")
+        yield
     finally:
         shutil.copy(ROOT / mutant.module, path)
-    return Outcome(mutant, by, mutant.difference())
-
-
-def killer(stage: str, tree: Path, limit: float) -> str:
-    """What a stage says: its name if a test failed, `timeout`, or nothing."""
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(stage)]
-    try:
-        ended = subprocess.run(command, cwd=tree, env=environment(), timeout=limit, capture_output=True)
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    return stage if ended.returncode else ""
 
 
 @cache
-def environment() -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Failing examples are not made smaller, and nothing is written beside the sources."""
     return os.environ | {"HYPOTHESIS_PROFILE": "mutants", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -150,35 +229,38 @@ def main(
     size: Annotated[int, typer.Option("--sample", help="how many mutants")] = 400,
     seed: Annotated[int, typer.Option(help="which of them")] = 16,
     jobs: Annotated[int, typer.Option(help="how many at once")] = 2,
-    limit: Annotated[float, typer.Option(help="seconds that a stage may take")] = 600,
+    limit: Annotated[float, typer.Option(help="seconds for the tests of a mutant")] = 600,
     modules: Annotated[str, typer.Option(help="of mmkit")] = MODULES,
-    stage: Annotated[
-        list[str] | None, typer.Option(help="arguments of pytest; the next stage follows if it passes")
-    ] = None,
+    tests: Annotated[str, typer.Option(help="arguments of pytest")] = TESTS,
     store: Annotated[Path | None, typer.Option(help="a JSON file for the outcomes")] = None,
 ) -> None:
     """Print the share of mutants that the tests kill, by module, and the survivors."""
-    stages = tuple(stage or STAGES)
-    chosen = sample([f"mmkit/{name}.py" for name in modules.split()], size, seed)
+    os.environ.update(variables())
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*IMPORTED_BEFORE])
+    paths = [f"mmkit/{name}.py" for name in modules.split()]
+    chosen = sample(paths, size, seed)
     with tempfile.TemporaryDirectory() as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(jobs):
             tree = Path(folder) / str(number)
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
             trees.put(tree)
-        for each in stages:
-            if killer(each, tree, limit):
-                raise typer.Exit(f"{each}: fails without any mutant")
+        print("running the tests once", flush=True)
+        first = Path(folder) / "0"
+        lines = covered(first, tests, paths)
 
-        def judge(mutant: Mutant) -> Outcome:
+        def outcome(mutant: Mutant) -> Outcome:
+            nodes = tests_of(mutant, lines, first, tests)
+            if not nodes:
+                return Outcome(mutant, "survived", mutant.difference())
             tree = trees.get()
             try:
-                return run(mutant, tree, stages, limit)
+                return judge(mutant, tree, nodes, limit)
             finally:
                 trees.put(tree)
 
         with ThreadPoolExecutor(jobs) as pool:
-            outcomes = list(tqdm(pool.map(judge, chosen), total=len(chosen), unit="mutant"))
+            outcomes = list(tqdm(pool.map(outcome, chosen), total=len(chosen), unit="mutant"))
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
         store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
@@ -188,8 +270,9 @@ def main(
 def report(outcomes: list[Outcome]) -> None:
     """The survivors, and a table."""
     for one in outcomes:
-        if not one.killed:
-            print(f"\n{one.mutant.module}:{one.mutant.position[0]} {one.mutant.operator}\n{one.difference}")
+        if one.end != "killed":
+            where = f"{one.mutant.module}:{one.mutant.position[0]}"
+            print(f"\n{one.end}: {where} {one.mutant.operator}\n{one.difference}")
     print()
     for module in sorted({one.mutant.module for one in outcomes}):
         print(share(module, [one for one in outcomes if one.mutant.module == module]))
@@ -197,7 +280,8 @@ def report(outcomes: list[Outcome]) -> None:
 
 
 def share(name: str, outcomes: list[Outcome]) -> str:
-    killed = sum(one.killed for one in outcomes)
+    """A mutant whose tests take too long is killed: it loops."""
+    killed = sum(one.end != "survived" for one in outcomes)
     return f"{name:20} {killed:4} of {len(outcomes):4} killed, {killed / len(outcomes):.1%}"
 
 
