@@ -17,7 +17,6 @@ import os
 import random
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -34,7 +33,7 @@ import typer
 from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
-from coverage import CoverageData
+from coverage import Coverage, CoverageData
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +41,7 @@ MODULES = "expr layout fields items updates plan process spec"
 TESTS = "tests/unit tests/path"
 NOT_COPIED = (".*", "out", "site", "build", "dist", "__pycache__")
 IMPORTED_BEFORE = ("torch", "transformers", "vllm.multimodal.processing", "hypothesis.extra.numpy", "pytest")
-PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly")
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the same."""
 
@@ -130,17 +129,32 @@ def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
 
 def covered(tree: Path, tests: str, modules: list[str]) -> CoverageData:
     """Run the tests once: which of them passes through which line."""
-    settings = tree / "coverage.ini"
-    data = tree / "coverage.data"
-    include = ",".join(modules)
-    settings.write_text(f"[run]\ndata_file={data}\ndynamic_context=test_function\ninclude={include}\n")
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *PYTEST]
-    ended = subprocess.run([*command, *shlex.split(tests)], cwd=tree, env=variables(), stdout=subprocess.PIPE)
-    if ended.returncode:
-        sys.exit(f"The tests fail without any mutant:\n{ended.stdout.decode()[-3000:]}")
-    lines = CoverageData(str(data))
+    process = multiprocessing.get_context("forkserver").Process(target=cover, args=(tree, tests, modules))
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit("The tests fail without any mutant.")
+    lines = CoverageData(str(tree / "coverage.data"))
     lines.read()
     return lines
+
+
+def cover(tree: Path, tests: str, modules: list[str]) -> None:
+    """In a process of its own: each test is a context, without its parameters."""
+    import pytest
+
+    class Contexts:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_setup(self, item: pytest.Item) -> None:
+            coverage.switch_context(item.nodeid.partition("[")[0])
+
+    enter(tree)
+    coverage = Coverage(data_file=str(tree / "coverage.data"), include=modules)
+    coverage.start()
+    status = pytest.main([*PYTEST, *shlex.split(tests)], plugins=[Contexts()])
+    coverage.stop()
+    coverage.save()
+    os._exit(int(status))
 
 
 def tests_of(mutant: Mutant, lines: CoverageData, tree: Path, tests: str) -> list[str]:
@@ -151,7 +165,7 @@ def tests_of(mutant: Mutant, lines: CoverageData, tree: Path, tests: str) -> lis
         return shlex.split(tests)
     first, last = span
     contexts = {each for line, of in by_line.items() if first <= line <= last for each in of}
-    return sorted((node_of(each, tree) for each in contexts if each), key=order)
+    return sorted(filter(None, contexts), key=order)
 
 
 def order(node: str) -> tuple[bool, str]:
@@ -168,16 +182,6 @@ def function_around(mutant: Mutant) -> Lines | None:
     return max((span for span in spans if span[0] <= line <= span[1]), default=None)
 
 
-def node_of(context: str, tree: Path) -> str:
-    """A test's name for pytest, of its name for coverage: tests.unit.test_a.test_b."""
-    parts = context.split(".")
-    for count in range(len(parts), 0, -1):
-        file = Path(*parts[:count]).with_suffix(".py")
-        if (tree / file).exists():
-            return "::".join([str(file), *parts[count:]])
-    raise AssertionError(context)
-
-
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
@@ -185,13 +189,18 @@ def run(tree: Path, nodes: list[str]) -> None:
     """In a process of its own: the exit status is that of pytest."""
     import pytest
 
-    os.chdir(tree)
-    os.environ.update(variables())
-    sys.path.insert(0, str(tree))
+    enter(tree)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
     os._exit(int(pytest.main([*PYTEST, *nodes])))
+
+
+def enter(tree: Path) -> None:
+    """Take a copy of the checkout for the current one."""
+    os.chdir(tree)
+    os.environ.update(variables())
+    sys.path.insert(0, str(tree))
 
 
 def judge(mutant: Mutant, tree: Path, nodes: list[str], limit: float) -> Outcome:
