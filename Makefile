@@ -16,7 +16,10 @@ MATRIXARGS ?=
 SURVEYARGS ?=
 MUTANTARGS ?=
 
-VENV := .venv
+# torch's compiler and LD_PRELOAD take no path with a space: there, the environment goes elsewhere.
+SPACE := $(subst ,, )
+ELSEWHERE = $(HOME)/.cache/mmkit/$(shell printf %s "$(CURDIR)" | cksum | cut -d ' ' -f 1)
+VENV ?= $(if $(findstring $(SPACE),$(CURDIR)),$(ELSEWHERE),.venv)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
