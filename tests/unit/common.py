@@ -30,8 +30,8 @@ def modality(name="m", **options):
     return Modality(name, **{**plain, **options})
 
 
-def plan_of(*modalities, config=CONFIG, **options):
-    return ModelSpec("spec", *modalities, **options).bind(config, Tokenizer())
+def plan_of(*modalities, processor=None, **prompts):
+    return ModelSpec("spec", *modalities, **prompts).bind(CONFIG, Tokenizer(), processor=processor)
 
 
 def bound(**options):

@@ -35,7 +35,6 @@ from mmkit import (
     in_place,
     insert,
     item,
-    nothing,
     out,
     proc,
     prompt,
