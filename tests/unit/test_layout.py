@@ -288,9 +288,7 @@ def test_bad_ids_and_counts_are_refused(bad):
         with pytest.raises(SpecError, match=r"cfg\.bad: expected a token id, a whole number"):
             (token(cfg.bad) + 1).bind(scope)
     if not isinstance(bad, (list, dict)):
-        with pytest.raises(
-            SpecError, match=r"expected the number of elements of each\(\), or a sequence, a whole"
-        ):
+        with pytest.raises(SpecError, match=r"expected the number of elements of each\(\), or a sequence, a whole"):
             each(cfg.bad, lambda x: 1).lay(scope)
 
 
