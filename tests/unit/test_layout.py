@@ -160,19 +160,6 @@ def lay(value, **facts):
     return layout(value).lay(Scope(cfg=SimpleNamespace(**CONFIG), item=SimpleNamespace(**facts), tok=SCOPE.tok))
 
 
-def test_fuyu():
-    laid = lay((embed(7) * item.cols + token(8)) * item.rows + 1, cols=2, rows=2)
-    assert laid == Laid([7, 7, 8, 7, 7, 8, 1], bytes([1, 1, 0, 1, 1, 0, 0]))
-    assert laid.num_embeds == 4
-    assert laid.embed_ids == {7}
-
-
-def test_masks_are_none_only_where_every_position_embeds():
-    assert lay(embed(7) * 3).is_embed is None
-    assert lay(embed(7) * 3 + 8).is_embed.tolist() == [True, True, True, False]
-    assert lay(token(7)).is_embed.tolist() == [False]
-
-
 @pytest.mark.parametrize(
     ("value", "ids"),
     [
@@ -216,12 +203,6 @@ def test_each_over_numbers_and_sequences():
     assert lay(each(item.grid, lambda g: embed(1) * g[0] + token(9) * g[1]), grid=[(1, 2), (0, 1)]).ids == [1, 9, 9, 9]
     assert lay(each(lambda s: range(s.item.n), token), n=2).ids == [0, 1]
     assert lay(each(item.n, lambda x: 5), n=np.int64(2)).ids == [5, 5]
-
-
-def test_each_sep_stands_between_and_last_after():
-    rows = each(item.n, lambda x: embed(1), sep=[2, 2], last=3)
-    assert [lay(rows, n=n).ids for n in range(4)] == [[], [1, 3], [1, 2, 2, 1, 3], [1, 2, 2, 1, 2, 2, 1, 3]]
-    assert lay(each(0, lambda x: embed(1), sep=2, last=3)).ids == []
 
 
 def test_each_nests():

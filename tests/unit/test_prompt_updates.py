@@ -165,12 +165,6 @@ def test_start_and_end_of_an_empty_prompt():
     assert place([], items, "spec")[0] == [8, 9]
 
 
-def test_brackets_are_not_repeated():
-    items = {"image": [[way("replace", [9], [1, 9, 2], {9})]]}
-    ids, _ = place([9], items, "spec")
-    assert place(ids, items, "spec")[0] == ids == [1, 9, 2]
-
-
 @given(requests(modes=("replace",), kinds=CLEAR), st.data())
 def test_partly_expanded_prompts(request_, data):
     """A caller may have expanded some of the placeholders."""
@@ -314,26 +308,6 @@ def test_the_first_alternative_wins_where_both_match_at_the_same_place():
     assert run([1, 2], {"image": [both]}) == ([E, E], [Placement("image", 0, 0, 0)])
     assert run([1, 2], {"image": [both[::-1]]}) == ([E, 2], [Placement("image", 0, 0, 0)])
     assert run([1, 3], {"image": [both]}) == ([E, 3], [Placement("image", 0, 0, 1)])
-
-
-@pytest.mark.parametrize(
-    ("prompt", "ways"),
-    [
-        pytest.param([1], [only("replace", [2])], id="no target"),
-        pytest.param([2, 2], [only("replace", [2])], id="a target too many"),
-        pytest.param([2], [only("replace", [2])] * 2, id="a target too few"),
-        pytest.param([2, 9], [only("replace", [2])], id="a stray placeholder"),
-        pytest.param([9, 9, 9], [only("in_place", [])], id="a placeholder too many in place"),
-        pytest.param([9], [only("in_place", [])], id="a placeholder too few in place"),
-        pytest.param([9, 1], [only("start", [])], id="a stray placeholder beside an anchor"),
-        pytest.param([2, 1], [only("after", [1])], id="another start"),
-        pytest.param([], [only("after", [1])], id="an empty prompt after a prefix"),
-        pytest.param([], [only("replace", [1])], id="an empty prompt"),
-        pytest.param([9] * 5, [only("replace", [9])] * 2, id="neither raw nor expanded"),
-    ],
-)
-def test_refusals(prompt, ways):
-    assert run(prompt, {"image": ways}) is None
 
 
 def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():

@@ -49,7 +49,7 @@ from mmkit import (
 from .common import CONFIG, NAMES, Tokenizer, modality
 
 ITEMS = [
-    Tensor(shape=(cfg.n, 3)),
+    Tensor(shape=(cfg.n, between(1, cfg.n))),
     Tensor(shape=(), dtype="int64", finite=False),
     Image(largest=(cfg.n, 3)),
     Audio(largest=9),
@@ -106,11 +106,6 @@ def test_structure(one, other, prompts, other_prompts):
     assert (different == spec) == (repr(different) == repr(spec))
     assert spec != ModelSpec("other", Modality("m", **one))
     assert spec != "spec"
-
-
-def test_repr_of_between():
-    spec = modality(item=Tensor(shape=(between(1, cfg.n),)))
-    assert eval(repr(spec), dict(NAMES)) == spec
 
 
 def test_hash_agrees_with_equality():
