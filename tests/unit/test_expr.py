@@ -256,6 +256,8 @@ def test_attributes_of_mappings_and_objects():
     assert evaluate(cfg.a.b, scope) == 5
     assert evaluate(cfg["a"]["b"], scope) == 5
     assert evaluate(out.grid[1] * 2, scope) == 6
+    assert type(evaluate(out.grid[1], scope)) is int
+    assert evaluate(out.grid[:1], scope).tolist() == [2]
 
 
 def test_plain_functions_see_the_scope():

@@ -337,6 +337,7 @@ def test_largest(kind, shapes):
         (VIDEO, (FRAMES, META), dict(frames=2, width=5, height=4, metadata=META)),
         (VIDEO, torch.zeros(3, 3, 4, 5), dict(frames=3, width=5, height=4, metadata=None)),
         (VIDEO, SimpleNamespace(media=(FRAMES, META)), dict(frames=2, width=5, height=4, metadata=META)),
+        (VIDEO, (SimpleNamespace(media=FRAMES), META), dict(frames=2, width=5, height=4, metadata=META)),
         (AUDIO, SOUND, dict(length=3)),
         (AUDIO, (SOUND, 8000), dict(length=3)),
     ],

@@ -213,6 +213,14 @@ def test_each_nests():
     assert triangle.bind(STATIC).lay(Scope(item=SimpleNamespace(n=3))).ids == [0, 0, 1, 0, 1, 2]
 
 
+def test_loops_have_names_of_their_own():
+    def nested(*outer):
+        return each([len(outer)], lambda x: nested(*outer, x)) if len(outer) < 8 else token(outer)
+
+    deep = nested()
+    assert lay(deep).ids == lay(eval(repr(deep), dict(NAMES))).ids == list(range(8))
+
+
 def test_siblings_may_use_the_same_variable():
     both = each(2, lambda x: token(x)) + each(2, lambda x: token(x + 5))
     assert lay(both).ids == [0, 1, 5, 6]

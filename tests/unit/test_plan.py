@@ -212,13 +212,15 @@ def test_the_largest_item_by_what_is_processed():
     own = bound(process=lambda items, scope: {"x": [[9 - len(value)] for value in items]}, **options)
     assert own.largest()[1] == 8
     assert [b.needs_hf for b in (called, own, bound(process=hf()))] == [True, False, False]
+    assert bound(process=hf()).largest()[1] == 1, "nothing is processed where the layout does not read it"
 
 
 def test_numbered_targets_stand_for_items():
     assert bound(update=[in_place(), NUMBERED]).numbered() == [(181,), (182,)]
     assert bound(update=NUMBERED, limit=1).numbered() == [(181,)]
     assert bound(update=replace(7)).numbered() == bound(update=insert(start())).numbered() == []
-    assert bound(update=replace(item.index + 1)).numbered() == [(n,) for n in range(1, 65)]
+    for limit in (None, 100):
+        assert bound(update=replace(item.index + 1), limit=limit).numbered() == [(n,) for n in range(1, 65)]
     plan = plan_of(modality(update=NUMBERED))
     plan.check_bare([182], ["m"])
     for ids, items in (([182, 1], {}), ([181, 182], {"m": [[0.0, 0.0], [0.0, 0.0]]})):
@@ -363,11 +365,12 @@ def test_identity_passes_items_on(lengths, batch):
     assert [part["x"].tolist() for part in made.parts] == [value.tolist() for value in items]
 
 
-def test_unpadding():
+@pytest.mark.parametrize("shape", [None, (item.length,)])
+def test_unpadding(shape):
     """A processor that pads to the largest of the batch must not be seen (law L5)."""
     modality = bound(
         item=Tensor(shape=(between(1, 8),)),
-        fields={"x": batched(shape=(item.length,)), "n": batched()},
+        fields={"x": batched(shape=shape), "n": batched()},
         process=hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": out.n}),
     )
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}

@@ -45,6 +45,7 @@ from mmkit import (
     token,
     where,
 )
+from mmkit.vocabulary import Vocabulary
 
 from .common import CONFIG, NAMES, Tokenizer, modality
 
@@ -164,7 +165,8 @@ def test_leaves():
 
 def test_check_finds_nothing_in_what_works():
     def check(processor=None, **options):
-        ModelSpec("spec", modality(**options)).check(CONFIG, Tokenizer(), processor=processor)
+        for tokenizer in (Tokenizer(), Vocabulary(Tokenizer())):
+            ModelSpec("spec", modality(**options)).check(CONFIG, tokenizer, processor=processor)
 
     check()
     check(limit=0)
