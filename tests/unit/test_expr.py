@@ -166,6 +166,7 @@ def test_leaves_are_what_the_value_depends_on(tree):
         ((cfg.a**2) ** 3, "(cfg.a ** 2) ** 3"),
         (cfg.a ** (cfg.b**3), "cfg.a ** cfg.b ** 3"),
         ((-2) ** cfg.a, "(-2) ** cfg.a"),
+        (cfg.a**-2, "cfg.a ** (-2)"),
         ((cfg.a < 2) < 3, "(cfg.a < 2) < 3"),
         ((cfg.a < 2) >= cfg.b, "(cfg.a < 2) >= cfg.b"),
         (2 - item.shape[0], "2 - item.shape[0]"),

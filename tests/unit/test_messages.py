@@ -246,17 +246,10 @@ BOUND = [
     ("item: Tensor.bound: expected a number > 0 from cfg, got True.", dict(item=Tensor(shape=(1,), bound=True))),
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).",
      dict(item=Tensor(shape=(between(1, 4), 3), largest=(5, 3)))),
-    ("item: Tensor.largest: expected 2 whole number(s) >= 1, got (0, 3).",
-     dict(item=Tensor(shape=(between(1, 4), 3), largest=[(1, 3), (0, 3)]))),
-    ("item: Tensor.largest: expected a shape within (1..4, 3), got (1, 2).",
-     dict(item=Tensor(shape=(between(1, 4), 3), largest=(1, 2)))),
-    ("item: Tensor.largest: expected 2 whole number(s) >= 1, got (1,).",
-     dict(item=Tensor(shape=(between(1, 4), 3), largest=(1,)))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (3, 0).", dict(item=Image(largest=(3, 0)))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (5,).", dict(item=Image(largest=5))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (1.5, 2).", dict(item=Image(largest=(1.5, 2)))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (3,).", dict(item=Image(largest=[(1, 2), (3,)]))),
-    ("item: Image.largest: expected 2 whole number(s) >= 1, got (1, True).", dict(item=Image(largest=(1, True)))),
     ("item: Video.largest: expected 3 whole number(s) >= 1, got (1, 2).", dict(item=Video(largest=(1, 2)))),
     ("item: Audio.largest: expected 1 whole number(s) >= 1, got (-1,).", dict(item=Audio(largest=cfg.minus))),
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
@@ -327,8 +320,6 @@ TENSORS = [
     ("dtype int64. Convert it to float32.",
      np.zeros((2, 2), int), np.zeros((2, 2), np.uint16), torch.zeros(2, 2, dtype=torch.int64)),
     ("dtype bool. Convert it to float32.", np.zeros((2, 2), bool), torch.zeros(2, 2, dtype=torch.bool)),
-    ("dtype complex128. Convert it to float32.", np.zeros((2, 2), complex)),
-    ("dtype float8_e4m3fn. Convert it to float32.", torch.zeros(2, 2, dtype=torch.float8_e4m3fn)),
     ("dtype >f4. Convert it to float32.", np.zeros((2, 2), ">f4")),
     ("dtype object. Convert it to float32.", np.zeros((2, 2), object)),
     ("dtype <U1. Convert it to float32.", np.full((2, 2), "a")),
@@ -363,8 +354,6 @@ VALUES = [
     ("finite values of magnitude <= 65504, got -inf at [1, 1].", (Tensor(shape=(2, 2)), [[0, 1], [1, -math.inf]])),
     ("finite values of magnitude <= 65504, got -70000 at [1, 1]. Check the units.",
      (Tensor(shape=(2, 2)), [[0, 1], [2, -7e4]])),
-    ("finite values of magnitude <= 65504, got inf at [0, 0].",
-     (Tensor(shape=(2, 2)), np.full((2, 2), np.inf, np.float16))),
     ("finite values of magnitude <= 65504, got 70000 at [1]. Check the units.",
      (Tensor(shape=(2,), finite=False), [math.nan, 7e4]), (Tensor(shape=(2,), finite=False), [math.inf, 7e4])),
     ("finite values of magnitude <= 0.1, got 0.1 at [0]. Check the units.",
@@ -383,7 +372,6 @@ VALUES = [
     ("a (2,) int64 tensor, got a list that holds bool True.", (Tensor(shape=(2,), dtype="int64"), [True, False])),
     ("a (2,) bool tensor, got dtype int64. Convert it to bool.", (Tensor(shape=(2,), dtype="bool"), np.zeros(2, int))),
     ("a (2,) bool tensor, got a list that holds int 1.", (Tensor(shape=(2,), dtype="bool"), [1, 0])),
-    ("a (2..5,) float32 tensor, got shape (1,). Send one tensor per item.", (Tensor(shape=(between(2, 5),)), [1.0])),
 ]
 """Item types and data; after `spec.m[0]: expected `, as are the next three."""
 
@@ -424,7 +412,6 @@ SOUNDS = [
     ("a 1-D float array or an (array, sampling rate) pair, got shape (), dtype <U3.", "cat"),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (), dtype float64.", 3.0),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (3,), dtype int64.", np.zeros(3, int)),
-    ("a 1-D float array or an (array, sampling rate) pair, got shape (3,), dtype complex128.", np.zeros(3, complex)),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (0,), dtype float64.", np.zeros(0)),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (1, 2, 2), dtype float64.", np.zeros((1, 2, 2))),
     ("a 1-D float array or an (array, sampling rate) pair, got a torch.sparse_coo tensor on cpu.",
@@ -432,25 +419,15 @@ SOUNDS = [
     ("a 1-D float array or an (array, sampling rate) pair, got list [[1.0], [1.0, 2.0]].", [[[1.0], [1.0, 2.0]]]),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (2,), dtype object.", [1.0, None]),
     ("a sampling rate > 0 in Hz, got 0.", (np.zeros(3), 0)),
-    ("a sampling rate > 0 in Hz, got -1.", (np.zeros(3), -1)),
     ("a sampling rate > 0 in Hz, got inf.", (np.zeros(3), math.inf)),
-    ("a sampling rate > 0 in Hz, got nan.", (np.zeros(3), math.nan)),
     ("a sampling rate > 0 in Hz, got True.", (np.zeros(3), True)),
     ("finite values of magnitude <= 65504, got NaN or an infinity.", [1.0, math.nan], np.array([math.inf])),
     ("finite values of magnitude <= 65504, got 1e+300.", np.array([1e300])),
 ]
 
-NONE = [
-    (": expected an image or a list of them, got None. Send the item, or leave the modality out.",
-     Image(largest=(4, 4))),
-    (": expected a video or a list of them, got None. Send the item, or leave the modality out.",
-     Video(largest=(4, 4, 4))),
-    (": expected a video with metadata or a list of them, got None. Send the item, or leave the modality out.",
-     Video(largest=(4, 4, 4), metadata=True)),
-]
-"""Item types of which None is sent; after `spec.m`."""
-
 REQUESTS = [
+    ("spec.m: expected a video with metadata or a list of them, got None. Send the item, or leave the modality out.",
+     lambda: parse(Video(largest=(4, 4, 4), metadata=True), None)),
     ("spec.prompt: expected a prompt that the spec can rewrite, got ValueError: 7 is not in list.",
      lambda: rewritten(lambda s: s.prompt.index(7))),
     ("spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
@@ -529,7 +506,6 @@ ROWS = [
     *rows(InputError, ITEM, lambda data: parse(Image(largest=(4, 4)), data), IMAGES),
     *rows(InputError, ITEM, lambda data: parse(Video(largest=(2, 4, 4)), data), VIDEOS),
     *rows(InputError, ITEM, lambda data: parse(Audio(largest=4), data), SOUNDS),
-    *rows(InputError, "spec.m", lambda kind: parse(kind, None), NONE),
     *rows(InputError, "", lambda call: call(), REQUESTS),
     *rows(NotFound, "", lambda call: call(), MISSING),
 ]
