@@ -101,13 +101,6 @@ def test_stated_shapes_and_dtypes_of_an_item(make):
                 bound.check(torch.zeros(shape), scope, 1)
 
 
-def test_a_dtype_without_a_shape():
-    field = batched(dtype="float32")
-    field.check(torch.zeros(3), Scope(), 0)
-    with pytest.raises(SpecError, match="expected dtype float32, got list"):
-        field.check([0.0], Scope(), 0)
-
-
 @pytest.mark.parametrize(
     "field",
     [

@@ -316,6 +316,7 @@ def test_largest(kind, shapes):
         canonical = kind.canonical(candidate, AT)
         assert np.asarray(canonical).shape == shape
         assert np.array_equal(np.asarray(candidate), np.asarray(canonical))
+        assert np.unique(np.asarray(candidate)).tolist() == [255 if isinstance(kind, (Image, Video)) else 0]
 
 
 @pytest.mark.parametrize(

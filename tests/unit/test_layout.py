@@ -170,6 +170,7 @@ def lay(value, **facts):
         (nothing, []),
         (cfg.c, [3]),
         (cfg.rows, [2, 0, 5]),
+        ([cfg.c, 5], [3, 5]),
         (lambda s: [s.cfg.c, 9], [3, 9]),
         (lambda s: embed(4) * 2, [4, 4]),
         (lambda s: nothing, []),
@@ -285,10 +286,6 @@ def test_bad_ids_and_counts_are_refused(bad):
 def test_tensors_of_several_elements_are_refused(make):
     with pytest.raises(SpecError, match=r"out\.n"):
         make().lay(Scope(out={"n": torch.tensor([1, 2])}))
-
-
-def test_lists_of_expressions():
-    assert lay([cfg.c, 5]).ids == [3, 5]
 
 
 def test_embed_takes_tokens_apart():

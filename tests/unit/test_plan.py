@@ -49,14 +49,6 @@ IMAGE = Modality(
 )
 
 
-def place(plan, prompt, **items):
-    ways = {}
-    for name, values in items.items():
-        bound = plan.modalities[name]
-        ways[name] = [bound.ways(bound.scope(value, i)) for i, value in enumerate(bound.parse(values))]
-    return plan.place(prompt, ways)
-
-
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_from_data_to_placeholders(lengths):
     plan = plan_of(IMAGE)
@@ -65,10 +57,11 @@ def test_from_data_to_placeholders(lengths):
         prompt += [7, 2]
         starts.append(len(wanted))
         wanted += [7] * (length + 1) + [2]
-    ids, placements = place(plan, prompt, image=[torch.zeros(n) for n in lengths])
-    assert ids == wanted
-    assert [p.start for p in placements] == starts
-    assert place(plan, ids, image=[torch.zeros(n) for n in lengths])[0] == ids
+    items = {"image": [torch.zeros(n) for n in lengths]}
+    preview = plan.preview(prompt, items)
+    assert preview.prompt_token_ids == wanted
+    assert [placement.start for placement in preview.placements] == starts
+    assert plan.preview(wanted, items).prompt_token_ids == wanted
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
@@ -93,9 +86,10 @@ def test_item_numbered_targets_are_not_confused_by_the_cache():
     plan = plan_of(numbered)
     assert plan.modalities["image"].depends_on_index
     assert not plan_of(IMAGE).modalities["image"].depends_on_index
-    assert place(plan, [181, 5, 182], image=[[0.0], [0.0]])[0] == [7, 7, 5, 7, 7]
+    items = {"image": [[0.0], [0.0]]}
+    assert plan.preview([181, 5, 182], items).prompt_token_ids == [7, 7, 5, 7, 7]
     with pytest.raises(InputError):
-        place(plan, [182, 5, 181], image=[[0.0], [0.0]])
+        plan.preview([182, 5, 181], items)
 
 
 @pytest.mark.parametrize("metadata", [None, {"n": 2}], ids=repr)
@@ -163,6 +157,7 @@ def test_rewriting():
     plan = plan_of(modality(), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
     ids = [1, 2]
     assert plan.rewrite("prompt", ids) is ids
+    assert plan.preview(ids, {}).prompt_token_ids == ids
     assert plan.rewrite("decoder_prompt", ids) == [7, 1, 2]
 
 
@@ -223,9 +218,9 @@ def test_numbered_targets_stand_for_items():
         assert bound(update=replace(item.index + 1), limit=limit).numbered() == [(n,) for n in range(1, 65)]
     plan = plan_of(modality(update=NUMBERED))
     plan.check_bare([182], ["m"])
-    for ids, items in (([182, 1], {}), ([181, 182], {"m": [[0.0, 0.0], [0.0, 0.0]]})):
+    for ids, items in (([182, 1], {}), ([181, 182], {"m": torch.zeros(2, 2)})):
         with pytest.raises(InputError, match=r"^spec\.m: .* the placeholder \[182\] without its item"):
-            place(plan, ids, **{name: [rows] for name, rows in items.items()})
+            plan.preview(ids, items)
 
 
 def test_layouts_of_embeddings():

@@ -317,10 +317,6 @@ def test_an_anchor_inside_a_target_is_refused():
     assert run([1, 2, 3], items) is None
 
 
-def test_no_items_leave_the_prompt_alone():
-    assert place([1, 2, 3], {}, "spec") == ([1, 2, 3], [])
-
-
 @given(st.lists(small, max_size=12), st.lists(small, max_size=3), st.integers(0, 12))
 def test_find(prompt, target, begin):
     places = [i for i in range(begin, len(prompt)) if target and prompt[i : i + len(target)] == target]
