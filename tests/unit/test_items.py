@@ -232,7 +232,7 @@ SCALAR = Tensor(shape=()).bind(CONFIG)
         (VIDEO, 0, [[]]),
         (VIDEO, 1, [FRAMES, list(FRAMES), (PICTURE, PICTURE), (FRAMES, META), (FRAMES, None), [FRAMES]]),
         (VIDEO, 2, [np.stack([FRAMES] * 2), [(FRAMES, META), (FRAMES, META)], [list(FRAMES), list(FRAMES)]]),
-        (AUDIO, 1, [SOUND, (SOUND, 8000), (SOUND, np.int64(8000)), [0.0, 0.5], torch.zeros(3).bfloat16(), [SOUND]]),
+        (AUDIO, 1, [SOUND, (SOUND, 8000), (SOUND, np.int64(1)), [0.0, 0.5], torch.zeros(3).bfloat16(), [SOUND]]),
         (AUDIO, 2, [np.zeros((2, 3)), [(SOUND, 8000), SOUND], (SOUND, SOUND), [[0.0], [0.5]]]),
     ],
 )
