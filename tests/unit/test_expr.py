@@ -1,8 +1,8 @@
 """Expressions: structure, evaluation against plain Python, folding, and what they refuse."""
 
-import math
 import operator
 import pickle
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mmkit
 from mmkit import (
     SpecError,
     call,
@@ -32,7 +31,7 @@ from mmkit import (
 )
 from mmkit.expr import Expr, Scope, evaluate, expression, fold, leaves, plain, root
 
-NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
+from .common import NAMES
 
 CONFIG = {"a": 3, "b": 7, "zero": 0, "half": 0.5}
 ITEM = {"width": 5, "height": 2, "index": 0}
@@ -144,14 +143,6 @@ def test_structure_survives_repr_pickle_and_hash(tree):
     assert pickle.loads(pickle.dumps(expr)) == expr
 
 
-@given(trees().filter(constant_free), trees().filter(constant_free))
-def test_equality_is_structural(one, other):
-    if build(one) == build(other):
-        # 1 == 1.0 for Python, so the two may differ in the type of a constant
-        assert hash(build(one)) == hash(build(other))
-        assert repr(build(one)).replace(".0", "") == repr(build(other)).replace(".0", "")
-
-
 @given(trees().filter(constant_free))
 def test_leaves_are_what_the_value_depends_on(tree):
     def used(t):
@@ -165,13 +156,6 @@ def test_leaves_are_what_the_value_depends_on(tree):
 
 
 @pytest.mark.parametrize(
-    "expr", [(cfg.a**2) ** 3, (-2) ** cfg.a, (cfg.a < 2) < 3, (cfg.a < 2) >= cfg.b], ids=["pow", "minus", "lt", "ge"]
-)
-def test_repr_of_powers_and_chains(expr):
-    assert eval(repr(expr), dict(NAMES)) == expr
-
-
-@pytest.mark.parametrize(
     ("expr", "text"),
     [
         (cfg.vision_config.image_size // cfg.vision_config.patch_size, None),
@@ -179,6 +163,13 @@ def test_repr_of_powers_and_chains(expr):
         (cfg.a - (cfg.b - 1), "cfg.a - (cfg.b - 1)"),
         (cfg.a - cfg.b - 1, "cfg.a - cfg.b - 1"),
         ((cfg.a + cfg.b) * 2, "(cfg.a + cfg.b) * 2"),
+        ((cfg.a**2) ** 3, "(cfg.a ** 2) ** 3"),
+        (cfg.a ** (cfg.b**3), "cfg.a ** cfg.b ** 3"),
+        ((-2) ** cfg.a, "(-2) ** cfg.a"),
+        (cfg.a**-2, "cfg.a ** (-2)"),
+        (cfg.a / 2 * -3, "cfg.a / 2 * -3"),
+        ((cfg.a < 2) < 3, "(cfg.a < 2) < 3"),
+        ((cfg.a < 2) >= cfg.b, "(cfg.a < 2) >= cfg.b"),
         (2 - item.shape[0], "2 - item.shape[0]"),
         ((cfg.a + 1).real, "(cfg.a + 1).real"),
         (out["grid"][1], "out['grid'][1]"),
@@ -201,11 +192,7 @@ def test_functions():
     assert evaluate(isqrt(cfg.n), scope) == 4
     assert evaluate(total(cfg.sizes), scope) == 7
     assert evaluate(fmt("{}-{}", cfg.n, 2), scope) == "17-2"
-    assert evaluate(ceil_div(cfg.n, 4), scope) == 5
-    assert evaluate(maximum(1, cfg.n, 3), scope) == 17
     assert evaluate(floor(cfg.n / 10), scope) == 1
-    assert evaluate(equal(cfg.n, 17), scope) is True
-    assert evaluate(equal(cfg.n, 3), scope) is False
 
 
 def test_calls_are_folded_once_their_arguments_are_known():
@@ -236,11 +223,6 @@ def test_options_of_a_request():
     assert leaves(size) == {cfg.a}
 
 
-@given(st.integers(-50, 50), st.integers(-50, 50).filter(bool))
-def test_ceil_div_rounds_up(a, b):
-    assert evaluate(ceil_div(cfg.a, cfg.b), Scope(cfg=SimpleNamespace(a=a, b=b))) == math.ceil(a / b)
-
-
 # -- where -----------------------------------------------------------------------------------------------------------
 
 
@@ -264,11 +246,6 @@ def test_fold_reports_a_missing_attribute_in_a_branch_that_an_item_may_take():
         fold(where(item.n > 3, cfg.missing, 1), Scope(cfg=SimpleNamespace()))
 
 
-def test_where_refuses_a_comparison_that_python_has_decided():
-    with pytest.raises(SpecError, match="equal"):
-        where(cfg.a == 3, 1, 2)
-
-
 # -- scopes ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +254,8 @@ def test_attributes_of_mappings_and_objects():
     assert evaluate(cfg.a.b, scope) == 5
     assert evaluate(cfg["a"]["b"], scope) == 5
     assert evaluate(out.grid[1] * 2, scope) == 6
+    assert type(evaluate(out.grid[1], scope)) is int
+    assert evaluate(out.grid[:1], scope).tolist() == [2]
 
 
 def test_plain_functions_see_the_scope():
@@ -300,27 +279,6 @@ def test_plain_functions_are_compared_by_identity_and_never_folded():
 
 
 @pytest.mark.parametrize(
-    ("expr", "scope", "parts"),
-    [
-        (cfg.visoin_config.x, Scope(cfg=SimpleNamespace(vision_config=1)), ["cfg.visoin_config", "vision_config"]),
-        (cfg.vision.size, Scope(cfg=SimpleNamespace(vision=SimpleNamespace(siz=1))), ["cfg.vision.size", "siz"]),
-        (out.grid, Scope(out={"pixels": 1}), ["out.grid", "pixels"]),
-        (cfg.sizes[5], Scope(cfg=SimpleNamespace(sizes=[1, 2])), ["cfg.sizes[5]", "[1, 2]"]),
-        (cfg.sizes["x"], Scope(cfg=SimpleNamespace(sizes={"y": 2})), ["cfg.sizes['x']"]),
-        (cfg.n[0], Scope(cfg=SimpleNamespace(n=2)), ["cfg.n[0]", "is 2"]),
-        (cfg.a, Scope(), ["cfg"]),
-        (item.width, Scope(), ["item"]),
-        (out.x, Scope(), ["out"]),
-        (proc.x, Scope(), ["proc"]),
-    ],
-)
-def test_missing_values_name_the_expression(expr, scope, parts):
-    with pytest.raises(SpecError) as caught:
-        evaluate(expr + 1, scope)
-    assert all(part in str(caught.value) for part in parts)
-
-
-@pytest.mark.parametrize(
     "name", [name for name in Scope.__dataclass_fields__ if name in ("cfg", "item", "out", "proc")]
 )
 def test_every_root_reads_its_own_part_of_the_scope(name):
@@ -328,22 +286,17 @@ def test_every_root_reads_its_own_part_of_the_scope(name):
     assert evaluate(getattr(NAMES[name], "x"), scope) == name  # noqa: B009
 
 
-@pytest.mark.parametrize("expr", [cfg.a // cfg.zero, cfg.a + cfg.text, isqrt(cfg.text), total(cfg.a)], ids=repr)
-def test_failing_arithmetic_names_the_expression(expr):
-    with pytest.raises(SpecError, match=r"cfg\."):
-        evaluate(expr, Scope(cfg=SimpleNamespace(a=3, zero=0, text="x")))
-
-
 # -- what Python must not decide -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("expr", [cfg, cfg.a, cfg.a + 1, item.shape[0], where(cfg.a, 1, 2), equal(cfg.a, 1)], ids=repr)
 def test_no_truth_value_and_no_iteration(expr):
-    with pytest.raises(TypeError, match="truth value"):
+    later = re.escape(f"{expr!r} is only known later and ")
+    with pytest.raises(TypeError, match=rf"^{later}has no truth value; use where\(\) or equal\(\), or a function of a"):
         bool(expr)
-    with pytest.raises(TypeError, match="cannot be iterated"):
+    with pytest.raises(TypeError, match=rf"^{later}cannot be iterated; use each\(\) in a layout, or a function of a"):
         list(expr)
-    with pytest.raises(TypeError, match="truth value"):
+    with pytest.raises(TypeError):
         1 if expr > 1 else 3  # noqa: B018
     with pytest.raises(TypeError):
         3 in expr  # noqa: B015
@@ -378,6 +331,7 @@ def test_slices():
     expr = total(item.shape[1:])
     assert evaluate(expr, Scope(item=SimpleNamespace(shape=(2, 3, 4)))) == 7
     assert leaves(expr) == {item.shape[1:]}
+    assert fold(expr, Scope(cfg=SCOPE.cfg)) == expr
     assert hash(expr) == hash(total(item.shape[1:]))
 
 

@@ -6,34 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-import mmkit
-from mmkit import SpecError, cfg, each, embed, item, nothing, out, replace, tok, token, where
+from mmkit import SpecError, cfg, each, embed, item, nothing, out, tok, token, where
 from mmkit.expr import Scope, leaves, root
 from mmkit.layout import Fixed, Laid, Layout, layout
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
+from .common import NAMES, Tokenizer
 
-NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
 CONFIG = {"a": 0, "b": 1, "c": 3, "rows": [2, 0, 5]}
 ITEM = {"width": 2, "height": 3, "tiles": (4, 1), "none": 0}
 ENV = {"cfg": CONFIG, "item": ITEM}
-
-
-class Tokenizer:
-    """One id per character, and one special token."""
-
-    def get_vocab(self):
-        return {"<image>": 7, "<newline>": 8, "a": 97, "b": 98}
-
-    def encode(self, text, add_special_tokens):
-        return ([1] if add_special_tokens else []) + [ord(c) for c in text]
-
-    def decode(self, ids, skip_special_tokens):
-        return "".join(map(chr, ids))
 
 
 SCOPE = Scope(cfg=SimpleNamespace(**CONFIG), item=SimpleNamespace(**ITEM), tok=Vocabulary(Tokenizer()))
@@ -95,24 +81,6 @@ def build(tree, loops=()):
     return each(value(over), lambda x: build(body, (*loops, x)), **options)
 
 
-def cannot_be_bound(tree, loops: int = 0) -> bool:
-    """KNOWN BUG, see test_an_inner_each_of_its_own: binding fails for an inner each() that depends on nothing else."""
-
-    def uses(part):
-        if part and part[0] == "loop":
-            return {part[1]}
-        if part and part[0] == "item":
-            return {"item"}
-        return set().union(*map(uses, (p for p in part if isinstance(p, (tuple, list)))), set())
-
-    if tree[0] == "each" and loops and loops in uses(tree) and not {"item", *range(loops)} & uses(tree):
-        return True
-    inner = loops + (tree[0] == "each")
-    parts = [(p, inner if tree[0] != "each" or i == 2 else loops) for i, p in enumerate(tree)]
-    parts = [(q, n) for p, n in parts for q in (p if tree[0] == "sequence" and isinstance(p, list) else [p])]
-    return any(cannot_be_bound(p, n) for p, n in parts if isinstance(p, tuple) and p and p[0] not in ENV)
-
-
 @given(trees())
 def test_agrees_with_the_naive_evaluator(tree):
     laid = build(tree).lay(SCOPE)
@@ -120,44 +88,28 @@ def test_agrees_with_the_naive_evaluator(tree):
     assert laid.ids == [token for token, _ in wanted]
     assert list(laid.mask) == [embeds for _, embeds in wanted]
     assert len(laid) == len(wanted)
-
-
-@given(trees())
-def test_ids_mask_and_counts_agree(tree):
-    laid = build(tree).lay(SCOPE)
-    assert len(laid.ids) == len(laid.mask) == len(laid)
     assert laid.num_embeds == sum(laid.mask)
-    assert laid.embed_ids == {token for token, embeds in zip(laid.ids, laid.mask, strict=True) if embeds}
-    if laid.is_embed is None:
-        assert laid.num_embeds == len(laid)
+    assert laid.embed_ids == {token for token, embeds in wanted if embeds}
+    if all(laid.mask):
+        assert laid.is_embed is None
     else:
         assert laid.is_embed.dtype == torch.bool
-        assert laid.is_embed.tolist() == list(map(bool, laid.mask))
-        assert laid.num_embeds < len(laid)
+        assert laid.is_embed.tolist() == [embeds for _, embeds in wanted]
 
 
 @given(trees())
 def test_binding_changes_nothing(tree):
     whole = build(tree)
-    assume(not cannot_be_bound(tree))
     bound = whole.bind(STATIC)
     assert bound.lay(SCOPE) == whole.lay(SCOPE)
     assert bound.lay(Scope(item=SCOPE.item)) == whole.lay(SCOPE), "a bound layout still asks for the config"
     assert bound.bind(STATIC).lay(SCOPE) == whole.lay(SCOPE)
+    assert pickle.loads(pickle.dumps(bound)).lay(SCOPE) == whole.lay(SCOPE)
     assert not any(root(leaf) == cfg for leaf in bound.leaves())
     if not any(root(leaf) == item for leaf in whole.leaves()):
         assert isinstance(bound, Fixed)
-
-
-@given(trees())
-def test_fixed_parts_of_a_bound_layout_use_only_ids_of_the_layout(tree):
-    """They are what is checked against the vocabulary when a spec is bound."""
-    assume(not cannot_be_bound(tree))
-    bound = build(tree).bind(STATIC)
-    for laid in bound.fixed():
-        assert len(laid.ids) == len(laid.mask)
-    if isinstance(bound, Fixed):
-        assert [laid.ids for laid in bound.fixed()] == [bound.lay(SCOPE).ids]
+        assert list(bound.fixed()) == [whole.lay(SCOPE)]
+        assert eval(repr(bound), dict(NAMES)).lay(SCOPE) == whole.lay(SCOPE)
 
 
 @given(trees())
@@ -171,20 +123,22 @@ def test_leaves_name_everything_that_varies(tree):
 
 
 @given(trees())
-def test_structure_survives_pickle_hash_and_rebuilding(tree):
+def test_structure_survives_repr_pickle_and_hash(tree):
     whole = build(tree)
     assert build(tree) == whole
     assert hash(build(tree)) == hash(whole)
     assert pickle.loads(pickle.dumps(whole)) == whole
-    assume(not cannot_be_bound(tree))
-    bound = whole.bind(STATIC)
-    assert pickle.loads(pickle.dumps(bound)).lay(SCOPE) == whole.lay(SCOPE)
-
-
-@given(trees())
-def test_repr_evals_to_the_same_layout(tree):
-    whole = build(tree)
     assert eval(repr(whole), dict(NAMES)).lay(SCOPE) == whole.lay(SCOPE)
+
+
+@given(trees(depth=2))
+def test_evaluating_twice_shares_nothing_that_changes(tree):
+    """Layouts are reused between requests; laying one out must not change it."""
+    bound = build(tree).bind(STATIC)
+    first = bound.lay(SCOPE)
+    ids = list(first.ids)
+    (bound + token(1) + bound * 2).lay(SCOPE)
+    assert bound.lay(SCOPE).ids == ids == first.ids
 
 
 @given(st.lists(trees(depth=1), max_size=3), st.integers(0, 3))
@@ -206,19 +160,6 @@ def lay(value, **facts):
     return layout(value).lay(Scope(cfg=SimpleNamespace(**CONFIG), item=SimpleNamespace(**facts), tok=SCOPE.tok))
 
 
-def test_fuyu():
-    laid = lay((embed(7) * item.cols + token(8)) * item.rows + 1, cols=2, rows=2)
-    assert laid == Laid([7, 7, 8, 7, 7, 8, 1], bytes([1, 1, 0, 1, 1, 0, 0]))
-    assert laid.num_embeds == 4
-    assert laid.embed_ids == {7}
-
-
-def test_masks_are_none_only_where_every_position_embeds():
-    assert lay(embed(7) * 3).is_embed is None
-    assert lay(embed(7) * 3 + 8).is_embed.tolist() == [True, True, True, False]
-    assert lay(token(7)).is_embed.tolist() == [False]
-
-
 @pytest.mark.parametrize(
     ("value", "ids"),
     [
@@ -229,6 +170,7 @@ def test_masks_are_none_only_where_every_position_embeds():
         (nothing, []),
         (cfg.c, [3]),
         (cfg.rows, [2, 0, 5]),
+        ([cfg.c, 5], [3, 5]),
         (lambda s: [s.cfg.c, 9], [3, 9]),
         (lambda s: embed(4) * 2, [4, 4]),
         (lambda s: nothing, []),
@@ -264,18 +206,20 @@ def test_each_over_numbers_and_sequences():
     assert lay(each(item.n, lambda x: 5), n=np.int64(2)).ids == [5, 5]
 
 
-def test_each_sep_stands_between_and_last_after():
-    rows = each(item.n, lambda x: embed(1), sep=[2, 2], last=3)
-    assert [lay(rows, n=n).ids for n in range(4)] == [[], [1, 3], [1, 2, 2, 1, 3], [1, 2, 2, 1, 2, 2, 1, 3]]
-    assert lay(each(0, lambda x: embed(1), sep=2, last=3)).ids == []
-
-
 def test_each_nests():
     grid = each(2, lambda y: each(3, lambda x: token(10 * y + x), sep=99, last=token(y)), sep=77)
     assert lay(grid).ids == [0, 99, 1, 99, 2, 0, 77, 10, 99, 11, 99, 12, 1]
     triangle = each(item.n, lambda y: each(y + 1, lambda x: embed(x)))
     assert lay(triangle, n=3).ids == [0, 0, 1, 0, 1, 2]
     assert triangle.bind(STATIC).lay(Scope(item=SimpleNamespace(n=3))).ids == [0, 0, 1, 0, 1, 2]
+
+
+def test_loops_have_names_of_their_own():
+    def nested(*outer):
+        return each([len(outer)], lambda x: nested(*outer, x)) if len(outer) < 8 else token(outer)
+
+    deep = nested()
+    assert lay(deep).ids == lay(eval(repr(deep), dict(NAMES))).ids == list(range(8))
 
 
 def test_siblings_may_use_the_same_variable():
@@ -317,17 +261,6 @@ def test_each_restores_its_depth_after_an_error():
     assert repr(each(2, lambda y: token(y))) == "each(2, lambda x: token(x))"
 
 
-@given(trees(depth=2))
-def test_evaluating_twice_shares_nothing_that_changes(tree):
-    """Layouts are reused between requests; laying one out must not change it."""
-    assume(not cannot_be_bound(tree))
-    bound = build(tree).bind(STATIC)
-    first = bound.lay(SCOPE)
-    ids = list(first.ids)
-    (bound + token(1) + bound * 2).lay(SCOPE)
-    assert bound.lay(SCOPE).ids == ids == first.ids
-
-
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 BAD_NUMBERS = [-1, 1.0, 2.5, True, False, None, "3", float("nan"), np.float32(1), np.bool_(True), -(2**70), [1], {}]
@@ -341,25 +274,12 @@ def test_bad_ids_and_counts_are_refused(bad):
             embed(at).lay(scope)
         with pytest.raises(SpecError, match=r"\.bad: expected a repetition count, a whole number >= 0, got"):
             (embed(1) * at).lay(scope)
-    with pytest.raises(SpecError, match=r"a whole number >= 0"):
-        (embed(1) * bad).bind(Scope())
-    if not isinstance(bad, (list, str)):
-        with pytest.raises(SpecError, match=r"cfg\.bad: expected a token id"):
-            token(cfg.bad).lay(scope)
-        with pytest.raises(SpecError, match=r"cfg\.bad: expected a token id"):
+    if not isinstance(bad, list):
+        with pytest.raises(SpecError, match=r"cfg\.bad: expected a token id, a whole number"):
             (token(cfg.bad) + 1).bind(scope)
-
-
-@pytest.mark.parametrize("bad", [-1, True])
-def test_bad_numbers_of_elements_are_refused(bad):
-    with pytest.raises(SpecError, match=r"cfg\.bad: expected the number of elements of each\(\)"):
-        each(cfg.bad, lambda x: 1).lay(Scope(cfg=SimpleNamespace(bad=bad)))
-
-
-@pytest.mark.parametrize("bad", [2.0, None], ids=repr)
-def test_what_cannot_be_iterated_is_refused(bad):
-    with pytest.raises(SpecError, match=r"cfg\.bad"):
-        each(cfg.bad, lambda x: 1).lay(Scope(cfg=SimpleNamespace(bad=bad)))
+    if not isinstance(bad, (list, dict)):
+        with pytest.raises(SpecError, match=r"expected the number of elements of each\(\), or a sequence, a whole"):
+            each(cfg.bad, lambda x: 1).lay(scope)
 
 
 @pytest.mark.parametrize("make", [lambda: token(out.n), lambda: embed(1) * out.n, lambda: embed(out.n)])
@@ -368,49 +288,10 @@ def test_tensors_of_several_elements_are_refused(make):
         make().lay(Scope(out={"n": torch.tensor([1, 2])}))
 
 
-def test_lists_of_expressions():
-    assert lay([cfg.c, 5]).ids == [3, 5]
-
-
-@pytest.mark.parametrize("make", [layout, replace, lambda s: embed(1) + s, lambda s: s + embed(1), lambda s: embed(s)])
-def test_strings_are_refused(make):
-    """A string could mean one token or a text."""
-    with pytest.raises(SpecError, match=r"tok\["):
-        make("<image>")
-    with pytest.raises(SpecError, match=r"tok\["):
-        each(2, lambda x: "<image>")
-
-
-@pytest.mark.parametrize("text", ["", "abc"])
-def test_token_refuses_strings(text):
-    with pytest.raises(SpecError):
-        token(text)
-
-
-@pytest.mark.parametrize("value", [tok("ab"), nothing, embed(1), embed(1) * 2, token(1) + 2], ids=repr)
-def test_embed_wants_one_token(value):
-    with pytest.raises(SpecError, match="one token id"):
-        embed(value)
-
-
 def test_embed_takes_tokens_apart():
     assert embed(tok["<image>"]) == embed(tok["<image>"])
     assert lay(embed(tok["<image>"])) == Laid([7], b"\x01")
     assert lay(embed(token(5))) == Laid([5], b"\x01")
-
-
-def test_tokens_that_the_vocabulary_lacks():
-    with pytest.raises(SpecError, match=r"tok\['<imgae>'\]: .*Near: '<image>'"):
-        lay(tok["<imgae>"])
-    with pytest.raises(SpecError, match="without a tokenizer"):
-        tok["<image>"].lay(Scope())
-    with pytest.raises(SpecError, match="without a tokenizer"):
-        tok("text").lay(Scope())
-
-
-def test_tok_refuses_an_id():
-    with pytest.raises(SpecError, match="tok"):
-        lay(tok[cfg.c])
 
 
 def test_lists_of_ids_can_be_hashed():

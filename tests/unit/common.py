@@ -1,0 +1,39 @@
+"""What the tests of this folder share: a config, a tokenizer, and a spec of one modality."""
+
+from types import SimpleNamespace
+
+import mmkit
+from mmkit import Modality, ModelSpec, Tensor, batched, cfg, embed, in_place
+
+NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
+"""For `eval` of a repr: MultiModalModel would import vLLM."""
+
+CONFIG = SimpleNamespace(vocab_size=200, n=2, size=7, minus=-1, text="x")
+
+
+class Tokenizer:
+    """One id per character, and a few tokens, one of them outside the vocabulary."""
+
+    def get_vocab(self):
+        return {"<image>": 7, "<im_end>": 8, "<|image_1|>": 181, "<|image_2|>": 182, "<far>": 200}
+
+    def encode(self, text, add_special_tokens):
+        return ([1] if add_special_tokens else []) + [ord(character) for character in text]
+
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens
+        return "".join(map(chr, ids))
+
+
+def modality(name="m", **options):
+    plain = dict(item=Tensor(shape=(2, cfg.n)), layout=embed(5), update=in_place(), fields={"x": batched()})
+    return Modality(name, **{**plain, **options})
+
+
+def plan_of(*modalities, processor=None, **prompts):
+    return ModelSpec("spec", *modalities, **prompts).bind(CONFIG, Tokenizer(), processor=processor)
+
+
+def bound(**options):
+    """One modality of a plan."""
+    return plan_of(modality(**options)).modalities["m"]

@@ -1,0 +1,371 @@
+"""Plans: what a bound spec makes of data, prompts and requests, without vLLM."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmkit import (
+    Image,
+    InputError,
+    Modality,
+    SpecError,
+    Tensor,
+    Video,
+    batched,
+    between,
+    call,
+    cfg,
+    embed,
+    equal,
+    flat,
+    fmt,
+    hf,
+    in_place,
+    insert,
+    item,
+    option,
+    out,
+    proc,
+    prompt,
+    replace,
+    shared,
+    start,
+    tok,
+    token,
+    where,
+)
+
+from .common import bound, modality, plan_of
+
+IMAGE = Modality(
+    "image",
+    item=Tensor(shape=(between(0, 4),)),
+    layout=embed(tok["<image>"]) * (item.length + 1),
+    update=replace(tok["<image>"]),
+    fields={"image": batched()},
+)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_from_data_to_placeholders(lengths):
+    plan = plan_of(IMAGE)
+    prompt, wanted, starts = [1], [1], []
+    for length in lengths:
+        prompt += [7, 2]
+        starts.append(len(wanted))
+        wanted += [7] * (length + 1) + [2]
+    items = {"image": [torch.zeros(n) for n in lengths]}
+    preview = plan.preview(prompt, items)
+    assert preview.prompt_token_ids == wanted
+    assert [placement.start for placement in preview.placements] == starts
+    assert plan.preview(wanted, items).prompt_token_ids == wanted
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
+def test_layouts_are_kept_by_geometry(lengths):
+    """The same geometry gives the same objects; another geometry never does."""
+    bound = plan_of(IMAGE).modalities["image"]
+    seen = {}
+    for index, length in enumerate(lengths):
+        ways = bound.ways(bound.scope(torch.zeros(length), index))
+        assert len(ways[0].laid) == length + 1
+        assert seen.setdefault(length, ways) is ways
+
+
+def test_item_numbered_targets_are_not_confused_by_the_cache():
+    numbered = Modality(
+        "image",
+        item=Tensor(shape=(1,)),
+        layout=embed(tok["<image>"]) * 2,
+        update=replace(tok[fmt("<|image_{}|>", item.index + 1)]),
+        fields={"x": batched()},
+    )
+    plan = plan_of(numbered)
+    assert plan.modalities["image"].depends_on_index
+    assert not plan_of(IMAGE).modalities["image"].depends_on_index
+    items = {"image": [[0.0], [0.0]]}
+    assert plan.preview([181, 5, 182], items).prompt_token_ids == [7, 7, 5, 7, 7]
+    with pytest.raises(InputError):
+        plan.preview([182, 5, 181], items)
+
+
+@pytest.mark.parametrize("metadata", [None, {"n": 2}], ids=repr)
+def test_where_guards_a_fact_that_may_be_missing(metadata):
+    video = Modality(
+        "video",
+        item=Video(largest=(2, 4, 4)),
+        layout=embed(5) * where(equal(item.metadata, None), 4, item.metadata["n"]),
+        update=in_place(),
+        fields={"x": batched()},
+    )
+    bound = plan_of(video).modalities["video"]
+    scope = bound.scope(SimpleNamespace(index=0, metadata=metadata), 0)
+    assert len(bound.ways(scope)[0].laid) == (2 if metadata else 4)
+
+
+def test_the_largest_item():
+    bound = plan_of(IMAGE).modalities["image"]
+    value, length = bound.largest()
+    assert (value.shape, length) == ((4,), 5)
+    several = modality(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * (item.width * item.height))
+    value, length = plan_of(several).modalities["m"].largest()
+    assert (value.size, length) == ((3, 4), 12)
+
+
+def test_the_largest_item_of_a_layout_that_shrinks():
+    kind = Tensor(shape=(between(1, 4),), largest=[(1,), (4,)])
+    shrinking = modality(item=kind, layout=embed(5) * (9 - item.length))
+    assert plan_of(shrinking).modalities["m"].largest()[1] == 8
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+NUMBERED = replace(tok[fmt("<|image_{}|>", item.index + 1)])
+
+
+def test_preview():
+    inserted = modality("n", fields={"y": flat(item.length)}, update=insert(start()))
+    plan = plan_of(IMAGE, inserted, prompt=token(prompt) + 3)
+    preview = plan.preview([7, 1], {"n": torch.ones(1, 2, 2), "image": [[0.0], [0.0, 0.0]][:1]})
+    assert preview.prompt_token_ids == [5, 7, 7, 1, 3]
+    assert [(p.modality, p.start) for p in preview.placements] == [("n", 0), ("image", 1)]
+    assert preview.fields["image"][0]["image"].tolist() == [0.0]
+    assert preview.fields["n"][0]["y"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_spelling():
+    plan = plan_of(
+        IMAGE,
+        modality("written", layout=embed(5) * out.y.shape[0] + 6, fields={"y": batched()}),
+        modality("inserted", update=insert(start()), fields={"z": batched()}),
+        modality("called", process=hf(), update=[replace(9), in_place()], fields={"w": batched()}),
+    )
+    one = torch.zeros(2, 2)
+    assert plan.spell({"written": one, "image": [[0.0], []], "inserted": one, "called": [one, one]}) == [
+        *[5, 5, 6],
+        *[7, 7],
+        *[9, 9],
+    ]
+    by_index = modality(layout=embed(5) * (item.index + item.count), cache=False)
+    assert plan_of(by_index).spell({"m": [one, one]}) == [5] * 5
+
+
+def test_rewriting():
+    plan = plan_of(modality(), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
+    ids = [1, 2]
+    assert plan.rewrite("prompt", ids) is ids
+    assert plan.preview(ids, {}).prompt_token_ids == ids
+    assert plan.rewrite("decoder_prompt", ids) == [7, 1, 2]
+
+
+def test_request_options():
+    sized = modality(layout=embed(5) * option("size", proc.n), item=Tensor(shape=(2,)))
+    plan = plan_of(sized, processor=SimpleNamespace(n=1))
+    other = plan.configured({"size": 3}, SimpleNamespace(n=1))
+    assert plan.configured({}, None) is plan
+    assert other is plan.configured({"size": 3}, None)
+    again = plan.configured({"other": 3}, SimpleNamespace(n=4))
+    assert [p.modalities["m"].largest()[1] for p in (plan, other, again)] == [1, 3, 4]
+    odd = {"size": 2, "other": {1}}
+    assert plan.configured(odd, None).modalities["m"].largest()[1] == 2, "values that JSON lacks"
+
+
+def test_a_modality_may_be_absent():
+    plan = plan_of(modality("a"), modality("b", fields={"y": batched()}, when=cfg.n > 2))
+    assert list(plan.modalities) == ["a"]
+
+
+def test_what_may_be_cached():
+    by_count = bound(layout=embed(5) * item.count, cache=item.count <= 2)
+    assert [by_count.may_cache(count) for count in (1, 2, 3, 2)] == [True, True, False, True]
+    assert bound().may_cache(3)
+    assert not bound(cache=False).may_cache(1)
+
+
+def test_limits():
+    bound().check_count(100, None)
+    bound().check_count(2, 2)
+    assert (bound().limit, bound(limit=cfg.n).limit, bound(limit=0).limit) == (None, 2, 0)
+
+
+def test_rows():
+    assert bound(layout=embed(5) * cfg.n).rows({}) == 2
+    assert bound(layout=embed(5) * (item.index + 1)).rows({"x": 1}) is None
+    by_out = bound(layout=embed(5) * out.x, process=hf())
+    assert by_out.rows({"x": torch.tensor(4)}) == 4
+    assert by_out.rows({"y": 4}) is None
+
+
+def test_the_largest_item_by_what_is_processed():
+    options = dict(item=Tensor(shape=(between(1, 4),), largest=[(4,), (1,)]), layout=embed(5) * out.x[0])
+    called = bound(process=hf(), **options)
+    value, rows = called.largest(lambda value: {"x": [9 - len(value)]})
+    assert (tuple(value.shape), rows) == ((1,), 8)
+    own = bound(process=lambda items, scope: {"x": [[9 - len(value)] for value in items]}, **options)
+    assert own.largest()[1] == 8
+    assert [b.needs_hf for b in (called, own, bound(process=hf()))] == [True, False, False]
+    assert bound(process=hf()).largest()[1] == 1, "nothing is processed where the layout does not read it"
+
+
+def test_numbered_targets_stand_for_items():
+    assert bound(update=[in_place(), NUMBERED]).numbered() == [(181,), (182,)]
+    assert bound(update=NUMBERED, limit=1).numbered() == [(181,)]
+    assert bound(update=replace(7)).numbered() == bound(update=insert(start())).numbered() == []
+    for limit in (None, 100):
+        assert bound(update=replace(item.index + 1), limit=limit).numbered() == [(n,) for n in range(1, 65)]
+    plan = plan_of(modality(update=NUMBERED))
+    plan.check_bare([182], ["m"])
+    for ids, items in (([182, 1], {}), ([181, 182], {"m": torch.zeros(2, 2)})):
+        with pytest.raises(InputError, match=r"^spec\.m: .* the placeholder \[182\] without its item"):
+            plan.preview(ids, items)
+
+
+def test_layouts_of_embeddings():
+    rows = bound(embeds=embed(6) * item.length)
+    scope = rows.scope(SimpleNamespace(index=0, length=3), 0)
+    assert rows.ways(scope, embeds=True)[0].laid.ids == [6, 6, 6]
+    assert rows.ways(scope)[0].laid.ids == [5]
+    assert (rows.varies(True), rows.varies(False)) == (True, False)
+    assert bound(embeds=True).ways(scope, embeds=True)[0].laid.ids == [5]
+    assert bound().embeds_field == "m_embeds"
+    assert plan_of(modality(embeds=embed(6))).embed_ids == {5, 6}
+
+
+def test_functions_may_read_anything():
+    opaque = bound(layout=lambda s: embed(5) * s.item.index + embed(5))
+    scopes = [opaque.scope(torch.zeros(2, 2), index) for index in (0, 2)]
+    assert [len(opaque.ways(scope)[0].laid) for scope in scopes] == [1, 3]
+    assert opaque.ways(scopes[0]) is not opaque.ways(scopes[0])
+    assert opaque.depends_on_index
+    assert opaque.varies(False)
+    assert bound(layout=lambda s: embed(5), process=hf()).needs_hf
+
+
+def test_the_oldest_layout_goes(monkeypatch):
+    monkeypatch.setattr("mmkit.plan._GEOMETRIES", 2)
+    by_index = bound(layout=embed(5) * (item.index + 1))
+    scopes = [by_index.scope(torch.zeros(2, 2), index) for index in range(3)]
+    first, second = by_index.ways(scopes[0]), by_index.ways(scopes[1])
+    assert by_index.ways(scopes[0]) is first
+    by_index.ways(scopes[2])
+    assert by_index.ways(scopes[1]) is second
+    assert by_index.ways(scopes[0]) is not first
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def test_ids_of_the_vocabulary():
+    plan = plan_of(modality())
+    plan.check_ids([0, 1, 199])
+    plan.check_ids([])
+    for odd in ("5", None, 10**30):
+        with pytest.raises(InputError, match=r"^spec\.prompt\[1\]: expected a token id"):
+            plan.check_ids([0, odd, 1])
+
+
+def test_placeholders_without_items_are_refused():
+    plan = plan_of(modality("a"), modality("b", layout=embed(6) + token(5), fields={"y": batched()}))
+    assert plan.embed_ids == {5, 6}
+    plan.check_bare([1, 2, 3])
+    plan.check_bare([1, 5], ["a"])
+    for ids, present, name in (([5], [], "a"), ([1, 6], ["a"], "b"), ([5, 6], ["b"], "a"), ([6, 5], [], "a")):
+        with pytest.raises(InputError, match=rf"^spec\.{name}: .* no item"):
+            plan.check_bare(ids, present)
+    both = plan_of(modality("a"), modality("b", fields={"y": batched()}))
+    both.check_bare([5], ["b"])
+
+
+def test_every_placeholder_id_is_known():
+    kind = Tensor(shape=(between(1, 4),))
+    assert plan_of(modality(item=kind, layout=where(item.length > 3, embed(5), embed(6)))).embed_ids == {5, 6}
+
+
+# -- processing ------------------------------------------------------------------------------------------------------
+
+
+def test_derived_fields():
+    fields = {
+        "rows": flat(out.twice, dtype="float32"),
+        "twice": batched(value=out.length * 2, dtype="int64"),
+        "length": batched(),
+        "constant": shared(value=tok["<image>"]),
+        "count": batched(value=item.count),
+    }
+
+    def process(items, scope):
+        return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
+
+    derived = bound(item=Tensor(shape=(between(1, 4),)), fields=fields, process=process, cache=item.count < 3)
+    processed = derived.process([torch.zeros(1), torch.ones(3)])
+    assert processed.sizes == {"rows": [2, 6]}
+    assert [part["rows"].tolist() for part in processed.parts] == [[0.0] * 2, [1.0] * 6]
+    assert torch.equal(processed.data["rows"], torch.tensor([0.0] * 2 + [1.0] * 6))
+    assert [(type(twice), int(twice)) for twice in processed.data["twice"]] == [(torch.Tensor, 2), (torch.Tensor, 6)]
+    assert (processed.data["constant"], processed.data["count"]) == (7, [2, 2])
+    assert derived.process([torch.zeros(1)], 5).data["count"] == [5]
+
+
+def test_what_is_called():
+    called = bound(process=hf(call(len, cfg.text), text=fmt("<{}>", cfg.n)))
+    assert (called.hf_processor, called.hf_text) == (1, "<2>")
+    assert bound(process=hf(lambda s: s.cfg.n)).hf_processor == 2
+    for plain in (bound(), bound(process=hf())):
+        assert (plain.hf_processor, plain.hf_text) == (None, None)
+    with pytest.raises(SpecError, match=r"^spec\.m, process: cfg\.missing"):
+        bound(process=hf(cfg.missing)).hf_processor  # noqa: B018
+
+
+RAGGED = Tensor(shape=(between(0, 8), 2))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+def test_processing_ragged_items(lengths):
+    """Law L8, for a process that returns one field of each kind; and L5, against each item on its own."""
+    fields = {
+        "rows": flat(out.count * 2, dim=1, shape=(2, out.count * 2), dtype="float32"),
+        "count": batched(shape=(), dtype="int64"),
+        "table": shared(shape=(2,)),
+    }
+
+    def process(items, scope):
+        return {
+            "rows": torch.cat([x.repeat(2, 1).T for x in items], dim=1),
+            "count": torch.tensor([len(x) for x in items]),
+            "table": torch.arange(scope.cfg.n),
+        }
+
+    modality = bound(item=RAGGED, fields=fields, process=process)
+    items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
+    made = modality.process(items)
+    assert made.sizes == {"rows": [2 * n for n in lengths]}
+    assert torch.equal(torch.cat([part["rows"] for part in made.parts], dim=1), made.data["rows"])
+    for value, part in zip(items, made.parts, strict=True):
+        (alone,) = modality.process([value]).parts
+        assert alone.keys() == part.keys() == fields.keys()
+        assert all(torch.equal(alone[name], part[name]) for name in fields)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans())
+def test_identity_passes_items_on(lengths, batch):
+    modality = bound(item=RAGGED, fields={"x": batched() if batch else flat(item.length)})
+    items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
+    made = modality.process(items)
+    assert [part["x"].tolist() for part in made.parts] == [value.tolist() for value in items]
+
+
+@pytest.mark.parametrize("shape", [None, (item.length,)])
+def test_unpadding(shape):
+    """A processor that pads to the largest of the batch must not be seen (law L5)."""
+    modality = bound(
+        item=Tensor(shape=(between(1, 8),)),
+        fields={"x": batched(shape=shape), "n": batched()},
+        process=hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": out.n}),
+    )
+    padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
+    made = modality.finish(padded, [torch.zeros(1), torch.zeros(2)])
+    assert [part["x"].tolist() for part in made.parts] == [[1.0], [2.0, 3.0]]
+    assert [value.tolist() for value in made.data["x"]] == [[1.0], [2.0, 3.0]]
