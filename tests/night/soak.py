@@ -141,6 +141,7 @@ class Soak:
         except (httpx.HTTPError, WebSocketException, OSError, ValueError) as error:
             if not (isinstance(this.request, Post) and len(this.request.content) > LIMITS["BODY_BYTES"]):
                 self.violate(name, f"{type(error).__name__}: {error}", this)
+            await asyncio.sleep(2)  # if the server is dead, that is known then
         if self.dead:
             return  # those in flight are suspects
         del self.in_flight[number]

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from examples.terra import play
 from examples.terra.world import HEADINGS, make_action, make_episode
 from mmkit.serve.client import Client
+from mmkit.serve.process import free_port
 from tests.unit.fake_server import STEP, Fake, car_of, until
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds after which the game does not do it any more."""
-NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_idle_session_is_opened_again(fake: Fake) -> None:
 
 
 def test_errors_of_the_game(fake: Fake) -> None:
-    done = CliRunner().invoke(APP, ["--url", NOBODY, "--keys", "U"])
+    done = CliRunner().invoke(APP, ["--url", f"http://127.0.0.1:{free_port()}", "--keys", "U"])
     assert done.exit_code == 1
     assert "expected a server, got no connection" in done.output
     assert len(done.output.strip().splitlines()) == 1

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from examples.terra.world import TOKENS_PER_FRAME, make_episode
 from mmkit import InputError
 from mmkit.serve import protocol, wire
 from mmkit.serve.client import AsyncClient, Client, RequestError, SamplingOptions, ServerGone
+from mmkit.serve.process import free_port
 from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, Fake, until
 
 ROOT = Path(__file__).parents[2]
@@ -232,16 +232,8 @@ def test_address(make: Any, url: str) -> None:
 # -- servers that go away ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def test_no_server(make: Any, nobody: str) -> None:
-    client = make(nobody)
+def test_no_server(make: Any) -> None:
+    client = make(f"http://127.0.0.1:{free_port()}")
     for call in (client.modalities, lambda: client.generate([1]), lambda: list(client.stream([1]))):
         with pytest.raises(ServerGone, match=r"/v1/mm/\w+: expected a server, got no connection \(.*\)\. Start"):
             call()
