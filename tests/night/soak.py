@@ -18,7 +18,6 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import httpx
@@ -342,11 +341,12 @@ def main(
     seed: int = 0,
     only: Annotated[int | None, typer.Option(help="Number of one request of the seed.")] = None,
     store: Annotated[Path | None, typer.Option(help="File for the report, in JSON.")] = None,
-    log: Annotated[Path | None, typer.Option(help="File for what the server writes.")] = None,
+    log: Annotated[Path, typer.Option(help="File for what the server writes.")] = Path("out/soak.log"),
 ) -> None:
     """Malformed requests at a server, beside good clients."""
     numbers = range(requests) if only is None else [only]
-    with TemporaryDirectory() as folder, terra_server(log or Path(folder) / "log") as server:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with terra_server(log) as server:
         report = soak(server, numbers, seed)
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
