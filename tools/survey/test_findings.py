@@ -11,9 +11,8 @@ from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
 from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness
-
-from . import page
-from .zoo import subject
+from tools.survey import page
+from tools.survey.zoo import subject
 
 
 def made(entry: str, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
