@@ -1,11 +1,12 @@
 """Which vLLM mmkit takes: generations told by their features, overrides that vLLM no longer calls, newer versions.
 
-A future vLLM is the installed one with a file of `vllm.multimodal` changed: a tree of links to it, and the changed file
-in its place, before it on the path of another process.
+A future vLLM is the installed one with files of `vllm.multimodal` changed, before it on the path of another process.
 """
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,79 +16,24 @@ import vllm
 
 import mmkit.vllm_api
 from mmkit.vllm_api.hooks import complaints
-from mmkit.vllm_api.moved import NEWEST_TESTED
+from mmkit.vllm_api.moved import NEWEST_TESTED, newer
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
-PATTERN = r"\b{}\b"
 
+Changes = dict[str, list[tuple[str, str]]]
+"""Patterns and replacements by file."""
 
-def future(folder: Path, changes: dict[str, list[tuple[str, str]]]) -> Path:
-    """A vLLM in which some patterns of some files are replaced: a folder for PYTHONPATH."""
-    installed = Path(vllm.__file__).parent
-    for name, replacements in changes.items():
-        at, there = folder / "vllm", installed
-        for part in Path(name).parts:  # links beside every folder on the way
-            at.mkdir(parents=True, exist_ok=True)
-            for entry in there.iterdir():
-                link = at / entry.name
-                if entry.name != part and not link.exists() and entry.name != "__pycache__":
-                    link.symlink_to(entry)
-            at, there = at / part, there / part
-        if at.is_symlink():
-            at.unlink()
-        text = there.read_text()
-        for pattern, replacement in replacements:
-            text, count = re.subn(pattern, replacement, text)
-            assert count, f"{pattern} is not in {name}"
-        at.write_text(text)
-    return folder
-
-
-def imported(path: Path) -> str:
-    """What `import mmkit.vllm_api` says with that vLLM: the last line of its errors, or its warnings."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "always:mmkit",
-            "-c",
-            "import mmkit.vllm_api; print(mmkit.vllm_api.generation.__name__)",
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "VLLM_LOGGING_LEVEL": "ERROR",
-        },
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return done.stdout.strip() + "".join(line for line in done.stderr.splitlines() if "mmkit was tested" in line)
-
-
-def version(text: str) -> dict[str, list[tuple[str, str]]]:
-    return {"_version.py": [(r"(?m)^__version__ = .*$", f"__version__ = version = {text!r}")]}
-
-
-REMEDY = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
-FUTURES = {
+NO_CALL = (r"self\._recompute_cached_prompt_update\(update, item_idx\)", "replace(update, item_idx=item_idx)")
+FUTURES: dict[str, tuple[Changes, str]] = {
     "renamed": (
-        {PROCESSOR: [(PATTERN.format("_get_prompt_updates"), "_get_updates_of_prompt")]},
+        {PROCESSOR: [(r"\b_get_prompt_updates\b", "_get_updates_of_prompt")]},
         ", BaseMultiModalProcessor: expected a method _get_prompt_updates(mm_items, hf_processor_mm_kwargs, "
         "out_mm_kwargs) to override, got none.",
     ),
     "removed": (
-        {
-            PROCESSOR: [
-                (r"def _recompute_cached_prompt_update\((.|\n)*?(?=\n    def )", ""),
-                (r"self\._recompute_cached_prompt_update\(update, item_idx\)", "replace(update, item_idx=item_idx)"),
-            ]
-        },
+        {PROCESSOR: [(r"def _recompute_cached_prompt_update\((.|\n)*?(?=\n    def )", ""), NO_CALL]},
         ", BaseMultiModalProcessor: expected a method _recompute_cached_prompt_update(cached_update, new_item_idx) to "
         "override, got none.",
     ),
@@ -97,19 +43,14 @@ FUTURES = {
         "num_items, request_id).",
     ),
     "dead": (
-        {
-            PROCESSOR: [
-                (r"self\._recompute_cached_prompt_update\(update, item_idx\)", "replace(update, item_idx=item_idx)")
-            ]
-        },
+        {PROCESSOR: [NO_CALL]},
         ", BaseMultiModalProcessor._recompute_cached_prompt_update: expected a method that vLLM calls, got no "
         "call of it.",
     ),
     "unrecognised": (
         {
-            "multimodal/processing/__init__.py": [(PATTERN.format("ProcessorInputs"), "ProcessorRequest")],
-            "multimodal/processing/inputs.py": [(PATTERN.format("ProcessorInputs"), "ProcessorRequest")],
-            PROCESSOR: [(PATTERN.format("ProcessorInputs"), "ProcessorRequest")],
+            f"multimodal/processing/{name}.py": [(r"\bProcessorInputs\b", "ProcessorRequest")]
+            for name in ("__init__", "inputs", "processor")
         },
         ": expected ProcessorInputs in vllm.multimodal.processing or ProcessorInputs in vllm.multimodal.profiling, got "
         "none.",
@@ -117,21 +58,51 @@ FUTURES = {
 }
 
 
+def future(folder: Path, changes: Changes) -> Path:
+    """A vLLM 0.99 in which some patterns of some files are replaced: a folder for PYTHONPATH."""
+    installed, package = Path(vllm.__file__).parent, folder / "vllm"
+    shutil.copytree(installed / "multimodal", package / "multimodal")
+    (package / "_version.py").write_text("__version__ = version = '0.99.0'\n__version_tuple__ = (0, 99, 0)\n")
+    for entry in installed.iterdir():
+        if not (package / entry.name).exists():
+            (package / entry.name).symlink_to(entry)
+    for name, replacements in changes.items():
+        path = package / name
+        for pattern, replacement in replacements:
+            text, count = re.subn(pattern, replacement, path.read_text())
+            assert count, f"{pattern} is not in {name}"
+            path.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What `import mmkit.vllm_api` comes to with each future, and with one that is newer and else the same."""
+    changes = {"newer": {}} | {name: changes for name, (changes, _) in FUTURES.items()}
+    folders = [future(tmp_path_factory.mktemp(name), some) for name, some in changes.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.path.scripts_vllm_api", *map(str, folders)],
+        cwd=ROOT,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(changes, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
 @pytest.mark.parametrize("name", FUTURES)
-def test_an_incompatible_vllm_is_refused(name: str, tmp_path: Path) -> None:
-    changes, sentence = FUTURES[name]
-    said = imported(future(tmp_path, {**changes, **version("0.99.0")}))
-    assert said == f"mmkit.errors.VllmApiError: vLLM 0.99.0{sentence} {REMEDY}"
+def test_an_incompatible_vllm_is_refused(name: str, said: dict[str, list[str]]) -> None:
+    remedy = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
+    assert said[name] == [f"VllmApiError: vLLM 0.99.0{FUTURES[name][1]} {remedy}"]
 
 
-def test_a_newer_vllm_that_fits_is_taken_with_a_warning(tmp_path: Path) -> None:
-    said = imported(future(tmp_path, version("0.99.0")))
-    assert said.startswith(mmkit.vllm_api.generation.__name__)
-    assert f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0." in said
-
-
-def test_this_vllm_is_taken_without_one() -> None:
-    assert imported(ROOT) == mmkit.vllm_api.generation.__name__
+def test_a_newer_vllm_that_fits_is_taken_with_a_warning(said: dict[str, list[str]]) -> None:
+    generation, warning = said["newer"]
+    assert generation == mmkit.vllm_api.generation.__name__
+    assert warning.startswith(f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0.")
+    assert not newer()  # this one: no warning
 
 
 def test_every_override_is_called() -> None:
@@ -161,14 +132,6 @@ def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
                     if any(name in vars(b) for b in theirs)
                 ]
     assert not unmarked
-
-
-def test_generation_modules_are_small() -> None:
-    lines = {path.name: len(path.read_text().splitlines()) for path in API.glob("generation_*.py")}
-    assert len(lines) == 4
-    assert max(lines.values()) < 150
-    shared = sum(len((API / name).read_text().splitlines()) for name in ("requests.py", "prompts.py"))
-    assert sum(lines.values()) + shared < 500
 
 
 def test_only_the_adapters_know_a_version() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .checks import CHECKS, PREFIX
+from .checks import CHECKS, EXAMPLES, PREFIX
 from .trees import RELEASES, ROOT, build, environment, facts
 
 STORED = ROOT / "docs" / "versions.json"
@@ -37,7 +37,7 @@ COLUMNS = {
 }
 
 
-def run(version: str, checks: Sequence[str]) -> dict[str, Any]:
+def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
     """What came of some checks on one version."""
     tree = facts(version)
     entry: dict[str, Any] = {
@@ -50,7 +50,7 @@ def run(version: str, checks: Sequence[str]) -> dict[str, Any]:
     }
     for group in PROCESSES:
         if names := [name for name in group if name in checks]:
-            for result in _results(version, names):
+            for result in _results(version, names, options):
                 entry["generation"] = result.pop("generation", None) or entry["generation"]
                 if (ran := result.pop("vllm", version)).partition("+")[0] != version:
                     result["failures"].append(f"ran on vLLM {ran}")
@@ -59,10 +59,10 @@ def run(version: str, checks: Sequence[str]) -> dict[str, Any]:
     return entry
 
 
-def _results(version: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _results(version: str, names: Sequence[str], options: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The results of checks in a process of their own; a failure for each that it does not tell of."""
     log = LOGS / f"{version}-{'-'.join(names)}.log"
-    command = [sys.executable, "-m", "tools.matrix.checks", *names]
+    command = [sys.executable, "-m", "tools.matrix.checks", *names, *options]
     variables = {**os.environ, **environment(version)}
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -138,15 +138,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.matrix", description="Run the specs on versions of vLLM.")
     parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
+    parser.add_argument("--examples", type=int, default=EXAMPLES, help="per law and spec (%(default)s)")
+    parser.add_argument("--laws", nargs="+", default=[], metavar="LAW", help="default: all that need no model")
     parser.add_argument("--jobs", type=int, default=1, help="versions at a time")
     parser.add_argument("--store", type=Path, default=STORED, help="where results are kept (%(default)s)")
     options = parser.parse_args()
     versions = options.versions or list(RELEASES)
+    passed_on = ["--examples", str(options.examples), *(["--laws", *options.laws] if options.laws else [])]
     build(versions)
     LOGS.mkdir(parents=True, exist_ok=True)
     entries = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = pool.map(lambda version: run(version, options.checks), versions)
+        runs = pool.map(lambda version: run(version, options.checks, passed_on), versions)
         for entry in tqdm(runs, total=len(versions), unit="version", disable=None):
             entries.append(entry)
             options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")

@@ -14,10 +14,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from hypothesis import settings
 
 PREFIX = "RESULT "
 """What the lines with results begin with; libraries print what they like between them."""
@@ -44,10 +47,8 @@ Details = dict[str, Any]
 """What a check tells; it holds if `failures` is empty."""
 
 
-def laws() -> Details:
-    """The laws that need no model, on each spec of the project, and the stored cases of the gallery."""
-    from hypothesis import settings
-
+def laws(numbers: Sequence[str] = ()) -> Details:
+    """Laws that need no model, all or some, on each spec of the project, and the stored cases of the gallery."""
     from examples import terra
     from examples.terra.spec import TERRA
     from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
@@ -55,9 +56,8 @@ def laws() -> Details:
     from tests.path.test_gallery import CASES, is_wrong
     from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
 
-    settings.register_profile("matrix", derandomize=True, deadline=None)
-    settings.load_profile("matrix")
     terra.register()
+    chosen = {number: LAWS[number] for number in numbers or LAWS}
     failures, refused, checked, cases = [], [], 0, 0
 
     def failed(what: str, error: Exception) -> None:
@@ -69,11 +69,11 @@ def laws() -> Details:
         except Exception as error:
             failed(name, error)
             continue
-        for number, law in LAWS.items():
+        for number, law in chosen.items():
             if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
                 continue
             try:
-                check_law(number, made, examples=EXAMPLES, database=False)
+                check_law(number, made, database=False)
                 checked += 1
             except NotApplicable:
                 pass
@@ -236,12 +236,17 @@ def _about() -> Details:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.matrix.checks")
     parser.add_argument("checks", nargs="+", choices=CHECKS)
-    names = parser.parse_args().checks
+    parser.add_argument("--examples", type=int, default=EXAMPLES)
+    parser.add_argument("--laws", nargs="*", default=[])
+    options = parser.parse_args()
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    for name in names:
+    settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=options.examples)
+    settings.load_profile("matrix")
+    checks = {**CHECKS, "laws": partial(laws, options.laws)}
+    for name in options.checks:
         start = time.perf_counter()
         try:
-            result = {**_about(), **CHECKS[name]()}
+            result = {**_about(), **checks[name]()}
         except Exception as error:
             traceback.print_exc()
             result = {"failures": [_brief(error)]}

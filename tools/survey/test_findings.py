@@ -1,12 +1,8 @@
-"""docs/laws-on-vllm.md is checked: what it tells of still happens in this vLLM, and nothing else does.
-
-A few examples per law, so that this file stays quick; `python -m tools.survey.findings` looks longer.
-"""
+"""The findings of docs/laws-on-vllm.md, each by a smallest request: `pytest tools/survey`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
@@ -14,44 +10,9 @@ import torch
 from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
-from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness, of_spec
-from mmkit.testing.laws import differences
-from tests.oracles import SYSTEMS
-from tools.survey.findings import CHECKED, FOUND, expected, steadily, subject, verdict
-from tools.survey.zoo import ZOO
-
-SLOW = ("aria", "deepseek_ocr", "gemma4", "ovis2_5", "step3_vl")
-"""Seconds per law; their findings are among the smallest requests below."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _same_examples_each_time() -> Iterator[None]:
-    with steadily():
-        yield
-
-
-@pytest.mark.parametrize("entry", [name for name in ZOO if name not in SLOW])
-def test_known_violations_and_no_other(entry: str) -> None:
-    for law in CHECKED:
-        known = expected(entry, law)
-        sure = [pattern for pattern, number in known.items() if FOUND[number].always]
-        seen = verdict(entry, law, examples=6, known=list(known), sought=sure, most=1).violations
-        assert not {what: message for what, message in seen.items() if what not in known}
-        assert set(sure) <= set(seen)
-
-
-def test_the_page_tells_of_these_findings_and_no_other() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "laws-on-vllm.md").read_text().splitlines()
-    rows = [
-        f"| {number} {found.title} | {found.kind} | {', '.join(found.laws.split())} |"
-        for number, found in FOUND.items()
-    ]
-    assert [line for line in page if line.split(" | ")[1:2] in (["bug"], ["limit"], ["harmless"])] == rows
-    headings = {f"### {number}. {found.title[0].upper()}{found.title[1:]}" for number, found in FOUND.items()}
-    assert {line for line in page if line.startswith("### ")} == headings
-
-
-# -- the findings, each by a smallest request --------------------------------------------------------------------------
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness
+from tools.survey import page
+from tools.survey.zoo import subject
 
 
 def made(entry: str, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
@@ -80,6 +41,11 @@ def written(entry: str, name: str, *samples: object) -> list[int]:
 
 SMALL, WIDE = ImageSample(0, 28, 28), ImageSample(0, 112, 112)
 LONG = AudioSample(0, 30 * 16000, 16000)
+
+
+def test_each_finding_of_the_page_is_here() -> None:
+    numbers = {int(match[1]) for name in globals() if (match := re.match(r"test_(\d+)_", name))}
+    assert numbers == page.read().laws.keys()
 
 
 def test_1_an_expanded_prompt_is_expanded_again() -> None:
@@ -337,18 +303,6 @@ def test_26_a_cache_smaller_than_the_request(pair: bool) -> None:
     made("llava", Request(prompt, {"image": [SMALL]}), caches)
     with pytest.raises(AssertionError, match="Expected a cached item"):
         made("llava", Request(prompt * 2, {"image": [other, SMALL]}), caches)
-
-
-@pytest.mark.parametrize("pair", [False, True])
-def test_26_generated_classes_process_such_a_request_anew(pair: bool) -> None:
-    spec = of_spec(SYSTEMS["llava"].load_spec(), SYSTEMS["llava"].checkpoint)
-    one, other = ImageSample(0, 28, 28), ImageSample(1, 28, 28)
-    prompt = spec.minimal("image", one).prompt
-    requests = [Request(prompt * len(images), {"image": images}) for images in ([one], [other, one], [one], [other])]
-    capacity = 1.5 * sum(t.numel() * 4 for t in spec.run(requests[0]).fields["image"][0].values()) / 2**30
-    caches = harness.Caches(spec.processor, capacity, pair=pair)
-    for request in requests:
-        assert not differences(spec.run(request), spec.run(request, caches))
 
 
 def test_27_gemma4_the_dummy_audio_is_one_window_long() -> None:

@@ -1,10 +1,10 @@
 """Tiny checkpoints of models that vLLM knows: configuration, tokenizer and processor files, no weights.
 
-`ZOO` names them; `checkpoint` writes one into a temporary folder, once per process; `model_config` is what vLLM's
-registry makes a processor of. `python -m tools.survey.zoo [NAME ...]` checks each and prints a table.
+`ZOO` names them, `checkpoint` writes one into a temporary folder, once per process, and `subject` is the processor
+that vLLM makes of it, with small random items. All sizes are tiny, so that a processor call takes milliseconds.
 
 A maker returns what goes into the folder: configurations, tokenizers and processors save themselves, a mapping names
-further files. All sizes are tiny, so that a processor call takes milliseconds.
+further files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import json
 import math
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,142 +28,100 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 import transformers as hf
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, BatchFeature
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from vllm.config import ModelConfig
 from vllm.model_executor.models import registry
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from tests.oracles import FOLDER, apply
-
-
-@dataclass(frozen=True)
-class Items:
-    """How items of one modality are written in a prompt, and small sizes of theirs to choose from (both included)."""
-
-    text: str
-    """What stands for one item; "{i}" in it is the item's number, from 1."""
-
-    width: tuple[int, int] = (28, 112)
-    height: tuple[int, int] = (28, 112)
-    frames: tuple[int, int] = (2, 4)
-    metadata: bool = False
-    """Videos come with metadata: a pair of the frames and a mapping."""
-
-    samples: tuple[int, int] = (1600, 16000)
-    rate: int = 16000
-
-    def prompt(self, count: int = 1) -> str:
-        return "".join(self.text.format(i=i + 1) for i in range(count))
-
-    def draw(self, modality: str, random: np.random.Generator) -> Any:
-        """A random item."""
-        if modality == "audio":
-            return random.standard_normal(_within(self.samples, random)).astype(np.float32), self.rate
-        shape = (_within(self.height, random), _within(self.width, random), 3)
-        if modality == "image":
-            return Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8), "RGB")
-        frames = random.integers(0, 256, (_within(self.frames, random), *shape), dtype=np.uint8)
-        return (frames, video_metadata(len(frames))) if self.metadata else frames
-
-
-def _within(bounds: tuple[int, int], random: np.random.Generator) -> int:
-    return int(random.integers(bounds[0], bounds[1] + 1))
-
-
-def video_metadata(frames: int, fps: float = 2.0) -> dict[str, Any]:
-    """What vLLM's video loaders tell of a video all frames of which were taken."""
-    return {
-        "fps": fps,
-        "duration": frames / fps,
-        "total_num_frames": frames,
-        "frames_indices": list(range(frames)),
-        "video_backend": "opencv",
-        "do_sample_frames": False,
-    }
+from mmkit.testing import AudioSample, ImageSample, Sample, Subject, VideoSample, of_registered
+from tests.oracles import FOLDER
 
 
 @dataclass(frozen=True)
-class Maker:
-    """One checkpoint: what writes it, and what a test needs in order to build requests."""
+class Entry:
+    """One checkpoint, and the requests that are worth making; bounds are included."""
 
     architecture: str
     make: Callable[[], Sequence[Any]] | Path
     """Returns what goes into the folder; or the folder, if it is a stored one."""
 
-    items: Mapping[str, Items]
+    modalities: Sequence[str]
+    side: tuple[int, int] = (28, 112)
+    """Of images and of frames, in pixels."""
+
+    frames: tuple[int, int] = (2, 4)
+    metadata: bool = False
+    """Videos come with metadata: a pair of the frames and a mapping."""
+
+    samples: tuple[int, int] = (1600, 16000)
+    """Of an audio, at 16 kHz."""
+
     kwargs: Sequence[Mapping[str, Any]] = ()
     """Request options (mm_processor_kwargs) that are worth varying, each valid by itself."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What ModelConfig takes beside the defaults of `model_config`."""
+    """Of vLLM's ModelConfig."""
 
-    reason: str = ""
-    """Why the checks of this file fail in vLLM 0.32, if they do."""
-
-    def __call__(self, folder: Path) -> None:
-        """Write the checkpoint."""
-        if isinstance(self.make, Path):
-            shutil.copytree(self.make, folder, dirs_exist_ok=True)
-            return
-        for part in self.make():
-            if isinstance(part, Mapping):
-                for name, content in part.items():
-                    text = content if isinstance(content, str) else json.dumps(content, indent=1)
-                    (folder / name).write_text(text)
-                continue
-            if isinstance(part, hf.PreTrainedConfig):
-                part.architectures = [self.architecture]
-            part.save_pretrained(folder)
+    def drawn(self, modality: str) -> SearchStrategy[Sample]:
+        """Items of one modality. Shrinks towards the smallest."""
+        seeds, side = st.integers(0, 3), _within(self.side)
+        if modality == "audio":
+            return st.builds(AudioSample, seeds, _within(self.samples), st.just(16000))
+        if modality == "image":
+            return st.builds(ImageSample, seeds, side, side)
+        return st.builds(VideoSample, seeds, _within(self.frames), side, side, st.just(self.metadata))
 
 
-ZOO: dict[str, Maker] = {}
+def _within(bounds: tuple[int, int]) -> SearchStrategy[int]:
+    return st.sampled_from(bounds) | st.integers(*bounds)
 
 
-def maker(
-    architecture: str,
-    *,
-    kwargs: Sequence[Mapping[str, Any]] = (),
-    options: Mapping[str, Any] | None = None,
-    reason: str = "",
-    **items: Items,
-) -> Callable[[Callable[[], Sequence[Any]]], Callable[[], Sequence[Any]]]:
+ZOO: dict[str, Entry] = {}
+
+
+def maker(architecture: str, *modalities: str, **options: Any) -> Callable[[Callable[[], Sequence[Any]]], Any]:
     def enter(make: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
-        ZOO[make.__name__] = Maker(architecture, make, items, kwargs, options or {}, reason)
+        ZOO[make.__name__] = Entry(architecture, make, modalities, **options)
         return make
 
     return enter
 
 
-@functools.cache
-def _folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="zoo-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+def stored(name: str, architecture: str, *modalities: str, **options: Any) -> None:
+    ZOO[name] = Entry(architecture, FOLDER / name / "checkpoint", modalities, **options)
 
 
 @functools.cache
 def checkpoint(name: str) -> Path:
     """The folder of a checkpoint, written at the first call."""
-    folder = _folder() / name
-    folder.mkdir()
-    ZOO[name](folder)
+    entry = ZOO[name]
+    if isinstance(entry.make, Path):
+        return entry.make
+    folder = Path(tempfile.mkdtemp(prefix=f"zoo-{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for part in entry.make():
+        if isinstance(part, Mapping):
+            for file, content in part.items():
+                (folder / file).write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+        else:
+            if isinstance(part, hf.PreTrainedConfig):
+                part.architectures = [entry.architecture]
+            part.save_pretrained(folder)
     return folder
 
 
-def model_config(name: str, **options: Any) -> ModelConfig:
-    folder = str(checkpoint(name))
-    given = {
-        "dtype": "float32",
-        "seed": 0,
-        "mm_processor_cache_gb": 0.1,
-        "trust_remote_code": True,
-        "max_model_len": 2048,
-    }
+@functools.cache
+def subject(name: str) -> Subject:
+    """The processor that vLLM makes of a checkpoint, and requests for it."""
+    entry = ZOO[name]
+    kwargs = st.sampled_from([{}, *entry.kwargs]) if entry.kwargs else None
+    samples = {modality: entry.drawn(modality) for modality in entry.modalities}
+    options = {"enable_mm_embeds": True, "max_model_len": 2048, **entry.options}
     with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):  # which takes 15 s per model class
-        return ModelConfig(model=folder, tokenizer=folder, **{**given, **ZOO[name].options, **options})
+        return of_registered(checkpoint(name), kwargs=kwargs, samples=samples, **options)
 
 
 # --- Parts that the makers share
@@ -203,30 +159,19 @@ def tokenizer(
     )
 
 
-def stored(name: str, architecture: str, *, kwargs: Sequence[Mapping[str, Any]] = (), **items: Items) -> None:
-    ZOO[name] = Maker(architecture, FOLDER / name / "checkpoint", items, kwargs)
-
-
 # --- Stored checkpoints
 
-stored("llava", "LlavaForConditionalGeneration", image=Items("<image>"))
-stored("blip2", "Blip2ForConditionalGeneration", image=Items("<image>"))
-stored(
-    "molmo", "MolmoForCausalLM", image=Items("<|image|>", width=(28, 280), height=(28, 280)), kwargs=[{"max_crops": 2}]
-)
-stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", image=Items("<image>"))
-stored(
-    "internvl2",
-    "InternVLChatModel",
-    image=Items("<image>"),
-    kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}],
-)
+stored("llava", "LlavaForConditionalGeneration", "image")
+stored("blip2", "Blip2ForConditionalGeneration", "image")
+stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
+stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
+stored("internvl2", "InternVLChatModel", "image", kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}])
 
 
 # --- LLaVA and what follows it
 
 
-@maker("LlavaNextForConditionalGeneration", image=Items("<image>"))
+@maker("LlavaNextForConditionalGeneration", "image")
 def llava_next() -> Sequence[Any]:
     text, grid = tokenizer("<image>"), [[56, 112], [112, 56], [112, 112]]
     images = hf.LlavaNextImageProcessor(
@@ -243,7 +188,7 @@ def llava_next() -> Sequence[Any]:
     )
 
 
-@maker("LlavaNextVideoForConditionalGeneration", video=Items("<video>"))
+@maker("LlavaNextVideoForConditionalGeneration", "video")
 def llava_next_video() -> Sequence[Any]:
     text, grid = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]]
     sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
@@ -264,7 +209,7 @@ def llava_next_video() -> Sequence[Any]:
     )
 
 
-@maker("LlavaOnevisionForConditionalGeneration", image=Items("<image>"), video=Items("<video>"))
+@maker("LlavaOnevisionForConditionalGeneration", "image", "video")
 def llava_onevision() -> Sequence[Any]:
     text, grid, size = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]], {"height": 56, "width": 56}
     config = hf.LlavaOnevisionConfig(
@@ -296,7 +241,7 @@ def _pixtral(text: Any, **options: Any) -> Any:
     )
 
 
-@maker("LlavaForConditionalGeneration", image=Items("[IMG]"), kwargs=[{"size": {"longest_edge": 56}}])
+@maker("LlavaForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
 def pixtral_hf() -> Sequence[Any]:
     text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     config = hf.LlavaConfig(
@@ -309,7 +254,7 @@ def pixtral_hf() -> Sequence[Any]:
     return config, _pixtral(text)
 
 
-@maker("Mistral3ForConditionalGeneration", image=Items("[IMG]"), kwargs=[{"size": {"longest_edge": 56}}])
+@maker("Mistral3ForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
 def mistral3() -> Sequence[Any]:
     text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     config = hf.Mistral3Config(
@@ -321,7 +266,7 @@ def mistral3() -> Sequence[Any]:
     return config, _pixtral(text, spatial_merge_size=2)
 
 
-@maker("AriaForConditionalGeneration", image=Items("<|fim_prefix|><|img|><|fim_suffix|>"))
+@maker("AriaForConditionalGeneration", "image")
 def aria() -> Sequence[Any]:
     text = tokenizer("<|fim_prefix|>", "<|fim_suffix|>", named={"image_token": "<|img|>"})
     config = hf.AriaConfig(
@@ -348,14 +293,12 @@ def _qwen_vl(config: Any, processor: Any, video: Any, vision: Any, text: Any, **
     return config(vision_config=vision, text_config=text, **ids), processor(images, tokens, video(size=size, **shape))
 
 
-QWEN_IMAGE = Items("<|vision_start|><|image_pad|><|vision_end|>")
-QWEN_VIDEO = Items("<|vision_start|><|video_pad|><|vision_end|>")
 QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 32}
 PIXELS = [{"min_pixels": 56 * 56}, {"max_pixels": 56 * 56}, {"size": {"shortest_edge": 784, "longest_edge": 6272}}]
 
 
-@maker("Qwen2VLForConditionalGeneration", image=QWEN_IMAGE, video=QWEN_VIDEO, kwargs=PIXELS)
+@maker("Qwen2VLForConditionalGeneration", "image", "video", kwargs=PIXELS)
 def qwen2_vl() -> Sequence[Any]:
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
     return _qwen_vl(
@@ -363,9 +306,7 @@ def qwen2_vl() -> Sequence[Any]:
     )
 
 
-@maker(
-    "Qwen2_5_VLForConditionalGeneration", image=QWEN_IMAGE, video=Items(QWEN_VIDEO.text, metadata=True), kwargs=PIXELS
-)
+@maker("Qwen2_5_VLForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS)
 def qwen2_5_vl() -> Sequence[Any]:
     return _qwen_vl(
         hf.Qwen2_5_VLConfig,
@@ -378,8 +319,10 @@ def qwen2_5_vl() -> Sequence[Any]:
 
 @maker(
     "Qwen3VLForConditionalGeneration",
-    image=QWEN_IMAGE,
-    video=Items(QWEN_VIDEO.text, frames=(2, 12), metadata=True),
+    "image",
+    "video",
+    frames=(2, 12),
+    metadata=True,
     kwargs=[*PIXELS, {"fps": 1.0, "do_sample_frames": True}],
 )
 def qwen3_vl() -> Sequence[Any]:
@@ -392,7 +335,7 @@ def qwen3_vl() -> Sequence[Any]:
     )
 
 
-@maker("Qwen2AudioForConditionalGeneration", audio=Items("<|audio_bos|><|AUDIO|><|audio_eos|>"))
+@maker("Qwen2AudioForConditionalGeneration", "audio")
 def qwen2_audio() -> Sequence[Any]:
     text = tokenizer("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
     audio = {
@@ -413,7 +356,7 @@ def qwen2_audio() -> Sequence[Any]:
 # --- Google
 
 
-@maker("PaliGemmaForConditionalGeneration", image=Items(""))
+@maker("PaliGemmaForConditionalGeneration", "image")
 def paligemma() -> Sequence[Any]:
     text = tokenizer("\n", named={"image_token": "<image>"})
     config = hf.PaliGemmaConfig(
@@ -438,7 +381,7 @@ GEMMA_TOKENS = {
 
 @maker(
     "Gemma3ForConditionalGeneration",
-    image=Items("<start_of_image>"),
+    "image",
     kwargs=[
         {
             "do_pan_and_scan": True,
@@ -462,7 +405,7 @@ def gemma3() -> Sequence[Any]:
     return config, hf.Gemma3Processor(images, text, image_seq_length=4)
 
 
-@maker("Gemma3nForConditionalGeneration", image=Items("<image_soft_token>"), audio=Items("<audio_soft_token>"))
+@maker("Gemma3nForConditionalGeneration", "image", "audio")
 def gemma3n() -> Sequence[Any]:
     text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
     config = hf.Gemma3nConfig(
@@ -484,13 +427,7 @@ def gemma3n() -> Sequence[Any]:
     )
 
 
-@maker(
-    "Gemma4ForConditionalGeneration",
-    image=Items("<|image|>"),
-    video=Items("<|video|>", metadata=True),
-    audio=Items("<|audio|>"),
-    kwargs=[{"max_soft_tokens": 140}],
-)
+@maker("Gemma4ForConditionalGeneration", "image", "video", "audio", metadata=True, kwargs=[{"max_soft_tokens": 140}])
 def gemma4() -> Sequence[Any]:
     named = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
     named |= {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>", "video_token": "<|video|>"}
@@ -528,12 +465,12 @@ def _idefics3(config: Any, vision: Any, images: Any, processor: Any, *video: Any
     ), processor(images(**sizes), text, *(made(**sizes, **options) for made in video), image_seq_len=4)
 
 
-@maker("Idefics3ForConditionalGeneration", image=Items("<image>"), kwargs=[{"size": {"longest_edge": 56}}])
+@maker("Idefics3ForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
 def idefics3() -> Sequence[Any]:
     return _idefics3(hf.Idefics3Config, hf.Idefics3VisionConfig, hf.Idefics3ImageProcessor, hf.Idefics3Processor)
 
 
-@maker("Cohere2VisionForConditionalGeneration", image=Items("<|IMG_PATCH|>"), kwargs=[{"max_patches": 2}])
+@maker("Cohere2VisionForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def cohere2_vision() -> Sequence[Any]:
     text = tokenizer(
         named={
@@ -556,7 +493,7 @@ def cohere2_vision() -> Sequence[Any]:
     return config, hf.Cohere2VisionProcessor(images, text)
 
 
-@maker("Llama4ForConditionalGeneration", image=Items("<|image|>"), kwargs=[{"max_patches": 2}])
+@maker("Llama4ForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def llama4() -> Sequence[Any]:
     marks = [
         "<|image|>",
@@ -578,12 +515,7 @@ def llama4() -> Sequence[Any]:
     return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
 
 
-@maker(
-    "InternVLForConditionalGeneration",
-    image=Items("<IMG_CONTEXT>"),
-    video=Items("<video>"),
-    kwargs=[{"max_patches": 2}, {"crop_to_patches": False}],
-)
+@maker("InternVLForConditionalGeneration", "image", "video", kwargs=[{"max_patches": 2}, {"crop_to_patches": False}])
 def internvl_hf() -> Sequence[Any]:
     text = tokenizer(
         named={
@@ -606,11 +538,9 @@ def internvl_hf() -> Sequence[Any]:
 
 @maker(
     "Lfm2VlForConditionalGeneration",
-    image=Items("<image>", width=(28, 280), height=(28, 280)),
+    "image",
+    side=(28, 280),
     kwargs=[{"max_image_tokens": 8}, {"do_image_splitting": False}, {"use_thumbnail": False}],
-    # Lfm2VLProcessingInfo._get_image_feature_grid_size reads neither option, nor what the checkpoint says of them: it
-    # counts tiles that are not made.
-    reason="images large enough for tiles, without tiles or without thumbnail: IndexError",
 )
 def lfm2_vl() -> Sequence[Any]:
     cells = [f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5)]
@@ -635,12 +565,7 @@ def lfm2_vl() -> Sequence[Any]:
     return config, hf.Lfm2VlProcessor(images, text)
 
 
-@maker(
-    "Glm4vForConditionalGeneration",
-    image=Items("<|begin_of_image|><|image|><|end_of_image|>"),
-    video=Items("<|begin_of_video|><|video|><|end_of_video|>", metadata=True),
-    kwargs=PIXELS[2:],
-)
+@maker("Glm4vForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS[2:])
 def glm4v() -> Sequence[Any]:
     named = {"image_token": "<|image|>", "video_token": "<|video|>"}
     text = tokenizer(*(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")), named=named)
@@ -700,33 +625,21 @@ def _omni(config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends
 OMNI_OPTIONS = [*PIXELS, {"use_audio_in_video": True}]  # the last: as many audios as videos, at the same places
 
 
-@maker(
-    "Qwen2_5OmniModel",
-    image=Items("<|vision_bos|><|IMAGE|><|vision_eos|>"),
-    video=Items("<|vision_bos|><|VIDEO|><|vision_eos|>"),
-    audio=Items("<|audio_bos|><|AUDIO|><|audio_eos|>"),
-    kwargs=OMNI_OPTIONS,
-)
+@maker("Qwen2_5OmniModel", "image", "video", "audio", kwargs=OMNI_OPTIONS)
 def qwen2_5_omni() -> Sequence[Any]:
     pads, ends = ["IMAGE", "AUDIO", "VIDEO"], {"bos": "bos", "eos": "eos"}
     vision = {**QWEN_VISION, "patch_size": 14}
     return _omni(hf.Qwen2_5OmniConfig, hf.Qwen2_5OmniProcessor, vision, pads=pads, ends=ends)
 
 
-@maker(
-    "Qwen3OmniMoeForConditionalGeneration",
-    image=QWEN_IMAGE,
-    video=QWEN_VIDEO,
-    audio=Items("<|audio_start|><|audio_pad|><|audio_end|>"),
-    kwargs=OMNI_OPTIONS,
-)
+@maker("Qwen3OmniMoeForConditionalGeneration", "image", "video", "audio", kwargs=OMNI_OPTIONS)
 def qwen3_omni() -> Sequence[Any]:
     vision = {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]}
     pads, ends = ["image_pad", "audio_pad", "video_pad"], {"bos": "start", "eos": "end"}
     return _omni(hf.Qwen3OmniMoeConfig, hf.Qwen3OmniMoeProcessor, vision, pads=pads, ends=ends)
 
 
-@maker("WhisperForConditionalGeneration", audio=Items(""), options={"max_model_len": 64})
+@maker("WhisperForConditionalGeneration", "audio", options={"max_model_len": 64})
 def whisper() -> Sequence[Any]:
     text = tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
     sides = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
@@ -745,7 +658,7 @@ def whisper() -> Sequence[Any]:
     return config, hf.WhisperProcessor(hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text)
 
 
-@maker("AudioFlamingo3ForConditionalGeneration", audio=Items("<sound>"))
+@maker("AudioFlamingo3ForConditionalGeneration", "audio")
 def audioflamingo3() -> Sequence[Any]:
     text = tokenizer("<sound>")
     config = hf.AudioFlamingo3Config(
@@ -814,26 +727,19 @@ TILES = {
 TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
 
 
-@maker("H2OVLChatModel", image=Items("<image>"), kwargs=TILE_OPTIONS)
+@maker("H2OVLChatModel", "image", kwargs=TILE_OPTIONS)
 def h2ovl() -> Sequence[Any]:
     text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
     return [*_chat("H2OVLChatModel", "h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text]
 
 
-@maker("NVLM_D", image=Items("<image>\n"), kwargs=TILE_OPTIONS)
+@maker("NVLM_D", "image", kwargs=TILE_OPTIONS)
 def nvlm_d() -> Sequence[Any]:
     text = tokenizer("<|vision_pad|>", "</Image>")
     return [*_chat("NVLM_D", "NVLM_D", **TILES, llm_config=QWEN2), text]
 
 
-@maker(
-    "Ovis",
-    image=Items("<image>"),
-    kwargs=[{"max_partition": 4}],
-    # OvisMultiModalProcessor._postprocess_hf_mm_data makes one tensor of the images' indicator tokens, whose number
-    # depends on the grid of an image.
-    reason="images of one request that are cut into different grids: ValueError of torch.tensor",
-)
+@maker("Ovis", "image", kwargs=[{"max_partition": 4}])
 def ovis() -> Sequence[Any]:
     text = tokenizer("<image>", "<|image_pad|>")
     eye = {"model_type": "siglip_visual_tokenizer", "hidden_stride": 2, "vocab_size": 64}
@@ -843,7 +749,7 @@ def ovis() -> Sequence[Any]:
     return {"config.json": {"architectures": ["Ovis"], **config}}, text, images
 
 
-@maker("Ovis2_5", image=Items("<image>"), video=Items("<video>"))
+@maker("Ovis2_5", "image", "video")
 def ovis2_5() -> Sequence[Any]:
     # min_pixels and max_pixels, which the processor takes, cannot be asked for: they are dropped, or, in
     # images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
@@ -859,7 +765,7 @@ def ovis2_5() -> Sequence[Any]:
     ]
 
 
-@maker("IsaacForConditionalGeneration", image=Items("<image>"), kwargs=[{"vision_min_num_patches": 16}])
+@maker("IsaacForConditionalGeneration", "image", kwargs=[{"vision_min_num_patches": 16}])
 def isaac() -> Sequence[Any]:
     # vLLM's image processor has these limits whatever the configuration says.
     limits = {"vision_max_num_patches": 6144, "vision_min_num_patches": 256, "pixel_shuffle_scale": 2}
@@ -868,11 +774,7 @@ def isaac() -> Sequence[Any]:
     return {"config.json": config}, tokenizer("<image>", "<|image_pad|>")
 
 
-@maker(
-    "Step3VLForConditionalGeneration",
-    image=Items("<im_patch>", width=(56, 800), height=(56, 800)),
-    kwargs=[{"enable_patch": False}],
-)
+@maker("Step3VLForConditionalGeneration", "image", side=(56, 800), kwargs=[{"enable_patch": False}])
 def step3_vl() -> Sequence[Any]:
     text = tokenizer(
         "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>", named={"image_token": "<im_patch>"}
@@ -881,7 +783,7 @@ def step3_vl() -> Sequence[Any]:
     return {"config.json": {"architectures": ["Step3VLForConditionalGeneration"], **config, "text_config": TEXT}}, text
 
 
-@maker("DeepseekOCRForCausalLM", image=Items("<image>"))
+@maker("DeepseekOCRForCausalLM", "image")
 def deepseek_ocr() -> Sequence[Any]:
     stored = FOLDER / "deepseek_vl2" / "checkpoint"
     config = json.loads((stored / "config.json").read_text())
@@ -993,31 +895,19 @@ def _minicpm(architecture: str, processor: type, **fields: Any) -> list[Any]:
     ]
 
 
-MINICPM_IMAGE, MINICPM_VIDEO = Items("(<image>./</image>)"), Items("(<video>./</video>)")
-
-
-@maker("MiniCPMV", image=MINICPM_IMAGE, video=MINICPM_VIDEO, kwargs=[{"max_slice_nums": 2}])
+@maker("MiniCPMV", "image", "video", kwargs=[{"max_slice_nums": 2}])
 def minicpmv() -> Sequence[Any]:
     return _minicpm("MiniCPMV", MiniCPMVProcessor, version=2.6)
 
 
-@maker(
-    "MiniCPMO",
-    image=MINICPM_IMAGE,
-    video=MINICPM_VIDEO,
-    audio=Items("(<audio>./</audio>)"),
-    kwargs=[{"max_slice_nums": 2}],
-)
+@maker("MiniCPMO", "image", "video", "audio", kwargs=[{"max_slice_nums": 2}])
 def minicpmo() -> Sequence[Any]:
     audio = {"audio_config": {"model_type": "whisper", "num_mel_bins": 16}, "audio_chunk_length": 1.0}
     return _minicpm("MiniCPMO", MiniCPMOProcessor, version=2.6, audio_pool_step=2, **audio)
 
 
 @maker(
-    "MiniCPMV4_6ForConditionalGeneration",
-    image=Items("<|image_pad|>"),
-    video=Items("<|video_pad|>"),
-    kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}],
+    "MiniCPMV4_6ForConditionalGeneration", "image", "video", kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}]
 )
 def minicpmv4_6() -> Sequence[Any]:
     named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
@@ -1060,7 +950,7 @@ class UltravoxProcessor(hf.ProcessorMixin):
         return BatchFeature({**data, "audio_num_chunks": torch.tensor([len(row) for row in chunks])})
 
 
-@maker("UltravoxModel", audio=Items("<|audio|>", samples=(1600, 64000)))
+@maker("UltravoxModel", "audio", samples=(1600, 64000))
 def ultravox() -> Sequence[Any]:
     text = tokenizer("<|audio|>")
     files, auto = _remote("processing_zoo", "AutoProcessor", UltravoxProcessor)
@@ -1121,7 +1011,7 @@ class KimiVLProcessor(hf.ProcessorMixin):
         return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
 
 
-@maker("KimiVLForConditionalGeneration", image=Items("<|media_start|>image<|media_content|><|media_pad|><|media_end|>"))
+@maker("KimiVLForConditionalGeneration", "image")
 def kimi_vl() -> Sequence[Any]:
     text = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
     config = {
@@ -1182,96 +1072,7 @@ class Phi3VProcessor(hf.ProcessorMixin):
         return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
 
 
-@maker("Phi3VForCausalLM", image=Items("<|image_{i}|>"), kwargs=[{"num_crops": 2}])
+@maker("Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
 def phi3v() -> Sequence[Any]:
     files = _remote_processor(Phi3VImageProcessor, Phi3VProcessor)
     return [*_chat("Phi3VForCausalLM", "phi3_v", **TEXT), files, tokenizer("<|image|>")]
-
-
-# --- The checks
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What the checks of one entry saw."""
-
-    seconds: float
-    limits: Mapping[str, int | None] = field(default_factory=dict)
-    dummies: Mapping[str, int] = field(default_factory=dict)
-    """The tokens of one dummy item, per modality."""
-
-    failures: Sequence[str] = ()
-
-
-def request(name: str, made: Any, counts: Mapping[str, int], seed: int = 0, **kwargs: Any) -> Any:
-    """What a processor makes of a request for random items."""
-    random, items = np.random.default_rng(seed), ZOO[name].items
-    prompt = "a" + "".join(items[modality].prompt(count) + "b" for modality, count in counts.items())
-    data = {modality: [items[modality].draw(modality, random) for _ in range(n)] for modality, n in counts.items()}
-    return apply(made, made.info.ctx.tokenizer.encode(prompt), data, kwargs)
-
-
-def check(name: str) -> Checked:
-    """Create the processor, ask its limits, make dummies of each modality and of all, apply it to small items."""
-    start, failures, limits, dummies = time.perf_counter(), [], {}, {}
-
-    def attempt(what: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:
-            cause = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            failures.append(f"{what}: {type(cause).__name__}: {str(cause)[:300]}")
-            if os.environ.get("ZOO_TRACE"):
-                import traceback
-
-                traceback.print_exc()
-
-    made = attempt("create", lambda: MULTIMODAL_REGISTRY.create_processor(model_config(name)))
-    if made is not None:
-        limits = attempt("limits", lambda: dict(made.info.get_supported_mm_limits())) or {}
-        if set(limits) != set(ZOO[name].items):
-            failures.append(f"limits name {sorted(limits)}, the table {sorted(ZOO[name].items)}")
-        for modality in limits:
-            got = attempt(f"dummy {modality}", lambda m=modality: made.get_dummy_mm_inputs({m: 1}))
-            if got is not None:
-                dummies[modality] = got["mm_placeholders"][modality][0].get_num_embeds()
-        if len(limits) > 1:
-            attempt("dummy of all", lambda: made.get_dummy_mm_inputs(dict.fromkeys(limits, 1)))
-        for modality in ZOO[name].items:
-            attempt(f"{modality} request", lambda m=modality: request(name, made, {m: 1}))
-        counts = {modality: 2 if limits.get(modality) is None else 1 for modality in ZOO[name].items}
-        attempt(f"request of {counts}", lambda: request(name, made, counts, seed=1))
-        for option in ZOO[name].kwargs:
-            attempt(f"{option}", lambda o=option: [request(name, made, counts, seed, **o) for seed in range(2, 6)])
-    return Checked(time.perf_counter() - start, limits, dummies, failures)
-
-
-def main(names: Sequence[str]) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    table, wrong = Table("name", "architecture", "limits", "dummy tokens", "s", "result"), 0
-    for name in names or ZOO:
-        seen, entry = check(name), ZOO[name]
-        unexpected = bool(seen.failures) != bool(entry.reason)
-        wrong += unexpected
-        table.add_row(
-            name,
-            entry.architecture,
-            ", ".join(f"{key} {'any' if limit is None else limit}" for key, limit in seen.limits.items()),
-            ", ".join(f"{key} {count}" for key, count in seen.dummies.items()),
-            f"{seen.seconds:.1f}",
-            "\n".join([entry.reason, *seen.failures] if entry.reason else seen.failures) or "ok",
-        )
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table, f"{len(table.rows)} checkpoints, {wrong} not as expected")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    # As the module that tests import, not as __main__: the processors name their classes.
-    from tools.survey.zoo import main as run
-
-    sys.exit(run(sys.argv[1:]))

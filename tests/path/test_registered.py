@@ -1,0 +1,46 @@
+"""The laws on some of vLLM's own processors; docs/laws-on-vllm.md has all of them, by `python -m tools.survey`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from vllm.model_executor.models import registry
+
+from mmkit.testing import LAWS, check_registered
+from tools.survey.zoo import checkpoint
+
+CASES = {
+    "whisper": (  # an encoder-decoder
+        ["L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10"],
+        {"L11": "pass the parser, then RuntimeError: Expected there to be 1 audio items in keyword arguments"},
+    ),
+    "qwen2_vl": (  # images and videos
+        ["L2", "L4", "L6", "L8", "L11"],
+        {"L9": "one item of image too few: accepted", "L10": "2 ids became 3"},
+    ),
+    "paligemma": (  # nothing in the prompt stands for an image
+        ["L4", "L5", "L6", "L8", "L9"],
+        {"L2": "outside the ranges the prompt is", "L11": "pass the parser, then RuntimeError"},
+    ),
+    "deepseek_vl2": (  # three images are cut in another way than one
+        ["L2", "L4", "L6", "L7", "L8", "L11"],
+        {"L5": r"image\[2\] alone and in this request: .*images_spatial_crop"},
+    ),
+}
+"""By entry of the zoo, laws that hold, and the messages of those that do not."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_check_registered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM looks at each model class in a process of its own, the first time on a machine
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda call: call())
+    holding, violated = CASES[name]
+    length = 64 if name == "whisper" else 2048
+    options = {"enable_mm_embeds": True, "max_model_len": length}
+    report = check_registered(checkpoint(name), laws=[*holding, *violated], examples=20, **options)
+    assert report.violations == report.results[len(holding) :]
+    assert [result.law for result in report.violations] == [LAWS[number].name for number in violated]
+    assert {result.status for result in report.results[: len(holding)]} == {"holds"}
+    for result, pattern in zip(report.violations, violated.values(), strict=True):
+        assert re.search(pattern, result.detail), result

@@ -1,0 +1,66 @@
+"""What would let a broken matrix of vLLM versions pass; the rest shows where it runs, `make matrix`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.matrix import __main__ as matrix
+from tools.matrix import trees
+
+
+def told(version: str, **result: Any) -> str:
+    """A line that checks on some version print."""
+    return matrix.PREFIX + json.dumps({"check": "engine", "vllm": version, "failures": [], **result})
+
+
+@pytest.mark.parametrize(
+    ("printed", "failure"),
+    [
+        ({"0.32.0": told("0.32.0+cpu", digest="a"), "0.31.0": told("0.31.0", digest="a")}, None),
+        ({"0.32.0": told("0.32.0+cpu", digest="a"), "0.31.0": told("0.31.0", digest="b")}, "Terra's ids differ"),
+        ({"0.32.0": told("0.32.0+cpu", failures=["wrong"])}, "0.32.0, engine: wrong"),
+        ({"0.32.0": told("0.31.0+cpu")}, "0.32.0, engine: ran on vLLM 0.31.0+cpu"),
+        ({"0.32.0": "no result"}, "0.32.0, engine: ended with 3, see"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_failure(
+    printed: dict[str, str],
+    failure: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the place of the checks, processes that print this and end."""
+    for version, line in printed.items():
+        (tmp_path / version).mkdir()
+        code = f"import os; print({line!r}, flush=True); os._exit(3)\n"
+        (tmp_path / version / "sitecustomize.py").write_text(code)
+    monkeypatch.setattr(matrix, "build", lambda versions: None)
+    monkeypatch.setattr(matrix, "facts", lambda version: {"kernels": "", "transformers": "", "patches": []})
+    monkeypatch.setattr(matrix, "environment", lambda version: {"PYTHONPATH": str(tmp_path / version)})
+    monkeypatch.setattr(matrix, "LOGS", tmp_path)
+    options = ["--checks", "engine", "--store", str(tmp_path / "stored.json")]
+    monkeypatch.setattr(sys, "argv", ["matrix", *printed, *options])
+    assert matrix.main() == (failure is not None)
+    assert (failure or "") in capsys.readouterr().out
+
+
+def test_a_tree_of_another_recipe_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(trees, "FOLDER", tmp_path)
+    monkeypatch.setattr(trees, "_build", lambda release: built.append(release.version))
+    for version, recipe in {"0.32.0": trees.RELEASES["0.32.0"].recipe, "0.33.0": {}}.items():
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "tree.json").write_text(json.dumps({"recipe": recipe}))
+    trees.build(["0.33.0", "0.32.0"])
+    assert built == ["0.33.0"]
+
+
+def test_the_table_in_the_docs_is_that_of_the_stored_results() -> None:
+    entries = json.loads(matrix.STORED.read_text())
+    assert matrix.table(entries) in (matrix.ROOT / "docs" / "versions.md").read_text()

@@ -1,0 +1,188 @@
+"""The laws of `mmkit.testing` on vLLM's own processors, compared with docs/laws-on-vllm.md.
+
+Per law every distinct violation is looked for, not the first: one is told by the first line of its message without its
+numbers, and the search goes on without it. The same examples are drawn each time.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+import typer
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
+from hypothesis.strategies import SearchStrategy
+from tqdm import tqdm
+
+from mmkit.testing import LAWS, Law, NotApplicable, Request, Subject, Violation, check_law
+
+from . import page
+from .zoo import ZOO, subject
+
+CHECKED = [n for n, law in LAWS.items() if not law.needs_model and n != "L12"]  # L12 is about generated classes
+UNKNOWN = 8
+"""Distinct violations to look for that are no finding of the page."""
+DOUBLINGS = 4
+"""How often the examples are doubled while a finding of the page has not been seen."""
+
+
+@dataclass
+class Verdict:
+    """What came of one law on one entry."""
+
+    entry: str
+    law: str
+    skipped: bool = False
+    findings: dict[int, str] = field(default_factory=dict)
+    """First messages, by findings of the page."""
+
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Other messages, by their kinds."""
+
+    def __str__(self) -> str:
+        """A cell of the page's table."""
+        numbers = [str(n) for n in sorted(self.findings)] + ["?"] * len(self.unknown)
+        return ", ".join(numbers) or ("–" if self.skipped else "✓")
+
+
+def kind(message: str) -> str:
+    """What is the same in two messages about one fault."""
+    return re.sub(r"-?\d+(\.\d+)?", "#", message.split("\n", 1)[0].split(" on data=")[0])[:160]
+
+
+def tolerant(law: Law, known: Callable[[str], bool]) -> Law:
+    """The law, but that it passes over the violations that `known` says yes to."""
+
+    def attempt(call: Callable[..., Any], *given: Any) -> tuple[bool, Any]:
+        try:
+            return True, call(*given)
+        except (HypothesisException, NotApplicable):
+            raise
+        except Violation as violation:
+            if not known(str(violation)):
+                raise
+        except Exception as error:
+            if not known(f"{law.name}: {type(error).__name__}: {error}"):
+                raise
+        return False, None
+
+    def check(subject: Subject, *rest: Any) -> Any:
+        if law.kind != "machine":
+            attempt(law.check, subject, *rest)
+            return None
+
+        @st.composite
+        def drawn(draw: Callable[..., Any], requests: SearchStrategy[Request]) -> Request:
+            fine, request = attempt(draw, requests)
+            assume(fine)
+            return request
+
+        forgiving = copy(subject)
+        forgiving.requests = lambda **options: drawn(subject.requests(**options))
+
+        class Tolerant(law.check(forgiving)):
+            def _compare(self, *given: Any) -> None:
+                if not attempt(super()._compare, *given)[0]:  # a cache after a violation is another story
+                    self.seen.clear()
+                    for cache in self.caches.values():
+                        cache.sender.clear_cache()
+                        if cache.receiver is not None:
+                            cache.receiver.clear_cache()
+
+        return Tolerant
+
+    return replace(law, check=check)
+
+
+def verdict(entry: str, law: str, stated: page.Page, examples: int) -> Verdict:
+    """Check a law of one entry, again without each violation, until nothing new turns up."""
+    result, most = Verdict(entry, law), examples << DOUBLINGS
+
+    def known(message: str) -> bool:
+        number = stated.finding(entry, law, message)
+        if number is not None:
+            result.findings.setdefault(number, message)
+        return number is not None or kind(message) in result.unknown
+
+    while len(result.unknown) < UNKNOWN:
+        try:
+            check_law(tolerant(LAWS[law], known), subject(entry), examples=examples, database=False)
+        except NotApplicable:
+            result.skipped = True
+            break
+        except Exception as error:
+            again = kind(str(error)) in result.unknown  # it does not happen each time
+            result.unknown.setdefault(kind(str(error)), str(error))
+            if again or not isinstance(error, Violation):
+                break
+        else:
+            if examples >= most or stated.cells.get((entry, law), set()) <= result.findings.keys():
+                break
+            examples *= 2
+    return result
+
+
+def disagreements(seen: Verdict, stated: page.Page) -> list[str]:
+    """What the page says otherwise."""
+    gone = sorted(stated.cells.get((seen.entry, seen.law), set()) - seen.findings.keys())
+    return [
+        *(f"{seen.entry}, not on the page: {message}" for message in seen.unknown.values()),
+        *(f"{seen.entry}, {seen.law}: finding {number} of the page was not seen" for number in gone),
+    ]
+
+
+def table(verdicts: list[Verdict]) -> str:
+    """The table of the page."""
+    laws = list(dict.fromkeys(seen.law for seen in verdicts))
+    lines = ["| entry | " + " | ".join(laws) + " |", "| --- |" + " :-: |" * len(laws)]
+    for entry in dict.fromkeys(seen.entry for seen in verdicts):
+        cells = [str(seen) for seen in verdicts if seen.entry == entry]
+        lines.append(f"| {entry} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def one_of(known: list[str]) -> Callable[[list[str]], list[str]]:
+    def checked(names: list[str]) -> list[str]:
+        if wrong := [name for name in names if name not in known]:
+            raise typer.BadParameter(f"expected some of {', '.join(known)}, got {', '.join(wrong)}")
+        return names
+
+    return checked
+
+
+def main(
+    names: Annotated[list[str], typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))] = [*ZOO],  # noqa: B006
+    laws: Annotated[list[str], typer.Option("--law", callback=one_of(CHECKED))] = CHECKED,
+    examples: Annotated[int, typer.Option(min=1, help="Per law, before doublings.")] = 30,
+    check: Annotated[bool, typer.Option("--check", help="Run the smallest request of each finding, too.")] = False,
+) -> None:
+    """Check the laws on entries of the zoo, and tell where docs/laws-on-vllm.md disagrees; status 1 if it does."""
+    settings.register_profile("survey", derandomize=True)
+    settings.load_profile("survey")
+    torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine
+    stated, verdicts, wrong = page.read(), [], []
+    for entry, law in tqdm([(entry, law) for entry in names for law in laws], unit="law", disable=None):
+        seen = verdict(entry, law, stated, examples)
+        verdicts.append(seen)
+        for number, message in seen.findings.items():
+            tqdm.write(f"{entry}: finding {number}: {message.splitlines()[0][:160]}")
+        for sentence in disagreements(seen, stated):
+            wrong.append(sentence)
+            tqdm.write(sentence)
+    print("", table(verdicts), "", *wrong, sep="\n")
+    print(f"{len(verdicts)} checks, {len(wrong)} disagreement(s) with {page.PATH.name}")
+    failed = check and pytest.main([str(Path(__file__).parent)])
+    sys.exit(bool(wrong or failed))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,86 @@
+"""What docs/laws-on-vllm.md states, and how a violation is told to be one of its findings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PATH = Path(__file__).parents[2] / "docs" / "laws-on-vllm.md"
+
+PATTERNS = {
+    1: r"L10 .*(\d+ ids became \d+|refused with|have other lengths)",
+    2: r"one item of \w+ too few: accepted",
+    3: r"in two processes: MultiModalCacheMissError",
+    4: r"the same content as ndarray has another",
+    5: r"embeddings of \w+ pass the parser, then ValueError: Failed to apply",
+    6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword arguments",
+    7: r"pass the parser, then (KeyError|IndexError|AttributeError|TypeError: 'int' object)",
+    8: r"embeddings of video pass the parser, then TypeError: can't multiply sequence",
+    9: r"RuntimeError: Expected there to be \d+ prompt placeholders",
+    10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges",
+    11: r"outside the ranges",
+    12: r"outside the ranges",
+    13: r"IndexError: index -1 is out of bounds|\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
+    14: r"has an item of \d+ rows",
+    15: r"has an item of \d+ rows",
+    16: r"video has an item of \d+ rows",
+    17: r"rows are stated for \w+, and the dummy item has \d\d",
+    18: r"expected sequence of length \d+ at dim",
+    19: r"\['pixel_values'\]: torch.float32",
+    20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone and",
+    21: r"\['pixel_values'\]",
+    22: r"\['image_input_idx'\]",
+    23: r"\['input_audio_features'\]: values differ",
+    25: r"embeddings of audio pass the parser, then KeyError: \"Modality 'image' not found",
+    26: r"AssertionError: Expected a cached item for mm_hash",
+    27: r"rows are stated for audio, and the dummy item has \d\b",
+}
+"""Of messages, for `re.search`, by finding. There is none for what no law without a model sees."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """The tables of the page."""
+
+    laws: dict[int, set[str]]
+    """Those that can show a finding."""
+
+    everywhere: set[int]
+    """Findings about all models."""
+
+    entries: dict[str, set[int]]
+    """Findings of each entry, those in parentheses included."""
+
+    cells: dict[tuple[str, str], set[int]]
+    """Findings by entry and law, without those in parentheses."""
+
+    def finding(self, entry: str, law: str, message: str) -> int | None:
+        """The finding that a violation is one of."""
+        known = self.everywhere | self.entries.get(entry, set())
+        numbers = (n for n in sorted(known & PATTERNS.keys()) if law in self.laws[n])
+        return next((n for n in numbers if re.search(PATTERNS[n], message)), None)
+
+
+def read(path: Path = PATH) -> Page:
+    text = path.read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    laws = {int(row[0].split()[0]): {*row[2].split(", ")} for row in rows if row[0][0].isdigit()}
+    everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", _section(text, "All models"), re.MULTILINE)}
+    head = next(row for row in rows if row[0] == "entry")
+    entries = {row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))} for row in _below(rows, head)}
+    cells = {
+        (row[0], law): {int(n) for n in re.findall(r"(?<![\d(])\d+", cell)}
+        for row in _below(rows, head)
+        for law, cell in zip(head[1:], row[1:], strict=True)
+    }
+    return Page(laws, everywhere, entries, cells)
+
+
+def _section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def _below(rows: list[list[str]], head: list[str]) -> list[list[str]]:
+    """The rows of the table with this head."""
+    return [row for row in rows[rows.index(head) + 1 :] if len(row) == len(head) and row[0] != "---"]
