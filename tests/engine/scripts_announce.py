@@ -1,6 +1,6 @@
 """A user's script: registers a model by its spec, and generates one frame in an engine of several processes.
 
-tests/engine/test_plugin.py runs it as a script (``python -m tests.engine.scripts_announce DIR``) and imports it from another.
+tests/engine/test_plugin.py runs it as a script and imports it from another.
 """
 
 import sys

@@ -1,17 +1,13 @@
 """The LLaVA-like model in the real engine: parity with vLLM's own class and with transformers, embeddings, processes,
-chat over HTTP, weights."""
+chat, weights."""
 
 import base64
 import io
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -280,71 +276,6 @@ def test_chat_is_the_prompt_that_the_template_makes(llava: Any, tokenizer: Any) 
     (chat,) = llava.chat(messages(PICTURE), sampling, use_tqdm=False)
     wanted = answer(llava, [Case(f"USER: <image>\n{QUESTION}\nASSISTANT:", (PICTURE,)).request()])
     assert [list(chat.outputs[0].token_ids)] == wanted
-
-
-@pytest.fixture
-def server(checkpoint: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of `vllm serve` with the model, which is ended afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--dtype", "float32"]
-    command += ["--hf-overrides", json.dumps({"architectures": [ARCHITECTURE]}), "--block-size", "32"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "llava"]
-    with (
-        (tmp_path / "log").open("w") as log,
-        subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=log) as process,
-    ):
-        try:
-            address = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 300
-            while not healthy(address):
-                assert process.poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.5)
-            yield address
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def healthy(address: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{address}/health", timeout=5).status == 200
-    except OSError:
-        return False
-
-
-def post(address: str, content: list[dict[str, Any]]) -> tuple[int, Any]:
-    """Status and body of a chat request."""
-    body = {"model": "llava", "messages": content, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-def test_served_chat_answers_as_offline(llava: Any, tokenizer: Any, server: str) -> None:
-    """Two pictures, two answers; malformed requests do no harm to the next one."""
-    texts = []
-    for seed in (0, 1):
-        status, body = post(server, messages(draw_picture(seed)))
-        assert status == 200, body
-        texts.append(body["choices"][0]["message"]["content"])
-    prompts = [Case(f"USER: <image>\n{QUESTION}\nASSISTANT:", (draw_picture(seed),)).request() for seed in (0, 1)]
-    assert texts == [tokenizer.decode(ids) for ids in answer(llava, prompts)]
-    assert texts[0] != texts[1]
-    status, body = post(server, messages(PICTURE, "<image> or <image>?"))
-    assert status == 400, body
-    post(server, [{"role": "user", "content": "What is <image>?"}])  # no image at all
-    assert post(server, messages(draw_picture(0)))[1]["choices"][0]["message"]["content"] == texts[0]
 
 
 # -- weights -------------------------------------------------------------------------------------------------------

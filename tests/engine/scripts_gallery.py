@@ -1,6 +1,6 @@
 """One of vLLM's own models in the engine, with its hand-written processor and then with the spec of the gallery.
 
-tests/path/test_gallery.py runs it (``python -m tests.path.scripts_gallery DIR``); it prints the ids of both as one line of JSON.
+tests/engine/test_gallery.py runs it with a folder; it prints the ids of both as one line of JSON.
 """
 
 import gc
