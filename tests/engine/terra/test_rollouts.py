@@ -18,34 +18,41 @@ from .rollouts import PAD, generate, request, stacked
 
 @pytest.fixture(scope="module")
 def held_out(terra: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Frames and actions of 10 episodes that the model was not trained on, and what it generates: 22 frames of each."""
-    frames, actions = stacked(range(200, 210))
+    """Frames and actions of 20 episodes that the model was not trained on, and what it generates: 22 frames of each."""
+    frames, actions = stacked(range(200, 220))
     return frames, actions, generate(terra, frames, actions)
 
 
 def test_greedy_ids_are_those_of_the_reference(held_out: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Complete rollouts of 5 episodes, float32."""
     frames, actions, tokens = held_out
-    assert tokens.shape == (10, 22, 64)
+    assert tokens.shape == (20, 22, 64)
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
     expected = list(reference.rollout(torch.from_numpy(frames[:5, :3]), torch.from_numpy(actions[:5]), 22))
     assert np.array_equal(tokens[:5], torch.stack(expected, dim=1).numpy())
 
 
-def test_follows_the_world_and_its_actions(terra: Any, held_out: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_follows_the_world_and_its_actions(
+    terra: Any, held_out: tuple[np.ndarray, np.ndarray, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
     """And something else with the actions of each episode shuffled."""
     frames, actions, tokens = held_out
     shuffled = np.stack([a[np.random.default_rng(i).permutation(len(a))] for i, a in enumerate(actions)])
     accuracy = float((tokens == frames[:, 3:]).mean())
-    accuracy_shuffled = float((generate(terra, frames, shuffled, 10) == frames[:, 3:13]).mean())
+    accuracy_shuffled = float((generate(terra, frames, shuffled) == frames[:, 3:]).mean())
+    with capsys.disabled():
+        print(f"\n20 held-out episodes, 22 frames: {accuracy:.2%} right, {accuracy_shuffled:.2%} with shuffled actions")
     assert accuracy >= 0.99
     assert accuracy_shuffled <= accuracy - 0.5
 
 
-def test_prefix_cache_serves_the_history(terra: Any) -> None:
+def test_prefix_cache_serves_the_history(terra: Any, capsys: pytest.CaptureFixture[str]) -> None:
     frames, actions = stacked(range(300, 301))
     steps = list(terra.rollout(frames[:, :3], actions, 22))[1:]
-    assert sum(s.cached_tokens for s in steps) >= 0.95 * sum(s.prompt_tokens for s in steps)
+    share = sum(s.cached_tokens for s in steps) / sum(s.prompt_tokens for s in steps)
+    with capsys.disabled():
+        print(f"\nprefix cache: {share:.1%} of the prompt tokens of frames 2 to 22")
+    assert share >= 0.95
 
 
 def test_compiled_and_cached(terra: Any) -> None:
