@@ -1,4 +1,4 @@
-"""The time-series model: trained here, checked by the laws, run in the engine, compared with its reference."""
+"""The time-series model: trained here, run in the engine, compared with its reference."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,60 +8,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import mmkit.testing
 from examples.series import register
 from examples.series.offline import answer, engine
 from examples.series.picture import draw
 from examples.series.spec import WAVES
-from examples.series.train import make_model, make_tokenizer, train
+from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
-from mmkit import InputError, ModelSpec, ceil_div, cfg, embed, out, tok
+from mmkit import InputError
+from tests.engine.processes import engines_in_this_process
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "series.svg"
 HELD_OUT = [make_wave(seed) for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 100)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> None:
-    register()
-
-
-@pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("untrained")
-    tokenizer = make_tokenizer()
-    make_model(0, len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("law", mmkit.testing.LAWS)
-def test_laws(law: str, untrained: Path) -> None:
-    try:
-        mmkit.testing.check_law(law, mmkit.testing.of_spec(WAVES, untrained), examples=40)
-    except mmkit.testing.NotApplicable as reason:
-        assert law == "L11"
-        pytest.skip(str(reason))
-
-
-def test_one_id_for_target_and_patches_is_ambiguous() -> None:
-    """Why <series> and <patch> are two ids: otherwise two placeholders are one item of two positions."""
-    tokenizer = make_tokenizer()
-    config = make_model(0, len(tokenizer)).config
-    (series,) = WAVES.modalities
-    one_id = embed(tok["<series>"]) * ceil_div(out.series.shape[0], cfg.steps_per_token)
-    ambiguous = ModelSpec("waves", series.model_copy(update={"layout": one_id}))
-    prompt, too_few = tokenizer.encode("<series> <series>"), {"series": [torch.zeros(5, 1)]}
-    assert len(ambiguous.bind(config, tokenizer).preview(prompt, too_few).placements) == 1
-    with pytest.raises(InputError, match="for 1 item"):
-        WAVES.bind(config, tokenizer).preview(prompt, too_few)
-
-
-def test_waves_are_reproducible_and_held_out() -> None:
-    assert (make_wave(3).series == make_wave(3).series).all()
-    assert make_wave(3).series.shape != make_wave(4).series.shape
-    assert FIRST_TEST_SEED + len(HELD_OUT) <= FIRST_TRAINING_SEED
-    assert {wave.answer.split()[0] for wave in HELD_OUT} == set(SHAPES)
 
 
 @pytest.fixture(scope="module")
@@ -77,38 +34,34 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
 
 @pytest.fixture(scope="module")
 def llm(trained: tuple[Path, Any, Any]) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as env:
-        env.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        env.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-        with engine(trained[0], seed=0) as made:
-            yield made
+    register()
+    with engines_in_this_process() as engines:
+        yield engines.enter_context(engine(trained[0], seed=0))
 
 
 def share(ids: list[list[int]], tokenizer: Any, waves: list[Wave]) -> float:
     return sum(tokenizer.decode(one) == wave.answer for one, wave in zip(ids, waves, strict=True)) / len(waves)
 
 
-@pytest.mark.engine
 def test_answers_follow_the_series(llm: Any, trained: tuple[Path, Any, Any]) -> None:
+    assert FIRST_TEST_SEED + len(HELD_OUT) <= FIRST_TRAINING_SEED
     _, _, tokenizer = trained
     ids = answer(llm, [wave.series for wave in HELD_OUT])
     assert share(ids, tokenizer, HELD_OUT) >= 0.95
     assert share(ids, tokenizer, HELD_OUT[1:] + HELD_OUT[:1]) <= 0.1  # with another series in its place
     shown = [next(i for i, wave in enumerate(HELD_OUT) if wave.answer.startswith(shape)) for shape in SHAPES]
-    made = draw([HELD_OUT[i].series for i in shown], [tokenizer.decode(ids[i]) for i in shown])
-    assert made == PICTURE.read_text()
+    picture = draw([HELD_OUT[i].series for i in shown], [tokenizer.decode(ids[i]) for i in shown])
+    assert picture == PICTURE.read_text()
 
 
-@pytest.mark.engine
 def test_same_ids_as_the_reference(llm: Any, trained: tuple[Path, Any, Any]) -> None:
     _, model, tokenizer = trained
     plan = WAVES.bind(model.config, tokenizer)
     waves = HELD_OUT[:40]
-    theirs = [model.answer(plan, tokenizer.encode(PROMPT), [wave.series], ANSWER_WORDS) for wave in waves]
-    assert answer(llm, [wave.series for wave in waves]) == theirs
+    expected = [model.answer(plan, tokenizer.encode(PROMPT), [wave.series], ANSWER_WORDS) for wave in waves]
+    assert answer(llm, [wave.series for wave in waves]) == expected
 
 
-@pytest.mark.engine
 def test_two_series_of_one_request(llm: Any, trained: tuple[Path, Any, Any]) -> None:
     from vllm import SamplingParams
 
@@ -121,7 +74,6 @@ def test_two_series_of_one_request(llm: Any, trained: tuple[Path, Any, Any]) -> 
     assert tokenizer.decode(result.outputs[0].token_ids) == second.answer
 
 
-@pytest.mark.engine
 def test_a_malformed_series_is_refused(llm: Any) -> None:
     with pytest.raises(InputError, match=r"waves\.series\[0\]: expected a \(1\.\.64, 1\) float32 tensor"):
         answer(llm, [torch.zeros(65, 1)])

@@ -1,0 +1,56 @@
+"""One engine with the LLaVA-like model for all tests of this folder, and the requests that it answers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from examples.llava_like import register
+from examples.llava_like.cases import Case, make_cases
+from examples.llava_like.checkpoint import make_checkpoint
+from examples.llava_like.offline import answer, engine
+from examples.llava_like.reference import Reference
+from tests.engine.processes import engines_in_this_process
+
+COUNT = 60
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="package")
+def tokenizer(checkpoint: Path) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+@pytest.fixture(scope="package")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="package")
+def cases(tokenizer: Any) -> list[Case]:
+    return make_cases(tokenizer, COUNT)
+
+
+@pytest.fixture(scope="package")
+def engines() -> Iterator[ExitStack]:
+    register()
+    with engines_in_this_process() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def llava(checkpoint: Path, engines: ExitStack) -> Any:
+    return engines.enter_context(engine(checkpoint, seed=0))
+
+
+@pytest.fixture(scope="package")
+def answers(llava: Any, cases: list[Case]) -> list[list[int]]:
+    """The model's ids, from cold caches."""
+    return answer(llava, [case.request() for case in cases])

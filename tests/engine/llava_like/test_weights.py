@@ -1,0 +1,112 @@
+"""Weights: the names of all versions of transformers, none missing and none too many."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from examples.llava_like import ARCHITECTURE
+from examples.llava_like.reference import Reference
+from tests.engine.weights import Weights, load_model, new_model
+
+OVERRIDES = {"architectures": [ARCHITECTURE]}
+
+
+@pytest.fixture(scope="module")
+def weights(checkpoint: Path) -> Weights:
+    """With the published names."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+def renamed(name: str, *, inside: bool, vision_model: bool) -> str:
+    """A published name as transformers has it inside, or with less in it."""
+    if not vision_model:
+        name = name.replace("vision_tower.vision_model.", "vision_tower.")
+    if not inside:
+        return name
+    if name.startswith("language_model.lm_head."):
+        return name.removeprefix("language_model.")
+    return "model." + name.replace("language_model.model.", "language_model.", 1)
+
+
+@pytest.mark.parametrize("vision_model", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_names_of_all_versions_of_transformers(
+    llava: Any, checkpoint: Path, weights: Weights, tmp_path: Path, inside: bool, vision_model: bool
+) -> None:
+    names = {name: renamed(name, inside=inside, vision_model=vision_model) for name in weights}
+    assert (sorted(names.values()) == sorted(weights)) is (not inside and vision_model)
+    expected, model = (new_model(checkpoint, tmp_path, hf_overrides=OVERRIDES) for _ in range(2))
+    expected.load_weights(weights.items())
+    model.load_weights((names[name], weight) for name, weight in weights.items())
+    assert all(torch.equal(weight, expected.get_parameter(name)) for name, weight in model.named_parameters())
+    assert not any(weight.isnan().any() for weight in model.parameters())
+
+
+def test_names_that_transformers_saves(
+    checkpoint: Path, reference: Reference, weights: Weights, tmp_path: Path
+) -> None:
+    """The layouts of the test above are those of the installed version: its files and its modules."""
+    reference.model.save_pretrained(tmp_path)
+    layouts = [
+        {renamed(name, inside=inside, vision_model=vision_model) for name in weights}
+        for inside in (True, False)
+        for vision_model in (True, False)
+    ]
+    assert set(load_file(tmp_path / "model.safetensors")) in layouts
+    assert set(reference.model.state_dict()) in layouts
+
+
+UNUSED = ("vision_tower.vision_model.encoder.layers.2.", "vision_tower.vision_model.post_layernorm.")
+"""Behind the feature layer, the last but one."""
+
+
+def test_every_missing_weight_is_an_error(llava: Any, checkpoint: Path, weights: Weights, tmp_path: Path) -> None:
+    """Each of them by itself, but those that the model does not use; also through vLLM's own loader."""
+    model = new_model(checkpoint, tmp_path, hf_overrides=OVERRIDES)
+    refused = []
+    for name in weights:
+        rest = {key: weight for key, weight in weights.items() if key != name}
+        if name.startswith(UNUSED):
+            model.load_weights(rest.items())
+            continue
+        with pytest.raises(ValueError, match=re.escape(name.replace("vision_model.", ""))):
+            model.load_weights(rest.items())
+        refused.append(name)
+    assert len(refused) == len(weights) - 18 > 50
+    del rest["language_model.model.layers.0.self_attn.k_proj.weight"]
+    with pytest.raises(ValueError, match=r"llava_like.load_weights: .*layers\.0\.self_attn\.k_proj\.weight.*missing"):
+        load_model(checkpoint, tmp_path, rest, hf_overrides=OVERRIDES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "more.weight",
+        "multi_modal_projector.linear_3.weight",
+        "multi_modal_projector.linear_3.bias",
+        "language_model.lm_head.bias",
+        "language_model.model.layers.0.self_attn.q_proj.bias",
+        "language_model.model.layers.2.mlp.gate_proj.weight",
+        "language_model.model.more.weight",
+        "vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight",
+        "vision_tower.vision_model.encoder.layers.0.mlp.fc3.bias",
+        "vision_tower.vision_model.more.bias",
+    ],
+)
+def test_every_unexpected_weight_is_an_error(
+    llava: Any, checkpoint: Path, weights: Weights, tmp_path: Path, name: str
+) -> None:
+    """Also where vLLM would pass over it: biases, and layers of the vision tower."""
+    with pytest.raises(ValueError, match=r"unexpected|no module or parameter"):
+        load_model(checkpoint, tmp_path, {**weights, name: torch.zeros(1)}, hf_overrides=OVERRIDES)
+
+
+def test_several_feature_layers_are_refused(llava: Any, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"expected a clip_vision_model and one vision_feature_layer, got .*\[-2, -1\]"
+    ):
+        new_model(checkpoint, tmp_path, hf_overrides={**OVERRIDES, "vision_feature_layer": [-2, -1]})

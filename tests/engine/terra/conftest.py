@@ -1,0 +1,26 @@
+"""One Terra engine for all tests of this folder."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from examples.terra import CHECKPOINT, register
+from tests.engine.processes import engines_in_this_process
+
+
+@pytest.fixture(scope="package")
+def engines() -> Iterator[ExitStack]:
+    register()
+    with engines_in_this_process() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def terra(engines: ExitStack) -> Any:
+    from examples.terra.rollout import VllmTerra
+
+    terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
+    engines.callback(terra.llm.llm_engine.engine_core.shutdown)
+    return terra

@@ -1,0 +1,47 @@
+"""The benchmarks run, in small. None of these tests looks at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report, terra_gpu
+from tests.engine.processes import run
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def results(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    """What a benchmark stores."""
+    run("-m", f"benchmarks.{name}", *options, MMKIT_RESULTS=str(folder), CUDA_VISIBLE_DEVICES="")
+    (stored,) = folder.iterdir()
+    loaded: dict[str, Any] = json.loads(stored.read_text())
+    return loaded
+
+
+def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
+    rows = results(tmp_path, "terra_gpu", "--tiny", "--frames", "2", "--streams", "2")["rows"]
+    assert [row["part"] for row in rows] == list(terra_gpu.PARTS)
+    for row in rows:
+        assert row["frames_per_second"] > 0
+        assert 0 < row["of_measured_bound"] < 1
+        assert row["times_hf"] > 0
+        assert (row["cached"] or 0) > 0 or row["part"] == "hf"
+
+
+def test_terra_on_a_cpu_with_drafts(tmp_path: Path) -> None:
+    options = ["--frames", "8", "--rounds", "2", "--streams", "2", "--drafts", "8"]
+    (row,) = results(tmp_path, "terra_cpu", *options)["rows"]
+    assert row["identical"]
+    assert row["steps"] < 48  # of 64 tokens
+    assert row["cached"] > 0
+    assert row["each"]["ratio"] > 0 < row["together"]["ratio"]
+
+
+def test_overhead_of_one_model(tmp_path: Path) -> None:
+    measured = results(tmp_path, "overhead", "--rounds", "3", "--systems", "llava")["systems"]["llava"]
+    assert measured["requests"] > 20
+    for part in report.PARTS:
+        assert measured[part]["ratio"] > 0
+    assert measured["uncached_own"]["generated_ms"] < measured["uncached"]["generated_ms"]

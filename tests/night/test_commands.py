@@ -1,0 +1,75 @@
+"""Commands that take a minute and more, each in processes of its own."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.terra import CHECKPOINT
+from mmkit.cli.new import new
+from mmkit.serve import Client
+from mmkit.serve.process import Server
+from tests.engine.processes import run
+from tests.engine.terra.published import make_published
+from tests.engine.test_new import installed
+from tests.engine.test_plugin import check_frames
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def run_demo(out: Path, *options: str) -> dict[str, Any]:
+    run("-m", "examples.terra", "--out", str(out), *options)
+    report: dict[str, Any] = json.loads((out / "terra.json").read_text())
+    return report
+
+
+def test_tensor_parallel_terra_gives_the_same_ids(tmp_path: Path) -> None:
+    """Two processes share each layer; two streams at once."""
+    report = run_demo(tmp_path, "--tensor-parallel-size", "2", "--streams", "2", "--frames", "4", "--seed", "7")
+    assert report["identical_tokens"]
+    assert report["vLLM"]["token_accuracy"] == 1.0
+
+
+def test_published_layout_runs(tmp_path: Path) -> None:
+    """Frames of 576 tokens, identical to the reference."""
+    report = run_demo(tmp_path / "out", "--model", str(make_published(tmp_path / "model")), "--frames", "2")
+    assert report["vLLM"]["prompt_tokens"] == [3 * 582, 4 * 582]
+    assert report["vLLM"]["cached_tokens"][1] >= 0.95 * 4 * 582
+    assert report["identical_tokens"]
+    assert "token_accuracy" not in report["vLLM"]
+
+
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_llava_like_gives_the_ids_of_vllms_own_class(tmp_path: Path, split: str) -> None:
+    """Two processes share each layer, or each has half of the layers; vLLM's own class is in one process."""
+    report = tmp_path / "report.json"
+    run("-m", "examples.llava_like", "--prompts", "60", f"--{split}-parallel-size", "2", "--report", str(report))
+    answers = json.loads(report.read_text())
+    assert len(answers["ids"]) > 60
+    assert answers["ids"] == answers["vllm"]
+
+
+def test_a_model_of_an_imported_module_reaches_every_process() -> None:
+    code = f"import tests.engine.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"
+    check_frames(run("-c", code, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn"))
+
+
+def test_a_new_package_runs_and_is_served(tmp_path: Path) -> None:
+    """All of its own tests, with their engine; then its checkpoint behind a server."""
+    folder = new("weather", "series", tmp_path)
+    environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
+    output = run("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
+    assert re.search(r"\d+ passed", output)
+    assert "failed" not in output
+
+    with (
+        Server(folder / "checkpoint", environment=environment, log=tmp_path / "log") as server,
+        Client(server.url) as client,
+    ):
+        (series,) = client.modalities().modalities
+        assert (series.name, series.shape, series.in_place) == ("series", [[1, 64], 4], False)
+        answer = client.generate("look: <series>", {"series": [series.example]}, max_tokens=4, ignore_eos=True)
+        assert len(answer.choices[0].token_ids) == 4
+        assert answer.choices[0].text
