@@ -55,7 +55,10 @@ SPECS = {
 }
 
 
-def modality(name: str, layout: Any, item: Any = Tensor(shape=(2,)), **parts: Any) -> Modality:  # noqa: B008
+PAIR = Tensor(shape=(2,))
+
+
+def modality(name: str, layout: Any, item: Any = PAIR, **parts: Any) -> Modality:
     return Modality(name, item=item, layout=layout, **{"update": in_place(), "fields": {name: batched()}, **parts})
 
 

@@ -48,6 +48,7 @@ from mmkit.vllm_api import kit
 from tests import oracles
 from tests.profiles import scaled
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="mmkit-eject-")  # removed when the interpreter exits
 _numbers = itertools.count()
 
 
@@ -65,35 +66,22 @@ def without_mmkit() -> Iterator[None]:
         sys.modules.update(kept)
 
 
-def imported(text: str, folder: Path) -> Any:
+def imported(text: str) -> Any:
     """The module of an ejected file."""
-    path = folder / f"ejected_{next(_numbers)}.py"
+    path = Path(_FOLDER.name) / f"ejected_{next(_numbers)}.py"
     path.write_text(text)
-    made = importlib.util.spec_from_file_location(path.stem, path)
-    assert made is not None
-    assert made.loader is not None
-    module = importlib.util.module_from_spec(made)
-    sys.modules[path.stem] = module
+    found: Any = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(found)
     with without_mmkit():
-        made.loader.exec_module(module)
+        found.loader.exec_module(module)
     return module
 
 
-def built(spec: ModelSpec, text: str, folder: Path, config: Any) -> Any:
+def built(spec: ModelSpec, text: str, config: Any) -> Any:
     """The ejected processor of a spec."""
-    module, prefix = imported(text, folder), spec.classes.processor.__name__.removesuffix("Processor")
+    module, prefix = imported(text), spec.classes.processor.__name__.removesuffix("Processor")
     info, dummy, made = (getattr(module, prefix + s) for s in ("ProcessingInfo", "DummyInputs", "Processor"))
     return harness.generated(info, dummy, made, config)
-
-
-@functools.cache
-def folder() -> Path:
-    holder = tempfile.TemporaryDirectory(prefix="mmkit-eject-")
-    _holders.append(holder)
-    return Path(holder.name)
-
-
-_holders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Pair:
@@ -102,7 +90,7 @@ class Pair:
     def __init__(self, spec: ModelSpec, ours: Any) -> None:
         self.spec, self.ours, self.plan = spec, ours, ours.info.plan
         self.text = eject(spec)
-        self.ejected = built(spec, self.text, folder(), ours.info.ctx.model_config)
+        self.ejected = built(spec, self.text, ours.info.ctx.model_config)
         drawn = {name: items(modality.item) for name, modality in self.plan.modalities.items()}
         self.subject = Subject(ours, drawn, model_dir=".", plan=self.plan)
         self.both = (self.ours, self.ejected)
@@ -341,7 +329,7 @@ def test_generated_specs(data: Any) -> None:
         made = pair_of(spec)
     except SpecError:
         with pytest.raises(ValueError, match="made_up"):
-            built(spec, eject(spec), folder(), made_up_config())
+            built(spec, eject(spec), made_up_config())
         return
     assert owners(made) == {token: set(names) for token, names in made.ejected.info.owners.items()}
     for _ in range(2):
@@ -364,7 +352,7 @@ def test_without_ruff_the_text_is_tidy_too(monkeypatch: pytest.MonkeyPatch) -> N
 def test_registered_as_its_docstring_says() -> None:
     """With vLLM's registry, on a model class."""
     made = pair("llava")
-    module = imported(made.text, folder())
+    module = imported(made.text)
     model = type("EjectedLlava", (oracles.MadeUpForCausalLM,), {"__module__": __name__})
     globals()["EjectedLlava"] = model
     ModelRegistry.register_model("EjectedLlava", model)
@@ -393,9 +381,9 @@ def test_a_checkpoint_tells_mappings_from_objects() -> None:
     config = made_up_config()
     text = eject(spec, Scope(cfg=config.hf_config))
     assert 'rope_parameters["rope_theta"]' in text
-    assert built(spec, text, folder(), config).info.get_supported_mm_limits() == {"alpha": 10000}
+    assert built(spec, text, config).info.get_supported_mm_limits() == {"alpha": 10000}
     with pytest.raises(ValueError, match=r"^nested.alpha, limit: AttributeError"):
-        built(spec, eject(spec), folder(), config)
+        built(spec, eject(spec), config)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -382,7 +382,7 @@ def test_the_guard_before_the_engine(prompt: dict[str, Any], sentence: str) -> N
 
 
 def test_an_item_that_only_a_uuid_names() -> None:
-    cache = MultiModalProcessorOnlyCache(model_config(str(CHECKPOINT)))
+    cache = MultiModalProcessorOnlyCache(terra_processor().info.ctx.model_config)
     uuids = {"actions": ["the-action"]}
     first = run(terra_processor(), terra_prompt(1), {"actions": [GOOD]}, cache=cache, uuids=uuids)
     again = run(terra_processor(), terra_prompt(1), {"actions": [None]}, cache=cache, uuids=uuids)
