@@ -1142,7 +1142,7 @@ def test_llava_dummies_and_embeddings() -> None:
     [
         (None, ": expected an image or a list of them, got None. Send the item, or leave the modality out."),
         (
-            torch.full((3, 4, 4), torch.inf),
+            [torch.full((3, 4, 4), torch.inf)],
             "[0]: expected finite values of magnitude <= 65504, got NaN or an infinity.",
         ),
     ],
