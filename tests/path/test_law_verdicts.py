@@ -1,0 +1,85 @@
+"""How a law says that it was asked about nothing, and that it broke. What laws find is in test_planted_bugs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import reject
+
+from examples.terra import CHECKPOINT
+from examples.terra.spec import TERRA
+from mmkit import Modality, ModelSpec, Tensor, batched, embed, replace, testing, tok
+from mmkit.items import ItemType
+from mmkit.testing import Law, NotApplicable, Subject, Violation, specs, strategies
+
+ALPHA = Modality(
+    "alpha",
+    item=Tensor(shape=(2, 3)),
+    layout=embed(tok["<alpha_embed>"]) * 2,
+    update=replace(tok["<alpha>"]),
+    fields={"alpha_data": batched()},
+)
+
+
+def nothing_to_say(subject: Subject, data: Any) -> None:
+    reject()
+
+
+def breaking(subject: Subject, data: Any) -> None:
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("check", "kind", "sentence"),
+    [
+        (nothing_to_say, NotApplicable, "no request was found about which this law says anything"),
+        (breaking, Violation, "L0 none: RuntimeError: broken"),
+    ],
+)
+def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
+    subject = testing.of_spec(ModelSpec("one", ALPHA), specs.checkpoint())
+    with pytest.raises(kind) as verdict:
+        testing.check_law(Law("L0 none", "", check), subject, examples=5, database=False)
+    assert str(verdict.value).splitlines()[0] == sentence
+
+
+@pytest.mark.parametrize(
+    ("law", "sentence"), [("L4", "the model has no tokenizer"), ("L11", "no modality takes embeddings")]
+)
+def test_a_law_that_does_not_concern_a_spec(law: str, sentence: str) -> None:
+    with pytest.raises(NotApplicable) as verdict:
+        testing.check_law(law, testing.of_spec(TERRA, CHECKPOINT), examples=5, database=False)
+    assert str(verdict.value) == sentence
+
+
+def test_embeddings_that_a_registered_processor_refuses() -> None:
+    samples = {"actions": strategies.items(testing.of_spec(TERRA, CHECKPOINT).plan.modalities["actions"].item)}
+    with pytest.raises(NotApplicable, match=r"^embeddings are refused: terra\.actions\[0\]: expected a \(6, 3\) "):
+        testing.check_law("L11", testing.of_registered(CHECKPOINT, samples=samples), examples=5, database=False)
+
+
+def test_a_prompt_that_cannot_be_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Subject.run
+
+    def once(self: Subject, request: Any, caches: Any = None) -> Any:
+        if self.processor.info.get_tokenizer().get_vocab()["<alpha_embed>"] in request.prompt:
+            raise ValueError("twice")
+        return run(self, request, caches)
+
+    monkeypatch.setattr(Subject, "run", once)
+    with pytest.raises(Violation, match=r"^L10 idempotence: refused with ValueError: twice"):
+        testing.check_law(
+            "L10", testing.of_spec(ModelSpec("one", ALPHA), specs.checkpoint()), examples=20, database=False
+        )
+
+
+def test_items_without_a_strategy() -> None:
+    class Odd(ItemType):
+        expected = "something odd"
+
+    with pytest.raises(TypeError) as refused:
+        strategies.items(Odd())
+    assert str(refused.value) == (
+        "items(): expected a Tensor, Image, Video or Audio, got Odd. Give samples= a strategy for its modality."
+    )
