@@ -43,10 +43,15 @@ def main() -> None:
 def check_machine() -> None:
     """Stop with one sentence where the environment could not work."""
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        own, oldest, newest = (".".join(map(str, each[:2])) for each in (sys.version_info, OLDEST, NEWEST))
-        sys.exit(f"Python: expected {oldest} to {newest}, got {own}. Choose another one with make PYTHON=python{newest}.")
+        own, oldest, newest = map(dotted, (sys.version_info, OLDEST, NEWEST))
+        remedy = f"Choose another one with make PYTHON=python{newest}."
+        sys.exit(f"Python: expected {oldest} to {newest}, got {own}. {remedy}")
     if not shutil.which(os.environ.get("CXX", "g++")):
         sys.exit("g++: expected a C++ compiler, with which vLLM compiles models, got none. Install g++, or set CXX.")
+
+
+def dotted(version) -> str:
+    return "{}.{}".format(*version)
 
 
 def complete(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """What the routes refuse before an engine is asked, and what they say of one that is over.
 
-The routes, the door and the processor are the real ones. tests/engine/test_serve.py has the refusals of a server.
+The routes, the door and the processor are the real ones; tests/engine/terra_server has the refusals of a server.
 """
 
 import asyncio
