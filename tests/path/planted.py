@@ -275,7 +275,7 @@ def overriding(base: type, hook: str, change: Callable[..., Any]) -> type:
     def method(self: Any, *rest: Any, **named: Any) -> Any:
         return change(getattr(super(subclass, self), hook), *rest, **named)
 
-    subclass = type(base.__name__, (base,), {hook: method})
+    subclass = type(base.__name__, (base,), {"__module__": __name__, hook: method})
     return subclass
 
 
@@ -323,8 +323,8 @@ def items_swapped_in_the_prompt(inherited, prompt, updates):
     return ids, {name: places[::-1] for name, places in found.items()}
 
 
-def items_swapped_after_a_hit(inherited, mm_is_cached, **named):
-    items, updates = inherited(mm_is_cached=mm_is_cached, **named)
+def items_swapped_after_a_hit(inherited, cache, mm_is_cached, **named):
+    items, updates = inherited(cache, mm_is_cached=mm_is_cached, **named)
     hit = any(any(flags) for flags in mm_is_cached.values())
     return MultiModalKwargsItems({name: some[:: -1 if hit else 1] for name, some in items.items()}), updates
 

