@@ -22,13 +22,12 @@ FOLDERS = ("engine", "night", "path", "unit")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with the same checkpoint run in one process, which starts its engine once; else those of a file do."""
-    items.sort(key=lambda item: FOLDERS.index(_folders(item)[0]))
-    for item in items:
-        folder, *rest = _folders(item)
+    here = Path(__file__).parent
+    ours = [item for item in items if item.path.is_relative_to(here)]
+    ours.sort(key=lambda item: FOLDERS.index(item.path.relative_to(here).parts[0]))
+    items[:] = [*ours, *(item for item in items if not item.path.is_relative_to(here))]
+    for item in ours:
+        folder, *rest = item.path.relative_to(here).parts[:-1]
         if folder == "engine":
             item.add_marker(pytest.mark.engine)
-        item.add_marker(pytest.mark.xdist_group("/".join([folder, *rest] if rest else [folder, item.path.stem])))
-
-
-def _folders(item: pytest.Item) -> tuple[str, ...]:
-    return item.path.relative_to(Path(__file__).parent).parts[:-1]
+        item.add_marker(pytest.mark.xdist_group("/".join([folder, *(rest or [item.path.stem])])))

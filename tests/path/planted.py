@@ -98,6 +98,7 @@ def frames(**changes: Any) -> Modality:
     return Modality("frames", **parts)
 
 
+MODALITIES: dict[str, Callable[..., Modality]] = {"series": series, "frames": frames}
 MIXED = ModelSpec("mixed", series(), frames())
 BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok[fmt("<|series_{}|>", item.index + 1)])), frames())
 ROBOT = ModelSpec(
@@ -165,12 +166,16 @@ class ByHand(_Encoders, SupportsMultiModal):
         return rows
 
     def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
-        return self.body.embed_input_ids(input_ids.clamp(0, VOCABULARY - 1))
+        return self.body.embed_input_ids(self.known(input_ids))
+
+    def known(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return input_ids.clamp(0, VOCABULARY - 1)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> Any:
-        return self.body.compute_logits(hidden_states).index_fill(
-            -1, torch.tensor([ID["<pad>"], ID["<row>"]]), -torch.inf
-        )
+        return self.masked(self.body.compute_logits(hidden_states))
+
+    def masked(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, torch.tensor([ID["<pad>"], ID["<row>"]]), -torch.inf)
 
 
 _numbers = itertools.count()
@@ -202,11 +207,6 @@ def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
     return of_spec(spec, checkpoint(), kwargs=KWARGS, **classes)
 
 
-def robot(spec: ModelSpec = ROBOT, **classes: type) -> Subject:
-    """`ROBOT`, or another spec of a model without a tokenizer, likewise."""
-    return of_spec(spec, checkpoint(tokenizer=False), **classes)
-
-
 def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
     """A spec with a model class, in vLLM's registries."""
     name = f"{model.__name__}{next(_numbers)}ForCausalLM"  # vLLM keeps what it has found out of an architecture
@@ -220,14 +220,12 @@ def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
 BASES: dict[str, Callable[[], Subject]] = {
     "mixed": functools.partial(with_model, Derived),
     "by hand": functools.partial(with_model, ByHand),
-    "robot": robot,
+    "robot": lambda: of_spec(ROBOT, checkpoint(tokenizer=False)),
 }
 """Correct ones, of which every law holds."""
 
-Info, Processor = MIXED.classes.info, MIXED.classes.processor
 
-
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- bugs --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,635 +233,229 @@ class Bug:
     """One planted bug.
 
     Attributes:
-        name: of the function that makes it.
-        sentence: what is wrong.
         law: the number of the law that must catch it.
-        message: a regular expression for what that law says.
-        subject: makes the broken thing.
+        sentence: what is wrong.
+        hook: what is overridden: a method, as ``processor.METHOD`` (or info, parser, model); a modality, ``series`` or
+            ``frames``; or its function, as ``frames.process``. ``subject`` for what no single hook makes.
+        change: the new method, which gets the inherited one and its arguments; what returns the changes of a modality;
+            its new function; or what makes the subject.
+        message: a regular expression for what the law says.
+        model: a correct model class for a changed spec; None for a law that needs none.
     """
 
+    law: str
     name: str
     sentence: str
-    law: str
+    hook: str
+    change: Callable[..., Any]
     message: str
-    subject: Callable[[], Subject]
+    spec: ModelSpec = MIXED
+    model: type | None = None
 
+    def subject(self) -> Subject:
+        """The broken thing."""
+        part, _, method = self.hook.partition(".")
+        if part == "subject":
+            return self.change()
+        if part == "model":
+            return with_model(overriding(ByHand, method, self.change))
+        if part in MODALITIES:
+            changes = {method: self.change} if method else self.change()
+            spec = ModelSpec("mixed", *(make(**changes if name == part else {}) for name, make in MODALITIES.items()))
+            return mixed(spec) if self.model is None else with_model(self.model, spec)
+        if part == "parser":
+            return mixed(info=parsing(overriding(Parser, method, self.change)))
+        return mixed(self.spec, **{part: overriding(getattr(self.spec.classes, part), method, self.change)})
 
-BUGS: list[Bug] = []
 
+def overriding(base: type, hook: str, change: Callable[..., Any]) -> type:
+    """A subclass with another method, a function of the inherited one and of its arguments."""
 
-def planted(law: str, message: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Add a function that makes something broken to the table; its docstring says what is wrong."""
+    @functools.wraps(getattr(base, hook))
+    def method(self: Any, *rest: Any, **named: Any) -> Any:
+        return change(getattr(super(subclass, self), hook), *rest, **named)
 
-    def add(make: Callable[[], Subject]) -> Callable[[], Subject]:
-        BUGS.append(Bug(make.__name__, str(make.__doc__), law, message, make))
-        return make
+    subclass = type(base.__name__, (base,), {"__module__": __name__, hook: method})
+    return subclass
 
-    return add
 
+def parsing(parser: type) -> type:
+    """An info class with another parser."""
 
-# -- L1: encoder rows and layout ---------------------------------------------------------------------------------------
+    def parser_of(inherited: Callable[[], Parser]) -> Parser:
+        correct = inherited()
+        return parser(correct.plan, correct.hidden_size)
 
+    return overriding(MIXED.classes.info, "get_data_parser", parser_of)
 
-@planted("L1", r"frames\[0\] has 2 encoder rows and 3 embed positions")
-def layout_longer_than_the_rows() -> Subject:
-    """The layout has three positions for an item of which the encoder makes two rows."""
-    return with_model(ByHand, ModelSpec("longer", series(), frames(layout=embed(tok["<pad>"]) * 3)))
 
+def layout_longer_than_the_rows():
+    return {"layout": embed(tok["<pad>"]) * 3}
 
-@planted("L1", r"longer\.frames, embed_frames, item 0: expected 3 encoder rows, got 2")
-def layout_longer_than_the_rows_of_a_mixin() -> Subject:
-    """The same, in a model class whose mixin looks itself."""
-    return with_model(Derived, ModelSpec("longer", series(), frames(layout=embed(tok["<pad>"]) * 3)))
 
+def _placed_otherwise(change: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """Items are placed as ever, and then each place is changed, a function of it and of all places."""
 
-@planted("L1", r"series\[0\] has 1 encoder rows and 2 embed positions")
-def literal_in_the_mask() -> Subject:
-    """The mask marks a literal token before the placeholders as one of them."""
-    marked = embed(tok["<open>"]) + embed(tok["<row>"]) * out.length + tok["<close>"]
-    return with_model(ByHand, ModelSpec("marked", series(layout=marked), frames()))
+    def placing(inherited: Any, prompt: Any, updates: Any) -> Any:
+        ids, found = inherited(prompt, updates)
+        return ids, {name: [change(place, found) for place in places] for name, places in found.items()}
 
+    return placing
 
-@planted("L1", r"\[0\] has \d encoder rows and \d embed positions")
-def truncated_rows() -> Subject:
-    """The encoder leaves out the last row of every item."""
 
-    class Truncated(ByHand):
-        def embed_multimodal(self, **fields: Any) -> Any:
-            return [rows[:-1] for rows in super().embed_multimodal(**fields)]
+def end_of_the_prompt_dropped(inherited, prompt, updates):
+    ids, found = inherited(prompt, updates)
+    return ids[: max(place.start_idx + place.length for places in found.values() for place in places)], found
 
-    return with_model(Truncated)
 
+def prompt_in_lower_case(inherited, prompt):
+    return [ID.get(TOKENS[token].lower(), token) if token < len(TOKENS) else token for token in prompt]
 
-@planted("L1", r"0 encoder outputs for 1 items of (frames|series)")
-def one_output_fewer_than_items() -> Subject:
-    """The encoder makes rows for all items but the last of a batch."""
 
-    class Fewer(ByHand):
-        def embed_multimodal(self, **fields: Any) -> Any:
-            return super().embed_multimodal(**fields)[:-1]
+def ids_that_are_not_the_layout(inherited, prompt, updates):
+    ids, found = inherited(prompt, updates)
+    starts = {place.start_idx for places in found.values() for place in places}
+    return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], found
 
-    return with_model(Fewer)
 
+def items_swapped_in_the_prompt(inherited, prompt, updates):
+    ids, found = inherited(prompt, updates)
+    return ids, {name: places[::-1] for name, places in found.items()}
 
-@planted("L1", r"\d encoder outputs for \d items of (frames|series)|\[0\] has 8 encoder rows and 1 embed positions")
-def rows_of_all_items_in_one() -> Subject:
-    """The encoder returns the rows of all items as one tensor."""
 
-    class InOne(ByHand):
-        def embed_multimodal(self, **fields: Any) -> Any:
-            return torch.cat(super().embed_multimodal(**fields))
+def items_swapped_after_a_hit(inherited, cache, mm_is_cached, **named):
+    items, updates = inherited(cache, mm_is_cached=mm_is_cached, **named)
+    hit = any(any(flags) for flags in mm_is_cached.values())
+    return MultiModalKwargsItems({name: some[:: -1 if hit else 1] for name, some in items.items()}), updates
 
-    return with_model(InOne)
 
+def kwargs_missing_in_the_cache_key(inherited, inputs):
+    return inherited(replace(inputs, hf_processor_mm_kwargs={}))
 
-# -- L2: ranges --------------------------------------------------------------------------------------------------------
 
+def receiver_gets_other_data(inherited, mm_data_items, **named):
+    cached, missing = inherited(mm_data_items=mm_data_items, **named)
+    for name, part in missing.items():
+        part.data = mm_data_items[name].data[: len(part.data)]
+    return cached, missing
 
-def _places(found: Mapping[str, list[Any]], change: Callable[[Any], Any]) -> dict[str, list[Any]]:
-    return {name: [change(place) for place in places] for name, places in found.items()}
 
+_BUFFER = torch.zeros(8, 2, 3)
 
-@planted(
-    "L2", r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"
-)
-def range_off_by_one() -> Subject:
-    """Ranges begin one position late, as after a forgotten special token."""
 
-    class Late(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            return ids, _places(found, lambda place: replace(place, start_idx=place.start_idx + 1))
+def buffer_written_again(items, scope):
+    for i, value in enumerate(items):
+        _BUFFER[i] = value
+    return {"frames": _BUFFER[: len(items)]}
 
-    return mixed(processor=Late)
 
+def text_without_special_tokens(inherited, prompt, *rest, **named):
+    ids = [ID.get(word, ID["<unk>"]) for word in prompt.split()] if isinstance(prompt, str) else prompt
+    return inherited(ids, *rest, **named)
 
-@planted("L2", r"\[\d\] (at \d+ begins inside the range before it, which ends at \d+|are \[.*\], its layout is \[)")
-def overlapping_ranges() -> Subject:
-    """All items of a modality get the range of the first."""
 
-    class Overlapping(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            first = {name: places[0].start_idx for name, places in found.items()}
-            return ids, _places(found, lambda place: replace(place, start_idx=first[place.modality]))
+def _padded(items: Any, scope: Any) -> dict[str, Any]:
+    values = nn.utils.rnn.pad_sequence(list(items), batch_first=True)
+    return {"values": values, "length": torch.tensor([len(value) for value in items])}
 
-    return mixed(processor=Overlapping)
 
+def normalised_over_the_batch(items, scope):
+    values = torch.stack(list(items))
+    return {"frames": values / values.abs().max().clamp(min=1)}
 
-@planted("L2", r"outside the ranges the prompt is \[.*\], the caller's \[.*\]")
-def end_of_the_prompt_dropped() -> Subject:
-    """What follows the last item is cut off."""
 
-    class Cut(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            return ids[: max(place.start_idx + place.length for places in found.values() for place in places)], found
+def _stacked(items: Any, scope: Any) -> dict[str, Any]:
+    return {"frames": torch.stack(list(items))}
 
-    return mixed(processor=Cut)
 
+def field_of_the_index():
+    return {"process": _stacked, "fields": {"frames": batched(), "position": batched(value=item.index, dtype="int64")}}
 
-@planted("L2", r"outside the ranges the prompt is \[.*\], the caller's \[.*\]")
-def prompt_in_lower_case() -> Subject:
-    """The prompt goes through text on its way, in lower case."""
 
-    class Lower(Processor):
-        def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
-            return [ID.get(TOKENS[token].lower(), token) if token < len(TOKENS) else token for token in prompt]
+def _stated(more: int) -> Callable[..., Any]:
+    return lambda inherited, seq_len, mm_counts: {name: n + more for name, n in inherited(seq_len, mm_counts).items()}
 
-    return mixed(processor=Lower)
 
+def hash_of_the_shape(inherited, inputs):
+    kwargs, items = sorted(inputs.hf_processor_mm_kwargs.items()), inputs.mm_data_items.items()
+    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
-@planted("L2", r"outside the ranges the prompt is \[.*\], the caller's \[1, .*\]")
-def first_token_removed() -> Subject:
-    """The token that begins every text is taken for a double and removed."""
 
-    class Bare(Processor):
-        def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
-            return prompt[1:] if prompt[0] == ID["<s>"] else prompt
+def hash_of_the_container(inherited, modality, data):
+    if isinstance(data, Mapping):  # embeddings
+        return inherited(modality, data)
+    values = [value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value)) for value in data]
+    return TensorItems(values, modality.name)
 
-    return mixed(processor=Bare)
 
+def field_without_config(inherited, hf_inputs, kwargs):
+    return {name: config for name, config in inherited(hf_inputs, kwargs).items() if name != "version"}
 
-@planted("L2", r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]")
-def ids_that_are_not_the_layout() -> Subject:
-    """The placeholders are written with another id than the layout has."""
 
-    class Other(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            for places in found.values():
-                for place in places:
-                    ids[place.start_idx] = ID["<unk>"]
-            return ids, found
+def _split(config: Any, hf_inputs: Any, step: int, dim: int) -> Any:
+    if "length" not in hf_inputs:
+        return config
+    sizes = torch.stack(list(hf_inputs["length"])[::step])
+    return {**config, "values": MultiModalFieldConfig.flat_from_sizes("series", sizes, dim=dim)}
 
-    return mixed(processor=Other)
 
+def surplus_items_accepted(inherited, inputs, timing):
+    items = inputs.mm_data_items.get("frames")
+    if items is not None and not isinstance(items, EmbedItems):
+        items.data = items.data[: inputs.prompt.count(ID["<frame>"])]
+    return inherited(inputs, timing)
 
-@planted("L2", r"the ranges of (series|frames) are not in order")
-def items_swapped_in_the_prompt() -> Subject:
-    """The first item of a request gets the last range."""
 
-    class Swapped(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            return ids, {name: places[::-1] for name, places in found.items()}
+def missing_items_accepted(inherited, inputs, timing):
+    while inputs.prompt.count(ID["<frame>"]) > len(inputs.mm_data_items.get("frames", ())) > 0:
+        inputs.prompt.remove(ID["<frame>"])
+    return inherited(inputs, timing)
 
-    return mixed(processor=Swapped)
 
+def wrong_shape_accepted(inherited, modality, data):
+    return _mended(inherited, modality, data, lambda value: value[0, 0] if value.ndim == 4 else value)
 
-@planted("L2", r"the mask of series\[0\] is not that of its layout")
-def mask_lost() -> Subject:
-    """The mask of a layout with literal tokens is dropped, so that all positions receive rows."""
 
-    class Unmasked(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            ids, found = super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-            return ids, _places(found, lambda place: replace(place, is_embed=None))
+def _mended(inherited: Any, modality: Any, data: Any, mend: Callable[[Any], Any]) -> Any:
+    """Items are parsed; where they are refused, something is made of the tensors among them."""
+    try:
+        return inherited(modality, data)
+    except InputError:
+        return inherited(modality, [mend(value) if isinstance(value, torch.Tensor) else value for value in data])
 
-    return mixed(processor=Unmasked)
 
+def none_accepted(inherited, modality, data):
+    if isinstance(data, Mapping):  # embeddings
+        return inherited(modality, data)
+    return inherited(modality, [modality.largest()[0] if value is None else value for value in data])
 
-# -- L3: caches --------------------------------------------------------------------------------------------------------
 
+def unknown_modality_ignored(inherited, mm_data, **options):
+    return inherited({name: data for name, data in mm_data.items() if name in MODALITIES}, **options)
 
-@planted("L3", r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: ")
-def items_swapped_after_a_hit() -> Subject:
-    """Where some item is cached, the items come in another order."""
 
-    class Swapped(Processor):
-        def _merge_mm_kwargs(self, cache: Any, mm_hashes: Any, mm_is_cached: Any, *rest: Any, **named: Any) -> Any:
-            items, updates = super()._merge_mm_kwargs(cache, mm_hashes, mm_is_cached, *rest, **named)
-            hit = any(any(flags) for flags in mm_is_cached.values())
-            return MultiModalKwargsItems({k: v[:: -1 if hit else 1] for k, v in items.items()}), updates
+def message_without_modality(inherited, mm_data, **options):
+    try:
+        return inherited(mm_data, **options)
+    except InputError:
+        raise InputError("request", "well-formed items", "others") from None
 
-    return mixed(processor=Swapped)
 
+def double_expansion(inherited, prompt, updates):
+    return BaseMultiModalProcessor._apply_prompt_updates(inherited.__self__, prompt, updates)
 
-def _without_kwargs() -> type:
-    class Keyless(Processor):
-        def _get_mm_hashes(self, inputs: Any) -> Any:
-            return super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs={}))
 
-    return Keyless
+def expanded_prompt_refused(inherited, prompt, updates):
+    if ID["<pad>"] in prompt:
+        raise InputError("mixed.frames", "<frame>", "<pad>")
+    return inherited(prompt, updates)
 
 
-@planted("L3", r"(?s)without a cache and with one in one process: (fields|ids).*kwargs=")
-def kwargs_missing_in_the_cache_key() -> Subject:
-    """An item processed under other kwargs is taken from the cache."""
-    return mixed(processor=_without_kwargs())
+def embeddings_that_raise(inherited, out_mm_kwargs, **named):
+    for fields in out_mm_kwargs.get("frames", ()):
+        assert len(fields["frames"].data)
+    return inherited(out_mm_kwargs=out_mm_kwargs, **named)
 
-
-@planted("L3", r"without a cache and with one in one process: (fields\['series'\]\[\d\]\['(values|length)'\]|ids)")
-def missing_items_without_their_kwargs() -> Subject:
-    """With a cache, items are processed without the kwargs of their request."""
-
-    class Forgetful(Processor):
-        def _get_cache_missing_processor_kwargs(self, inputs: Any, mm_is_cached: Any) -> Any:
-            return {}
-
-    return mixed(processor=Forgetful)
-
-
-@planted("L3", r"without a cache and with one in one process: hashes\['series'\]\[0\]")
-def process_writes_into_its_input() -> Subject:
-    """The process function scales the caller's tensor in place, so that its hash is another one afterwards."""
-
-    def scaled(items: Any, scope: Any) -> dict[str, Any]:
-        return _series([value.mul_(2) for value in items], scope)
-
-    return mixed(ModelSpec("scaled", series(process=scaled), frames()))
-
-
-@planted(
-    "L3", r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)"
-)
-def target_of_another_position() -> Subject:
-    """A cached item is looked for at the number that it had in an earlier request."""
-
-    class Stale(BY_NUMBER.classes.processor):  # type: ignore[misc, name-defined]
-        def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
-            return replace(cached_update, item_idx=new_item_idx)
-
-    return mixed(BY_NUMBER, processor=Stale)
-
-
-@planted("L3", r"without a cache and with one in one process: (fields|ids)")
-def receiver_gets_other_data() -> Subject:
-    """Of the items of a request, the first are processed instead of those that the cache lacks."""
-
-    class First(Processor):
-        def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
-            cached, missing = super()._get_cache_missing_items(cache, mm_data_items, mm_hashes)
-            for name, part in missing.items():
-                part.data = mm_data_items[name].data[: len(part.data)]
-            return cached, missing
-
-    return mixed(processor=First)
-
-
-@planted("L3", r"without a cache and with one in one process: fields\['frames'\]\[\d\]\['frames'\]: values differ")
-def buffer_written_again() -> Subject:
-    """The process function returns views of a buffer that the next request overwrites."""
-    buffer = torch.zeros(8, 2, 3)
-
-    def copied(items: Any, scope: Any) -> dict[str, Any]:
-        for i, value in enumerate(items):
-            buffer[i] = value
-        return {"frames": buffer[: len(items)]}
-
-    return mixed(ModelSpec("copied", series(), frames(process=copied)))
-
-
-# -- L4: text and tokens -----------------------------------------------------------------------------------------------
-
-
-@planted("L4", r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long")
-def text_without_special_tokens() -> Subject:
-    """A text that goes to the processor itself is tokenized without the token that begins every text."""
-
-    class Bare(Processor):
-        def __call__(self, prompt: Any, *rest: Any, **named: Any) -> Any:
-            if isinstance(prompt, str):
-                prompt = self.info.get_tokenizer().encode(prompt, add_special_tokens=False)
-            return super().__call__(prompt, *rest, **named)
-
-    return mixed(processor=Bare)
-
-
-@planted("L4", r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]")
-def text_in_lower_case() -> Subject:
-    """Texts are tokenized in lower case; the ids of the same text are not changed."""
-
-    class Lower(Info):
-        def get_default_tok_params(self) -> Any:
-            return replace(super().get_default_tok_params(), do_lower_case=True)
-
-    return mixed(info=Lower)
-
-
-# -- L5: independence --------------------------------------------------------------------------------------------------
-
-
-@planted(
-    "L5", r"series\[\d\] alone and in this request: \['values'\]: torch.float32 \(\d, 2\) and torch.float32 \(\d, 2\)"
-)
-def padded_to_the_batch() -> Subject:
-    """Items are padded to the longest of the request."""
-
-    def padded(items: Any, scope: Any) -> dict[str, Any]:
-        values = nn.utils.rnn.pad_sequence(list(items), batch_first=True)
-        return {"values": values, "length": torch.tensor([len(value) for value in items])}
-
-    fields = {"values": batched(), "length": batched()}
-    return mixed(ModelSpec("padded", series(process=padded, fields=fields), frames()))
-
-
-@planted("L5", r"frames\[\d\] alone and in this request: \['frames'\]: values differ")
-def normalised_over_the_batch() -> Subject:
-    """Values are divided by the largest of the request."""
-
-    def normalised(items: Any, scope: Any) -> dict[str, Any]:
-        values = torch.stack(list(items))
-        return {"frames": values / values.abs().max().clamp(min=1)}
-
-    return mixed(ModelSpec("normalised", series(), frames(process=normalised)))
-
-
-@planted("L5", r"frames\[\d\] alone and in this request: \['position'\]: values differ")
-def field_of_the_index() -> Subject:
-    """A field holds the number of the item in its request, which a cached item keeps."""
-    fields = {"frames": batched(), "position": batched(value=item.index, dtype="int64")}
-
-    def stacked(items: Any, scope: Any) -> dict[str, Any]:
-        return {"frames": torch.stack(list(items))}
-
-    return mixed(ModelSpec("numbered", series(), frames(process=stacked, fields=fields)))
-
-
-# -- L6: the worst case ------------------------------------------------------------------------------------------------
-
-
-@planted("L6", r"series has an item of \d rows, and at most 1 are stated")
-def dummy_that_is_not_the_worst_case() -> Subject:
-    """The shortest series gets the most rows, and the dummy item is the longest."""
-    layout = embed(tok["<row>"]) * (5 - item.length)
-    return mixed(ModelSpec("inverse", series(layout=layout), frames()))
-
-
-def _stated(more: int) -> type:
-    class Stating(Info):
-        def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Any:
-            found = super().get_mm_max_tokens_per_item(seq_len, mm_counts)
-            return {name: count + more for name, count in found.items()}
-
-    return Stating
-
-
-@planted("L6", r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)")
-def stated_maximum_too_small() -> Subject:
-    """The scheduler is told one row less than the largest item has."""
-    return mixed(info=_stated(-1))
-
-
-@planted("L6", r"(5 rows are stated for series, and the dummy item has 4|3 rows .* for frames, and .* has 2)")
-def stated_maximum_too_large() -> Subject:
-    """The scheduler is told one row more, which no item has."""
-    return mixed(info=_stated(1))
-
-
-# -- L7: identity ------------------------------------------------------------------------------------------------------
-
-
-@planted("L7", r"kwargs \{.*\} have the same hash")
-def hash_without_kwargs() -> Subject:
-    """The hash of an item does not see the kwargs under which it is processed."""
-    return mixed(processor=_without_kwargs())
-
-
-@planted("L7", r"TensorSample\(seed=1, .*\) has the same hash")
-def hash_of_the_shape() -> Subject:
-    """The hash of an item sees its shape only."""
-
-    class ByShape(Processor):
-        def _get_mm_hashes(self, inputs: Any) -> Any:
-            kwargs = sorted(inputs.hf_processor_mm_kwargs.items())
-            items = inputs.mm_data_items.items()
-            return {name: [f"{name} {tuple(v.shape)} {kwargs}" for v in found.get_all()] for name, found in items}
-
-    return mixed(processor=ByShape)
-
-
-class _Kept(Parser):
-    """Keeps what a caller sends as it is."""
-
-    def _parse(self, modality: Any, data: Any) -> Any:
-        if self._embeddings(modality, data) is not None:
-            return super()._parse(modality, data)
-        values = [v if isinstance(v, torch.Tensor) else torch.as_tensor(np.asarray(v)) for v in data]
-        return TensorItems(values, modality.name)
-
-
-def _parsing(parser: type) -> type:
-    class Parsing(Info):
-        def get_data_parser(self) -> Any:
-            return parser(self.plan, self._get_expected_hidden_size())
-
-    return Parsing
-
-
-@planted("L7", r"the same content as (ndarray|list) has another hash")
-def hash_of_the_container() -> Subject:
-    """Items are hashed as they come: a list and a float64 array are not the float32 tensor of their values."""
-    return mixed(info=_parsing(_Kept))
-
-
-# -- L8: fields --------------------------------------------------------------------------------------------------------
-
-
-@planted("L8", r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]")
-def field_without_config() -> Subject:
-    """A field that the process function returns has no config, and vLLM drops it."""
-
-    class Dropping(Processor):
-        def _get_mm_fields_config(self, *rest: Any, **named: Any) -> Any:
-            return {k: v for k, v in super()._get_mm_fields_config(*rest, **named).items() if k != "version"}
-
-    return mixed(processor=Dropping)
-
-
-def _splitting(change: Callable[[torch.Tensor], torch.Tensor], dim: int = 0) -> type:
-    class Splitting(Processor):
-        def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-            config = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)
-            if "length" not in hf_inputs:
-                return config
-            sizes = change(torch.stack(list(hf_inputs["length"])))
-            return {**config, "values": MultiModalFieldConfig.flat_from_sizes("series", sizes, dim=dim)}
-
-    return Splitting
-
-
-@planted("L8", r"split by the spec and by vLLM: series\[0\]\['values'\]: .*\(\d, 2\) and .*\(\d, 2\)")
-def flat_sizes_in_the_wrong_order() -> Subject:
-    """A flat field is split by the sizes of the items in reverse."""
-    return mixed(processor=_splitting(lambda sizes: sizes.flip(0)))
-
-
-@planted("L8", r"split by the spec and by vLLM: series\[0\]\['values'\]: .*|the field 'values' before and after")
-def split_along_another_dimension() -> Subject:
-    """A flat field is split along its second dimension."""
-    return mixed(processor=_splitting(lambda sizes: sizes, dim=1))
-
-
-# -- L9: refusal -------------------------------------------------------------------------------------------------------
-
-
-@planted("L9", r"one item of frames too many: accepted")
-def surplus_items_accepted() -> Subject:
-    """Items without a placeholder are dropped silently."""
-
-    class Dropping(Processor):
-        def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-            if (found := inputs.mm_data_items.get("frames")) is not None and not isinstance(found, EmbedItems):
-                found.data = found.data[: inputs.prompt.count(ID["<frame>"])]
-            return super().apply(inputs, timing_ctx)
-
-    return mixed(processor=Dropping)
-
-
-@planted("L9", r"one item of frames too few: accepted")
-def missing_items_accepted() -> Subject:
-    """Placeholders without an item are dropped silently."""
-
-    class Dropping(Processor):
-        def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-            while inputs.prompt.count(ID["<frame>"]) > len(inputs.mm_data_items.get("frames", ())) > 0:
-                inputs.prompt.remove(ID["<frame>"])
-            return super().apply(inputs, timing_ctx)
-
-    return mixed(processor=Dropping)
-
-
-class _Lenient(Parser):
-    """Makes something of items that are no good."""
-
-    def _parse(self, modality: Any, data: Any) -> Any:
-        try:
-            return super()._parse(modality, data)
-        except InputError:
-            return super()._parse(modality, [self.mended(v) for v in data])
-
-    def mended(self, value: Any) -> Any:
-        return value
-
-
-@planted("L9", r"NaN in an item of (series|frames): accepted")
-def nan_accepted() -> Subject:
-    """NaN becomes zero."""
-
-    class Mending(_Lenient):
-        def mended(self, value: Any) -> Any:
-            return value.nan_to_num() if isinstance(value, torch.Tensor) else value
-
-    return mixed(info=_parsing(Mending))
-
-
-@planted("L9", r"a wrong shape in (series|frames): accepted")
-def wrong_shape_accepted() -> Subject:
-    """Of a batch in place of an item, the first is taken."""
-
-    class First(_Lenient):
-        def mended(self, value: Any) -> Any:
-            return value[0, 0] if isinstance(value, torch.Tensor) and value.ndim == 4 else value
-
-    return mixed(info=_parsing(First))
-
-
-@planted("L9", r"None as an item of (series|frames): accepted")
-def none_accepted() -> Subject:
-    """None becomes zeros."""
-
-    class Zeros(Parser):
-        def _parse(self, modality: Any, data: Any) -> Any:
-            return super()._parse(modality, [modality.largest()[0] if v is None else v for v in data])
-
-    return mixed(info=_parsing(Zeros))
-
-
-@planted("L9", r"an unknown modality: accepted")
-def unknown_modality_ignored() -> Subject:
-    """Data of a modality that the model lacks is dropped silently."""
-
-    class Ignoring(Info):
-        def parse_mm_data(self, mm_data: Any, **options: Any) -> Any:
-            return super().parse_mm_data({k: v for k, v in mm_data.items() if k in ("series", "frames")}, **options)
-
-    return mixed(info=Ignoring)
-
-
-@planted("L9", r": the message names no modality: request: expected well-formed items")
-def message_without_modality() -> Subject:
-    """The message of a refusal does not say which modality it is about."""
-
-    class Vague(Info):
-        def parse_mm_data(self, mm_data: Any, **options: Any) -> Any:
-            try:
-                return super().parse_mm_data(mm_data, **options)
-            except InputError:
-                raise InputError("request", "well-formed items", "others") from None
-
-    return mixed(info=Vague)
-
-
-@planted("L9", r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): ")
-def refused_by_a_crash() -> Subject:
-    """Malformed items are not looked at, and torch's own error reaches the caller."""
-    return mixed(info=_parsing(_Kept))
-
-
-# -- L10: expanded prompts ---------------------------------------------------------------------------------------------
-
-
-@planted("L10", r"\d+ ids became \d+")
-def double_expansion() -> Subject:
-    """The layout begins with its own target, and an expanded one is expanded again."""
-    spec = ModelSpec("double", frames(layout=tok["<frame>"] + embed(tok["<pad>"]) * 2))
-
-    class Double(spec.classes.processor):  # type: ignore[misc, name-defined]
-        _apply_prompt_updates = BaseMultiModalProcessor._apply_prompt_updates
-
-    return mixed(spec, processor=Double)
-
-
-@planted("L10", r"refused with InputError: mixed\.frames")
-def expanded_prompt_refused() -> Subject:
-    """Prompts that hold placeholder ids are refused, as those are that vLLM hands back after preprocessing."""
-
-    class Strict(Processor):
-        def _apply_prompt_updates(self, token_ids: Any, mm_prompt_updates: Any) -> Any:
-            if ID["<pad>"] in token_ids:
-                raise InputError("mixed.frames", "<frame>", "<pad>")
-            return super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-
-    return mixed(processor=Strict)
-
-
-# -- L11: embeddings ---------------------------------------------------------------------------------------------------
-
-
-@planted("L11", r"the raw item and its embeddings: ranges\['frames'\]")
-def embeddings_with_another_range() -> Subject:
-    """The layout of embeddings has a token more than that of raw items."""
-    embeds = embed(tok["<pad>"]) * item.length + tok["<close>"]
-    return mixed(ModelSpec("framed", series(), frames(embeds=embeds)))
-
-
-@planted("L11", r"embeddings of frames pass the parser, then KeyError: 'frames'")
-def embeddings_that_raise() -> Subject:
-    """The prompt update reads a field that embeddings do not have."""
-
-    class Reading(Processor):
-        def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-            for fields in out_mm_kwargs.get("frames", ()):
-                assert len(fields["frames"].data)
-            return super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)
-
-    return mixed(processor=Reading)
-
-
-@planted("L11", r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames")
-def embeddings_refused() -> Subject:
-    """The spec takes embeddings and the parser does not."""
-
-    class Raw(Parser):
-        def _embeddings(self, modality: Any, data: Any) -> Any:
-            return None
-
-    return mixed(info=_parsing(Raw))
-
-
-# -- L12: processes ----------------------------------------------------------------------------------------------------
 
 _CALIBRATION: dict[str, int] = {}
 
@@ -875,81 +467,189 @@ def _calibrated(items: Any, scope: Any) -> dict[str, Any]:
 CALIBRATED = ModelSpec("values", series(), frames(process=_calibrated))
 
 
-@planted("L12", r"the classes cannot be pickled: ")
-def classes_that_cannot_be_pickled() -> Subject:
-    """A subclass inside of a function, which no other process can import."""
-
-    class Local(Processor):
-        pass
-
-    return mixed(processor=Local)
-
-
-@planted("L12", r"in this process and in a spawned one: fields\['frames'\]\[0\]\['frames'\]: values differ")
-def fields_of_the_process() -> Subject:
-    """The processed values depend on a variable that only this process has set."""
+def fields_of_the_process():
     _CALIBRATION["offset"] = 1
     return mixed(CALIBRATED)
 
 
-# -- L13: safety -------------------------------------------------------------------------------------------------------
+def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
+    return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
 
-@planted("L13", r"placeholder ids \[4, 5\] can be sampled")
-def placeholders_sampled() -> Subject:
-    """The logits of placeholder ids are left as they are."""
+# -- the table ---------------------------------------------------------------------------------------------------------
 
-    class Sampling(ByHand):
-        def compute_logits(self, hidden_states: torch.Tensor) -> Any:
-            return self.body.compute_logits(hidden_states)
+PLACING, HASHES = "processor._apply_prompt_updates", "processor._get_mm_hashes"
+FIELDS, STATED = "processor._get_mm_fields_config", "info.get_mm_max_tokens_per_item"
+OUTSIDE = r"outside the ranges the prompt is \[.*\], the caller's \[.*\]"
+CACHED = "without a cache and with one in one process: "
 
-    return with_model(Sampling)
-
-
-@planted("L13", r"placeholder ids \[5\] can be sampled")
-def placeholders_of_one_modality_sampled() -> Subject:
-    """The placeholder of the second modality is forgotten in the mask."""
-
-    class Sampling(ByHand):
-        def compute_logits(self, hidden_states: torch.Tensor) -> Any:
-            return self.body.compute_logits(hidden_states).index_fill(-1, torch.tensor(ID["<pad>"]), -torch.inf)
-
-    return with_model(Sampling)
-
-
-@planted("L13", r"ids \[4, 5, -1, 32, 2147483647\] in a prompt: IndexError")
-def crash_outside_the_vocabulary() -> Subject:
-    """Ids go to the embedding table unchecked."""
-
-    class Unchecked(ByHand):
-        def embed_input_ids(self, input_ids: Any, *rest: Any, **named: Any) -> Any:
-            return self.body.embed_input_ids(input_ids)
-
-    return with_model(Unchecked)
-
-
-@planted("L13", r"ids \[4, 5, -1, 32, 2147483647\] are embedded as NaN")
-def bare_placeholders_as_nan() -> Subject:
-    """Placeholders wait for their rows as NaN, also those without an item."""
-
-    class Waiting(ByHand):
-        def embed_input_ids(self, input_ids: Any, *rest: Any, **named: Any) -> Any:
-            made = super().embed_input_ids(input_ids)
-            return made.masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
-
-    return with_model(Waiting)
+BUGS = [
+    Bug("L1", "layout_longer_than_the_rows",
+        "The layout has three positions for an item of which the encoder makes two rows.", "frames",
+        layout_longer_than_the_rows, r"frames\[0\] has 2 encoder rows and 3 embed positions", model=ByHand),
+    Bug("L1", "layout_longer_than_the_rows_of_a_mixin", "The same, in a model class whose mixin looks itself.",
+        "frames", layout_longer_than_the_rows,
+        r"mixed\.frames, embed_frames, item 0: expected 3 encoder rows, got 2", model=Derived),
+    Bug("L1", "literal_in_the_mask", "The mask marks a literal token before the placeholders as one of them.", "series",
+        lambda: {"layout": embed(tok["<open>"]) + embed(tok["<row>"]) * out.length + tok["<close>"]},
+        r"series\[0\] has 1 encoder rows and 2 embed positions", model=ByHand),
+    Bug("L1", "truncated_rows", "The encoder leaves out the last row of every item.", "model.embed_multimodal",
+        lambda inherited, **fields: [rows[:-1] for rows in inherited(**fields)],
+        r"\[0\] has \d encoder rows and \d embed positions"),
+    Bug("L1", "one_output_fewer_than_items", "The encoder makes rows for all items but the last of a batch.",
+        "model.embed_multimodal", lambda inherited, **fields: inherited(**fields)[:-1],
+        r"0 encoder outputs for 1 items of (frames|series)"),
+    Bug("L1", "rows_of_all_items_in_one", "The encoder returns the rows of all items as one tensor.",
+        "model.embed_multimodal", lambda inherited, **fields: torch.cat(inherited(**fields)),
+        r"\d encoder outputs for \d items of (frames|series)|\[0\] has 8 encoder rows and 1 embed positions"),
+    Bug("L2", "range_off_by_one", "Ranges begin one position late, as after a forgotten special token.", PLACING,
+        _placed_otherwise(lambda place, found: replace(place, start_idx=place.start_idx + 1)),
+        r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"),
+    Bug("L2", "overlapping_ranges", "All items of a modality get the range of the first.", PLACING,
+        _placed_otherwise(lambda place, found: replace(place, start_idx=found[place.modality][0].start_idx)),
+        r"\[\d\] (at \d+ begins inside the range before it, which ends at \d+|are \[.*\], its layout is \[)"),
+    Bug("L2", "end_of_the_prompt_dropped", "What follows the last item is cut off.", PLACING, end_of_the_prompt_dropped,
+        OUTSIDE),
+    Bug("L2", "prompt_in_lower_case", "The prompt goes through text on its way, in lower case.",
+        "processor._postprocess_prompt", prompt_in_lower_case, OUTSIDE),
+    Bug("L2", "first_token_removed", "The token that begins every text is taken for a double and removed.",
+        "processor._postprocess_prompt", lambda inherited, prompt: prompt[1:] if prompt[0] == ID["<s>"] else prompt,
+        r"outside the ranges the prompt is \[.*\], the caller's \[1, .*\]"),
+    Bug("L2", "ids_that_are_not_the_layout", "The placeholders are written with another id than the layout has.",
+        PLACING, ids_that_are_not_the_layout,
+        r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
+    Bug("L2", "items_swapped_in_the_prompt", "The first item of a request gets the last range.", PLACING,
+        items_swapped_in_the_prompt, r"the ranges of (series|frames) are not in order"),
+    Bug("L2", "mask_lost", "The mask of a layout with literal tokens is dropped, so that all positions receive rows.",
+        PLACING, _placed_otherwise(lambda place, found: replace(place, is_embed=None)),
+        r"the mask of series\[0\] is not that of its layout"),
+    Bug("L3", "items_swapped_after_a_hit", "Where some item is cached, the items come in another order.",
+        "processor._merge_mm_kwargs", items_swapped_after_a_hit,
+        r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: "),
+    Bug("L3", "kwargs_missing_in_the_cache_key", "An item processed under other kwargs is taken from the cache.",
+        HASHES, kwargs_missing_in_the_cache_key, f"(?s){CACHED}(fields|ids).*kwargs="),
+    Bug("L3", "missing_items_without_their_kwargs",
+        "With a cache, items are processed without the kwargs of their request.",
+        "processor._get_cache_missing_processor_kwargs", lambda inherited, inputs, cached: {},
+        CACHED + r"(fields\['series'\]\[\d\]\['(values|length)'\]|ids)"),
+    Bug("L3", "process_writes_into_its_input",
+        "The process function scales the caller's tensor in place, so that its hash is another one afterwards.",
+        "series.process", lambda items, scope: _series([value.mul_(2) for value in items], scope),
+        CACHED + r"hashes\['series'\]\[0\]"),
+    Bug("L3", "target_of_another_position",
+        "A cached item is looked for at the number that it had in an earlier request.",
+        "processor._recompute_cached_prompt_update",
+        lambda inherited, cached_update, new_item_idx: replace(cached_update, item_idx=new_item_idx),
+        r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
+        spec=BY_NUMBER),
+    Bug("L3", "receiver_gets_other_data",
+        "Of the items of a request, the first are processed instead of those that the cache lacks.",
+        "processor._get_cache_missing_items", receiver_gets_other_data, CACHED + "(fields|ids)"),
+    Bug("L3", "buffer_written_again",
+        "The process function returns views of a buffer that the next request overwrites.", "frames.process",
+        buffer_written_again, CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
+    Bug("L4", "text_without_special_tokens",
+        "A text that goes to the processor itself is tokenized without the token that begins every text.",
+        "processor.__call__", text_without_special_tokens,
+        r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
+    Bug("L4", "text_in_lower_case", "Texts are tokenized in lower case; the ids of the same text are not changed.",
+        "info.get_default_tok_params", lambda inherited: replace(inherited(), do_lower_case=True),
+        r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
+    Bug("L5", "padded_to_the_batch", "Items are padded to the longest of the request.", "series",
+        lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
+        r"series\[\d\] alone and in this request: \['values'\]: torch.float32 \(\d, 2\) and torch.float32 \(\d, 2\)"),
+    Bug("L5", "normalised_over_the_batch", "Values are divided by the largest of the request.", "frames.process",
+        normalised_over_the_batch, r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
+    Bug("L5", "field_of_the_index", "A field holds the number of the item in its request, which a cached item keeps.",
+        "frames", field_of_the_index, r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
+    Bug("L6", "dummy_that_is_not_the_worst_case",
+        "The shortest series gets the most rows, and the dummy item is the longest.", "series",
+        lambda: {"layout": embed(tok["<row>"]) * (5 - item.length)},
+        r"series has an item of \d rows, and at most 1 are stated"),
+    Bug("L6", "stated_maximum_too_small", "The scheduler is told one row less than the largest item has.", STATED,
+        _stated(-1), r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
+    Bug("L6", "stated_maximum_too_large", "The scheduler is told one row more, which no item has.", STATED,
+        _stated(+1), r"(5 rows are stated for series, and the dummy item has 4|3 rows .* for frames, and .* has 2)"),
+    Bug("L7", "hash_without_kwargs", "The hash of an item does not see the kwargs under which it is processed.", HASHES,
+        kwargs_missing_in_the_cache_key,
+        r"kwargs \{.*\} have the same hash"),
+    Bug("L7", "hash_of_the_shape", "The hash of an item sees its shape only.", HASHES, hash_of_the_shape,
+        r"TensorSample\(seed=1, .*\) has the same hash"),
+    Bug("L7", "hash_of_the_container",
+        "Items are hashed as they come: a list and a float64 array are not the float32 tensor of their values.",
+        "parser._parse", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
+    Bug("L8", "field_without_config", "A field that the process function returns has no config, and vLLM drops it.",
+        FIELDS, field_without_config,
+        r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
+    Bug("L8", "flat_sizes_in_the_wrong_order", "A flat field is split by the sizes of the items in reverse.", FIELDS,
+        lambda inherited, hf_inputs, kwargs: _split(inherited(hf_inputs, kwargs), hf_inputs, -1, dim=0),
+        r"split by the spec and by vLLM: series\[0\]\['values'\]: .*\(\d, 2\) and .*\(\d, 2\)"),
+    Bug("L8", "split_along_another_dimension", "A flat field is split along its second dimension.", FIELDS,
+        lambda inherited, hf_inputs, kwargs: _split(inherited(hf_inputs, kwargs), hf_inputs, 1, dim=1),
+        r"split by the spec and by vLLM: series\[0\]\['values'\]: .*|the field 'values' before and after"),
+    Bug("L9", "surplus_items_accepted", "Items without a placeholder are dropped silently.", "processor.apply",
+        surplus_items_accepted, r"one item of frames too many: accepted"),
+    Bug("L9", "missing_items_accepted", "Placeholders without an item are dropped silently.", "processor.apply",
+        missing_items_accepted, r"one item of frames too few: accepted"),
+    Bug("L9", "nan_accepted", "NaN becomes zero.", "parser._parse",
+        lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.nan_to_num()),
+        r"NaN in an item of (series|frames): accepted"),
+    Bug("L9", "wrong_shape_accepted", "Of a batch in place of an item, the first is taken.", "parser._parse",
+        wrong_shape_accepted, r"a wrong shape in (series|frames): accepted"),
+    Bug("L9", "none_accepted", "None becomes zeros.", "parser._parse", none_accepted,
+        r"None as an item of (series|frames): accepted"),
+    Bug("L9", "unknown_modality_ignored", "Data of a modality that the model lacks is dropped silently.",
+        "info.parse_mm_data", unknown_modality_ignored, r"an unknown modality: accepted"),
+    Bug("L9", "message_without_modality", "The message of a refusal does not say which modality it is about.",
+        "info.parse_mm_data", message_without_modality,
+        r": the message names no modality: request: expected well-formed items"),
+    Bug("L9", "refused_by_a_crash", "Malformed items are not looked at, and torch's own error reaches the caller.",
+        "parser._parse", lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
+        r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),
+    Bug("L10", "double_expansion", "The layout begins with its own target, and an expanded one is expanded again.",
+        PLACING, double_expansion, r"\d+ ids became \d+",
+        spec=ModelSpec("double", frames(layout=tok["<frame>"] + embed(tok["<pad>"]) * 2))),
+    Bug("L10", "expanded_prompt_refused",
+        "Prompts that hold placeholder ids are refused, as those are that vLLM hands back after preprocessing.",
+        PLACING, expanded_prompt_refused, r"refused with InputError: mixed\.frames"),
+    Bug("L11", "embeddings_with_another_range", "The layout of embeddings has a token more than that of raw items.",
+        "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.length + tok["<close>"]},
+        r"the raw item and its embeddings: ranges\['frames'\]"),
+    Bug("L11", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
+        "processor._get_prompt_updates", embeddings_that_raise,
+        r"embeddings of frames pass the parser, then KeyError: 'frames'"),
+    Bug("L11", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser._embeddings",
+        lambda inherited, modality, data: None,
+        r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames"),
+    Bug("L12", "classes_that_cannot_be_pickled", "A subclass inside of a function, which no other process can import.",
+        "processor.apply", lambda inherited, *rest, **named: inherited(*rest, **named),
+        r"the classes cannot be pickled: "),
+    Bug("L12", "fields_of_the_process", "The processed values depend on a variable that only this process has set.",
+        "subject", fields_of_the_process,
+        r"in this process and in a spawned one: fields\['frames'\]\[0\]\['frames'\]: values differ"),
+    Bug("L13", "placeholders_sampled", "The logits of placeholder ids are left as they are.", "model.masked",
+        lambda inherited, logits: logits, r"placeholder ids \[4, 5\] can be sampled"),
+    Bug("L13", "placeholders_of_one_modality_sampled",
+        "The placeholder of the second modality is forgotten in the mask.", "model.masked",
+        lambda inherited, logits: logits.index_fill(-1, torch.tensor(ID["<pad>"]), -torch.inf),
+        r"placeholder ids \[5\] can be sampled"),
+    Bug("L13", "crash_outside_the_vocabulary", "Ids go to the embedding table unchecked.", "model.known",
+        lambda inherited, input_ids: input_ids, r"ids \[4, 5, -1, 32, 2147483647\] in a prompt: IndexError"),
+    Bug("L13", "bare_placeholders_as_nan", "Placeholders wait for their rows as NaN, also those without an item.",
+        "model.embed_input_ids", bare_placeholders_as_nan, r"ids \[4, 5, -1, 32, 2147483647\] are embedded as NaN"),
+]  # fmt: skip
 
 
 # -- what catches what -------------------------------------------------------------------------------------------------
 
 
-def caught(bug: Bug, law: str, examples: int, *, shrink: bool = True) -> str | None:
-    """What a law says of a bug; None if it says nothing. The same every time."""
+def violation(law: str, subject: Subject, examples: int, *, shrink: bool = False) -> str | None:
+    """What a law says of a subject; None if it says nothing. The same every time."""
     with profile(derandomize=True, phases=[Phase.generate, *[Phase.shrink] * shrink]):
         try:
-            check_law(law, bug.subject(), examples=examples)
-        except Violation as violation:
-            return str(violation)
+            check_law(law, subject, examples=examples)
+        except Violation as error:
+            return str(error)
         except NotApplicable:
             pass
     return None
@@ -960,17 +660,9 @@ def others(bug: Bug, examples: int) -> list[str]:
     of models, whose processors are correct."""
     if LAWS[bug.law].needs_model:
         return []
-    subject, found = bug.subject(), []
-    with profile(derandomize=True, phases=[Phase.generate]):
-        for number, law in LAWS.items():
-            if number not in (bug.law, "L12") and not law.needs_model:
-                try:
-                    check_law(law, subject, examples=examples)
-                except Violation:
-                    found.append(number)
-                except NotApplicable:
-                    pass
-    return found
+    subject = bug.subject()
+    asked = [number for number, law in LAWS.items() if number not in (bug.law, "L12") and not law.needs_model]
+    return [number for number in asked if violation(number, subject, examples) is not None]
 
 
 def brief(message: str) -> str:
@@ -995,7 +687,7 @@ def page(examples: int = 60) -> str:
     """All bugs, in markdown."""
     lines = []
     for bug in tqdm(BUGS):
-        said = brief(caught(bug, bug.law, examples) or "nothing").replace("|", "\\|")
+        said = brief(violation(bug.law, bug.subject(), examples, shrink=True) or "nothing").replace("|", "\\|")
         also = ", ".join(others(bug, examples))
         lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{said}` | {also} |\n")
     return HEADING + "".join(lines)

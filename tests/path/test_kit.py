@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,21 +17,21 @@ from mmkit import testing
 from mmkit.testing import LAWS, Result
 from mmkit.testing.suite import check_options
 
-ROOT = Path(__file__).parents[2]
-FEW = ("--mmkit-examples", "4", "-p", "no:cacheprovider", "-k", "L2 or L3 or L4")
+FEW = ("--mmkit-examples", "4", "-k", "L2 or L3 or L4")
+
+Started = Callable[..., tuple[int, str]]
 
 
-def pytest_process(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of pytest, run as a user of the kit does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def start_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Started:
+    """Exit code and output of pytest in an empty folder; in this process, which has vLLM already."""
+
+    def start(*arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(tmp_path)
+        code = pytest.main([*arguments, "-p", "no:cacheprovider", "-p", "no:faulthandler"])
+        return code, "".join(capfd.readouterr())
+
+    return start
 
 
 def test_check_reports_each_law() -> None:
@@ -52,7 +52,7 @@ def test_check_registered_takes_what_vllm_has(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ ids became \d+\n    in Request\(.*\)", report.violations[0].detail)
 
 
-def test_parametrize(tmp_path: Path) -> None:
+def test_parametrize(tmp_path: Path, start_pytest: Started) -> None:
     """One test per law with its name as id; an expected failure that does not fail is one."""
     test = tmp_path / "test_laws.py"
     test.write_text(f"""
@@ -63,7 +63,7 @@ from examples.terra.spec import TERRA
 def test_laws(check):
     check()
 """)
-    code, output = pytest_process(str(test), "-v", "-rA", "-p", "no:cacheprovider", "-k", "L2 or L3 or L4")
+    code, output = start_pytest(str(test), "-v", "-rA", "-k", "L2 or L3 or L4")
     assert code == 1, output
     assert "PASSED" in output
     assert "test_laws[L2 ranges]" in output
@@ -71,14 +71,14 @@ def test_laws(check):
     assert re.search(r"1 failed, 1 passed, 1 skipped, \d+ deselected", output), output
 
 
-def test_the_pytest_option() -> None:
-    code, output = pytest_process("--mmkit", "examples.terra.spec:TERRA", "--mmkit-model", str(CHECKPOINT), *FEW)
+def test_the_pytest_option(start_pytest: Started) -> None:
+    code, output = start_pytest("--mmkit", "examples.terra.spec:TERRA", "--mmkit-model", str(CHECKPOINT), *FEW)
     assert code == 0, output
     assert "2 passed, 1 skipped" in output
 
 
-def test_a_missing_option_is_refused_in_one_sentence() -> None:
-    code, output = pytest_process("--mmkit", "examples.terra.spec:TERRA")
+def test_a_missing_option_is_refused_in_one_sentence(start_pytest: Started) -> None:
+    code, output = start_pytest("--mmkit", "examples.terra.spec:TERRA")
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none.\n" in output
 

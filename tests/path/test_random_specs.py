@@ -86,7 +86,7 @@ def ways_of(modality: ModalitySample, length: int) -> list[naive.Way]:
 
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(QUIET, max_examples=scaled(2000))
+MANY = settings(QUIET, max_examples=scaled(150))
 
 
 @st.composite
@@ -155,7 +155,7 @@ def test_law(number: str) -> None:
     holds()
 
 
-@settings(QUIET, max_examples=scaled(15))
+@settings(QUIET, max_examples=scaled(8))
 @given(specs())
 def test_caches_change_nothing(sample: SpecSample) -> None:
     """L3, as a state machine on each spec."""
