@@ -25,7 +25,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +77,6 @@ class Page:
     @property
     def night(self) -> bool:
         return any(block.night for block in self.blocks)
-
-    @property
-    def name(self) -> str:
-        return str(self.path.relative_to(ROOT))
 
 
 def read(path: Path) -> Page:
@@ -145,8 +140,7 @@ def run(page: Page, night: bool) -> None:
                 if block.output is not None and not matches(printed, block.output):
                     raise PageError(f"expected the output\n{block.output}\ngot\n{printed}")
         except BaseException as error:
-            text = str(error) if isinstance(error, PageError) else "".join(traceback.format_exception(error))
-            raise PageError(f"{page.path}:{block.line}: {text}") from None
+            raise PageError(f"{page.path}:{block.line}") from error
 
 
 def _file(block: Block, title: str) -> None:
