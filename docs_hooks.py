@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,11 @@ ROOT = Path(__file__).parent
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site that lie in the root of the repository."""
 
-_FENCE = re.compile(r"^( *)(```+|~~~+)")
-_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+_CODE_OR_LINK = re.compile(
+    r"^ *(?P<fence>```+|~~~+)(?s:.*?)^ *(?P=fence)[`~]* *$"
+    r"|(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^)\s]+)\)",
+    re.MULTILINE,
+)
 _OUTSIDE = re.compile(r"[a-z][a-z+.-]*:|#|/")
 
 
@@ -39,16 +41,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links of a page for the site."""
+    """Links of a page for the site; what is in a fenced block stays as it is."""
     uri = page.file.src_uri
-    home = next((source for source, made in ELSEWHERE.items() if made == uri), f"docs/{uri}")
+    home = next((source for source, target in ELSEWHERE.items() if target == uri), f"docs/{uri}")
 
     def changed(match: re.Match[str]) -> str:
-        text, target = match.groups()
-        made = site_link(target, home, uri)
-        return text if made is None else f"[{text}]({made})"
+        if match["fence"]:
+            return match[0]
+        target = site_link(match["target"], home, uri)
+        return match["text"] if target is None else f"[{match['text']}]({target})"
 
-    return outside_code(markdown, lambda line: _LINK.sub(changed, line))
+    return _CODE_OR_LINK.sub(changed, markdown)
 
 
 def site_link(target: str, home: str, uri: str) -> str | None:
@@ -76,41 +79,10 @@ def site_link(target: str, home: str, uri: str) -> str | None:
     return posixpath.relpath(path, posixpath.dirname(uri) or ".") + hash_sign + anchor
 
 
-def outside_code(markdown: str, change: Callable[[str], str]) -> str:
-    """A text, each line of which that is in no fenced block has been changed."""
-    lines, fence = markdown.split("\n"), ""
-    for i, line in enumerate(lines):
-        found = _FENCE.match(line)
-        if fence:
-            if found and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-                fence = ""
-        elif found:
-            fence = found[2]
-        else:
-            lines[i] = change(line)
-    return "\n".join(lines)
-
-
 def notebook_page(notebook: dict[str, Any]) -> str:
-    """A notebook as a page: text cells as they are, code cells with what they printed, pictures inline."""
+    """A notebook as a page: its text, and its code. There are no outputs in git."""
     parts = []
     for cell in notebook["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(source)
-        elif cell["cell_type"] == "code" and source.strip():
-            parts.append(f"```python\n{source.rstrip()}\n```")
-            parts += filter(None, map(_output, cell.get("outputs", [])))
+        source = "".join(cell["source"]).rstrip()
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
     return "\n\n".join(parts) + "\n"
-
-
-def _output(output: dict[str, Any]) -> str:
-    data = output.get("data", {})
-    for kind in ("image/svg+xml", "text/html"):
-        if kind in data:  # no blank line may end the HTML block
-            return re.sub(r"\n\s*\n", "\n", f"<div>\n{''.join(data[kind])}\n</div>")
-    if "image/png" in data:
-        return f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
-    text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    return f"```text\n{text}\n```" if text and output.get("name") != "stderr" else ""

@@ -1,0 +1,13 @@
+"""The code of the pages of documentation that take too long by day."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, Page, complaint, read
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in map(read, PAGES) if page.night], ids=lambda page: page.path.stem)
+def test_page(page: Page, tmp_path: Path) -> None:
+    assert complaint(page.path, tmp_path, night=True) == ""
