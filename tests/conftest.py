@@ -20,6 +20,7 @@ FOLDERS = ("engine", "night", "path", "unit")
 """In the order in which they start: what takes longest does not come last."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with the same checkpoint run in one process, which starts its engine once; else those of a file do."""
     here = Path(__file__).parent

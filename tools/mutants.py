@@ -41,7 +41,8 @@ MODULES = "expr layout fields items updates plan process spec"
 TESTS = "tests/unit tests/path"
 NOT_COPIED = (".*", "out", "site", "build", "dist", "__pycache__")
 IMPORTED_BEFORE = ("torch", "transformers", "vllm.multimodal.processing", "hypothesis.extra.numpy", "pytest")
-PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60")
+"""A test that takes a minute is in a loop that the mutant made, and fails."""
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the same."""
 
@@ -238,7 +239,7 @@ def main(
     size: Annotated[int, typer.Option("--sample", help="how many mutants")] = 400,
     seed: Annotated[int, typer.Option(help="which of them")] = 16,
     jobs: Annotated[int, typer.Option(help="how many at once")] = 2,
-    limit: Annotated[float, typer.Option(help="seconds for the tests of a mutant")] = 600,
+    limit: Annotated[float, typer.Option(help="seconds for all tests of a mutant")] = 1200,
     modules: Annotated[str, typer.Option(help="of mmkit")] = MODULES,
     tests: Annotated[str, typer.Option(help="arguments of pytest")] = TESTS,
     store: Annotated[Path | None, typer.Option(help="a JSON file for the outcomes")] = None,
