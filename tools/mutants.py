@@ -166,12 +166,7 @@ def tests_of(mutant: Mutant, lines: CoverageData, tree: Path, tests: str) -> lis
         return shlex.split(tests)
     first, last = span
     contexts = {each for line, of in by_line.items() if first <= line <= last for each in of}
-    return sorted(filter(None, contexts), key=order)
-
-
-def order(node: str) -> tuple[bool, str]:
-    """The quick folder first."""
-    return "/path/" in node, node
+    return sorted(filter(None, contexts))
 
 
 def function_around(mutant: Mutant) -> Lines | None:
@@ -194,7 +189,17 @@ def run(tree: Path, nodes: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    os._exit(int(pytest.main([*PYTEST, *nodes])))
+    statuses = (pytest.main([*PYTEST, *part]) for part in (quick(nodes), slow(nodes)) if part)
+    os._exit(int(next(filter(None, statuses), 0)))
+
+
+def quick(nodes: list[str]) -> list[str]:
+    """Those without vLLM, which run first."""
+    return [node for node in nodes if node.startswith("tests/unit")]
+
+
+def slow(nodes: list[str]) -> list[str]:
+    return [node for node in nodes if node not in set(quick(nodes))]
 
 
 def enter(tree: Path) -> None:
