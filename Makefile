@@ -53,7 +53,7 @@ serve-demo: $(VENV)/.installed
 	$(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
 # Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed
 	$(PYTEST) tests/unit $(TESTARGS)

@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Small tensors wait for threads longer than they are worked on, and engines side by side for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,15 +22,24 @@ FOLDERS = ("engine", "night", "path", "unit")
 """In the order in which they start: what takes longest does not come last."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with the same checkpoint run in one process, which starts its engine once; else those of a file do."""
     here = Path(__file__).parent
     ours = [item for item in items if item.path.is_relative_to(here)]
     ours.sort(key=lambda item: FOLDERS.index(item.path.relative_to(here).parts[0]))
     items[:] = [*ours, *(item for item in items if not item.path.is_relative_to(here))]
     for item in ours:
-        folder, *rest = item.path.relative_to(here).parts[:-1]
-        if folder == "engine":
+        if item.path.is_relative_to(here / "engine"):
             item.add_marker(pytest.mark.engine)
-        item.add_marker(pytest.mark.xdist_group("/".join([folder, *(rest or [item.path.stem])])))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ByCheckpoint(config, log)
+
+
+class ByCheckpoint(LoadScopeScheduling):
+    """Tests of a file run in one process; those of a folder of tests/engine do, too, and share its engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        folder, _, _ = file.rpartition("/")
+        return file if folder in ("tests/engine", "tests/night", "tests/path", "tests/unit") else folder
