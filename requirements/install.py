@@ -104,11 +104,11 @@ def pip(python: Path, *arguments: str) -> None:
 def run(*command: object) -> None:
     ended = subprocess.run(list(map(str, command)), check=False)
     if ended.returncode:
-        sys.exit("The set-up broke off: run the same command again, and it goes on where it was.")
+        sys.exit("The set-up broke off, as said above. The same command goes on where it was.")
 
 
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("The set-up was stopped: run the same command again, and it goes on where it was.")
+        sys.exit("The set-up was stopped. The same command goes on where it was.")

@@ -194,7 +194,7 @@ def test_the_vocabulary_of_the_language_model_counts():
 
 
 def test_the_pure_layers_import_no_vllm():
-    """A spec is declared, bound and tried on machines without vLLM and transformers; nothing in this folder needs vLLM."""
+    """A spec is declared, bound and tried on machines without vLLM and transformers, and nothing here needs vLLM."""
     code = f"""
 import importlib, sys
 refused = {{"vllm", "transformers"}}
