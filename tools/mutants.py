@@ -39,7 +39,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 MODULES = "expr layout fields items updates plan process spec"
 TESTS = "tests/unit tests/path"
-NOT_COPIED = (".*", "out", "site", "build", "dist", "__pycache__")
+NOT_COPIED = (".git", ".venv", ".*cache", ".hypothesis", "out", "site", "build", "dist", "__pycache__")
 IMPORTED_BEFORE = ("torch", "transformers", "vllm.multimodal.processing", "hypothesis.extra.numpy", "pytest")
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60")
 """A test that takes a minute is in a loop that the mutant made, and fails."""
