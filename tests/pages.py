@@ -36,7 +36,8 @@ import yaml
 from hypothesis import HealthCheck, settings
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 PRELOADED = ["tests.pages", "mmkit.testing.harness", "mmkit.testing.laws", "vllm.entrypoints.llm"]
 """Pages run in forks of a process that has imported these, once."""

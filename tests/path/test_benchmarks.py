@@ -1,15 +1,12 @@
 """The benchmarks measure what they say. None of these tests looks at a time."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from benchmarks import growth, measure, plots, report, terra_gpu
 from examples.terra.reference import LlamaActionForCausalLM
-
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 
 def test_an_exponent_is_the_slope():

@@ -44,8 +44,8 @@ from mmkit.cli.doctor import ENDPOINT, GENERAL, SHIM, Distribution, Environment,
 from mmkit.cli.runs import Block, Runs, notation, runs
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.testing import harness
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
 SPECS = {

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mmkit import testing
 from mmkit.testing import LAWS, NotApplicable, check_law
+from tests import ROOT
 from tests.oracles import one_spawned_process
 from tests.profiles import scaled
 
 from .planted import BASES, BUGS, BY_NUMBER, Bug, mixed, violation
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = 80
 """At most; every planted bug is found before, the same way each time."""
 

@@ -17,8 +17,8 @@ import vllm
 import mmkit.vllm_api
 from mmkit.vllm_api.hooks import complaints
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
 

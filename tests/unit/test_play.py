@@ -10,7 +10,6 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,24 +21,11 @@ from examples.terra import play
 from examples.terra.world import HEADINGS, make_action, make_episode
 from mmkit.serve.client import Client
 from mmkit.serve.process import free_port
+from tests import ROOT
 from tests.unit.fake_server import STEP, Fake, car_of, until
 
-ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds after which the game does not do it any more."""
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Fake]:
-    fake = Fake()
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def fake(running: Fake) -> Fake:
-    running.forget()
-    return running
 
 
 APP = typer.Typer()

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -19,23 +18,8 @@ from mmkit import InputError
 from mmkit.serve import protocol, wire
 from mmkit.serve.client import AsyncClient, Client, RequestError, SamplingOptions, ServerGone
 from mmkit.serve.process import free_port
+from tests import ROOT
 from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, Fake, until
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Fake]:
-    fake = Fake()
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def fake(running: Fake) -> Fake:
-    running.forget()
-    return running
-
 
 # -- both clients, called alike ----------------------------------------------------------------------------------------
 
