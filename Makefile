@@ -61,7 +61,7 @@ test-fast: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(PYTEST) $(TESTARGS)
 
-test-thorough: $(VENV)/.installed
+test-thorough: $(VENV)/.installed $(VENV)/.night
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
 
 soak: $(VENV)/.installed

@@ -1,6 +1,6 @@
 """One exception family, one message style: where, expected, got, remedy.
 
-Example: ``robot.actions[3]: expected a (6, 3) float32 tensor, got shape (5, 3). Send one tensor per action.``
+Example: ``robot.actions[3]: expected a (6, 3) float32 tensor, got dtype bool. Convert it to float32.``
 """
 
 from __future__ import annotations

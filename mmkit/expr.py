@@ -146,6 +146,12 @@ class Expr(Node):
     def __bool__(self) -> bool:
         raise TypeError(self._later("has no truth value; use where() or equal()"))
 
+    def _no_number(self, *_: Any) -> Any:
+        raise TypeError(self._later("is no number yet; use floor(), ceil_div(), //, or call(int, ...)"))
+
+    # what int(), float(), round(), range() and the functions of math ask for
+    __int__ = __float__ = __index__ = __round__ = _no_number
+
     def _value(self, scope: Scope) -> Any:
         raise NotImplementedError
 

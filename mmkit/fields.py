@@ -16,7 +16,7 @@ import torch
 
 from .errors import SpecError
 from .expr import Scope, Value, evaluate, expression, fold
-from .items import Between, fits, map_size, shape_text
+from .items import Between, dtype_name, fits, map_size, shape_text
 from .layout import Tokens
 
 
@@ -34,7 +34,7 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
-            raise SpecError("dtype of a field", "the name of a torch dtype", repr(self.dtype))
+            raise SpecError("dtype of a field", "a torch dtype or its name", repr(self.dtype))
 
     def bind(self, scope: Scope) -> Field:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
@@ -144,7 +144,7 @@ def _derived(value: Value) -> Value:
 def batched(
     *,
     shape: Sequence[Value] | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     keep_on_cpu: bool = False,
     value: Value = None,
 ) -> Field:
@@ -152,7 +152,7 @@ def batched(
 
     Args:
         shape: shape of one item's part; sizes or expressions.
-        dtype: name of its torch dtype.
+        dtype: its torch dtype, or the name of that.
         keep_on_cpu: the model reads this field on the host.
         value: derive the field: an expression over the `item` facts and the other batched and shared `out` fields.
             With a `dtype` the result becomes a tensor.
@@ -160,7 +160,7 @@ def batched(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Field("batched", None, 0, keep_on_cpu, _shape(shape), dtype, _derived(value))
+    return Field("batched", None, 0, keep_on_cpu, _shape(shape), dtype_name(dtype), _derived(value))
 
 
 def flat(
@@ -168,7 +168,7 @@ def flat(
     *,
     dim: int = 0,
     shape: Sequence[Value] | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     keep_on_cpu: bool = False,
 ) -> Field:
     """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for ``dim=0``.
@@ -177,21 +177,21 @@ def flat(
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched `out` fields.
         dim: the dimension to split.
         shape: shape of one item's part; sizes or expressions.
-        dtype: name of its torch dtype.
+        dtype: its torch dtype, or the name of that.
         keep_on_cpu: the model reads this field on the host.
 
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Field("flat", expression(sizes), dim, keep_on_cpu, _shape(shape), dtype)
+    return Field("flat", expression(sizes), dim, keep_on_cpu, _shape(shape), dtype_name(dtype))
 
 
 def shared(
     *,
     shape: Sequence[Value] | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     keep_on_cpu: bool = False,
     value: Value = None,
 ) -> Field:
     """Every item has the whole of ``data``. Arguments as for `batched`; a derived `value` cannot depend on the item."""
-    return Field("shared", None, 0, keep_on_cpu, _shape(shape), dtype, _derived(value))
+    return Field("shared", None, 0, keep_on_cpu, _shape(shape), dtype_name(dtype), _derived(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from .expr import Scope, Value, evaluate, expression, plain
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
 _ACCEPTED = {dtype: kind for kind in (_FLOATS, _INTEGERS, (torch.bool,)) for dtype in kind}
 """What each canonical dtype is made from without a cast that changes the kind of number."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
@@ -55,6 +57,15 @@ class ItemType:
 
     _rank: int
     """How many dimensions an item has as one array."""
+
+    of_vllm = False
+    """Whether vLLM has items of this kind, too."""
+
+    argument = ""
+    """What vLLM calls the items as an argument of a Hugging Face processor; empty for the name of the modality."""
+
+    dummy_sizes: tuple[str, ...] = ()
+    """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
@@ -100,6 +111,29 @@ class ItemType:
         """Canonical items among which is the one with the most encoder rows."""
         raise NotImplementedError
 
+    def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
+        """This item type, bound, with a largest item that has at most the sizes of vLLM's `limit_mm_per_prompt`.
+
+        Raises:
+            InputError: sizes that vLLM has of other kinds of items.
+        """
+        if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
+            stated = " and ".join(["a count", *self.dummy_sizes])
+            got = " and ".join(f"{name}={size}" for name, size in unknown.items())
+            raise InputError(f"{where}, limit_mm_per_prompt", stated, got, "State other sizes as largest in the spec.")
+        most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
+        kind: Any = self
+        if isinstance(kind.largest, int):
+            largest: Any = min(kind.largest, *most)
+        else:
+            largest = tuple(tuple(map(min, row, most)) for row in kind.largest)
+        smaller: ItemType = replace(kind, largest=largest)
+        return smaller
+
+    def for_function(self) -> ItemType:
+        """This item type where a function of the spec processes the items."""
+        return self
+
     def extremes(self) -> list[Any]:
         """The candidates, and the smallest item where there is one."""
         return self.candidates()
@@ -117,16 +151,17 @@ class Tensor(ItemType):
     Callers send one item, a sequence of items, or a batch with one more leading dimension, as torch tensors, numpy
     arrays or nested lists of numbers. The canonical form is a contiguous CPU tensor of `dtype`.
 
-    A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to nearest) and lists of
-    numbers; bool, integer and complex arrays are refused rather than cast. An integer `dtype` accepts integer values
-    that fit, and bool only bools. A scalar (shape ``()``) may also be a number.
+    A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to nearest), lists of numbers
+    (rounded likewise), and integer arrays whose every value it holds exactly; bool and complex arrays are refused
+    rather than cast. An integer `dtype` accepts integer values that fit, and bool only bools. A scalar (shape ``()``)
+    may also be a number.
 
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
-        dtype: name of the canonical torch dtype.
+        dtype: the canonical torch dtype, or its name.
         finite: refuse NaN and infinities.
-        bound: largest magnitude of finite values, rounded to `dtype` as they are. The default is the largest float16,
-            which no model dtype overflows when it casts; for an integer `dtype` it is the range of that dtype.
+        bound: largest magnitude of finite values, rounded to `dtype` as they are. None, the default, is the largest
+            float16, which no model dtype overflows when it casts; for an integer `dtype` it is the range of that dtype.
         largest: shape of the item with the most encoder rows, or a list of shapes among which it is, where that is not
             the item with every size at its most.
 
@@ -136,11 +171,12 @@ class Tensor(ItemType):
     shape: tuple[Any, ...]
     dtype: str = "float32"
     finite: bool = True
-    bound: Value = LARGEST_FLOAT16
+    bound: Value = None
     largest: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.dtype not in _DTYPES:
             raise SpecError("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype))
         if not isinstance(self.shape, tuple):
@@ -159,16 +195,8 @@ class Tensor(ItemType):
         for shape in largest:
             if not fits(shape, sizes):
                 raise SpecError("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape))
-        return replace(self, shape=sizes, bound=self._bind_bound(scope), largest=largest)
-
-    def _bind_bound(self, scope: Scope) -> int | float:
-        bound, dtype = _positive(self.bound, scope, "Tensor.bound"), self.torch_dtype
-        default = bound == LARGEST_FLOAT16
-        if not dtype.is_floating_point:
-            most = 1 if dtype == torch.bool else torch.iinfo(dtype).max
-            return most if default else min(bound, most)
-        bound = min(bound, torch.finfo(dtype).max)
-        return bound if default else max(bound, float(torch.tensor(float(bound), dtype=dtype)))
+        bound = None if self.bound is None else _positive(self.bound, scope, "Tensor.bound")
+        return replace(self, shape=sizes, bound=magnitude(bound, self.torch_dtype), largest=largest)
 
     @cached_property
     def expected(self) -> str:
@@ -192,38 +220,53 @@ class Tensor(ItemType):
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)
-        if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
+        integers = tensor.dtype in _INTEGERS
+        if tensor.dtype not in _ACCEPTED[self.torch_dtype] and not (integers and self.torch_dtype in _FLOATS):
             got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
-            raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", "Send one tensor per item.")
-        if tensor.numel() and tensor.dtype.is_floating_point:
+            remedy = "Send one tensor per item." if tensor.ndim > self._rank else ""
+            raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
+        if tensor.numel() and self.torch_dtype.is_floating_point:
             self._check_floats(tensor, where)
-        elif tensor.numel() and tensor.dtype != torch.bool:
+        elif tensor.numel() and integers:
             self._check_integers(tensor, where)
         # a copy: what is cached must not change when the caller reuses its memory
         return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
         limits = torch.iinfo(self.torch_dtype)
-        lowest = limits.min if self.bound == limits.max else max(limits.min, -self.bound)
+        lowest, highest = limits.min, limits.max
+        if self.bound is not None:
+            lowest, highest = max(lowest, -self.bound), self.bound
         least, most = int(tensor.min()), int(tensor.max())
-        if least < lowest or most > self.bound:
-            expected = f"values that fit {self.dtype}, at most {self.bound}"
+        if least < lowest or most > highest:
+            expected = f"{self.dtype} values from {lowest} to {highest}"
             raise InputError(where, expected, f"values from {least} to {most}")
 
     def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
-        if float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
+        integers = not tensor.dtype.is_floating_point
+        if not integers and float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
             return
         flat = tensor.double().flatten()
         bad = ~(flat.abs() <= self.bound) & (flat.isfinite() | self.finite)
-        if not bad.any():
-            return
-        position = int(bad.nonzero()[0])
-        index, value = map(int, np.unravel_index(position, tensor.shape)), float(flat[position])
-        remedy = "Check the units." if math.isfinite(value) else ""
-        got = f"{value:g} at [{', '.join(map(str, index))}]"
-        raise InputError(where, f"finite values of magnitude <= {self.bound:g}", got, remedy)
+        if bad.any():
+            value = float(flat[bad][0])
+            remedy = "Check the units." if math.isfinite(value) else ""
+            got = f"{value:g} at {_first(bad, tensor)}"
+            raise InputError(where, f"finite values of magnitude <= {self.bound:g}", got, remedy)
+        if integers:
+            self._check_exact(tensor.flatten(), tensor, where)
+
+    def _check_exact(self, flat: torch.Tensor, tensor: torch.Tensor, where: str) -> None:
+        """Refuse integers that the floating dtype would round."""
+        held = flat.to(self.torch_dtype)
+        # 2**63 is no int64: what was rounded up to it would come back as any number
+        rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
+        if rounded.any():
+            got = f"{int(flat[rounded][0])} at {_first(rounded, tensor)}"
+            remedy = "Send floats to have them rounded."
+            raise InputError(where, f"integers that {self.dtype} holds exactly", got, remedy)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -241,20 +284,30 @@ class Tensor(ItemType):
 class Image(ItemType):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height, width) array or tensor.
 
-    The canonical form of an 8-bit RGB array is the PIL image of the same pixels; others stay as they are.
+    The canonical form of 8-bit RGB pixels, channels last or first, is the PIL image of them. Other arrays, as float32
+    of one, three or four channels, stay as they are, where they are taken.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one of several.
+        arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a function of the spec,
+            which then gets PIL images alone.
 
     Facts: `width`, `height`, `index`.
     """
 
     largest: Any
+    arrays: bool | None = None
 
     def bind(self, scope: Scope) -> Image:
-        return Image(largest=_sizes(self.largest, scope, 2, "Image.largest"))
+        return replace(self, largest=_sizes(self.largest, scope, 2, "Image.largest"))
+
+    def for_function(self) -> Image:
+        return replace(self, arrays=bool(self.arrays))
 
     expected = "an image"
+    of_vllm = True
+    argument = "images"
+    dummy_sizes = ("width", "height")
     _rank = 3
 
     def canonical(self, value: object, where: str) -> Any:
@@ -270,8 +323,13 @@ class Image(ItemType):
             raise InputError(where, expected, f"shape {tuple(media.shape)}")
         if isinstance(media, torch.Tensor):
             value = media = _strided(media, where, expected)
-        if media.shape[-1] == 3 and media.dtype in (np.uint8, torch.uint8):
-            return _pil().fromarray(np.asarray(media), "RGB")
+        if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
+            pixels = np.asarray(media)
+            last = pixels if pixels.shape[-1] == 3 else np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+            return _pil().fromarray(last, "RGB")
+        if self.arrays is False:
+            got = f"{str(media.dtype).removeprefix('torch.')} values of shape {tuple(media.shape)}"
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, "Convert it to uint8 values from 0 to 255.")
         check_finite(media, where)
         return value
 
@@ -305,6 +363,9 @@ class Video(ItemType):
         return "a video" + (" with metadata" if self.metadata else "")
 
     _rank = 4
+    of_vllm = True
+    argument = "videos"
+    dummy_sizes = ("num_frames", "width", "height")
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
@@ -343,9 +404,12 @@ class Video(ItemType):
 class Audio(ItemType):
     """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to `rate`.
 
+    The canonical form is a float32 array. It is resampled by torchaudio (vLLM's default), soxr or scipy, the first that
+    is installed; without any of them another sampling rate than `rate` is refused.
+
     Attributes:
         largest: length in samples of the audio with the most tokens.
-        rate: sampling rate in Hz that the model expects; None leaves audio as it is.
+        rate: sampling rate in Hz that the model expects; None takes no audio with a sampling rate.
 
     Facts: `length` in samples, `index`.
     """
@@ -358,6 +422,9 @@ class Audio(ItemType):
         return Audio(largest=length, rate=None if self.rate is None else _positive(self.rate, scope, "Audio.rate"))
 
     expected = "a 1-D float array or an (array, sampling rate) pair"
+    of_vllm = True
+    argument = "audios"
+    dummy_sizes = ("length",)
     _rank = 1
 
     def _is_one(self, data: Sequence[Any]) -> bool:
@@ -370,21 +437,68 @@ class Audio(ItemType):
         rate, array = plain(rate), _array(samples, where, self.expected)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
             raise InputError(where, self.expected, f"shape {array.shape}, dtype {array.dtype}")
-        if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
-            raise InputError(where, "a sampling rate > 0 in Hz", repr(rate))
+        if rate is not None and not (_is_number(rate) and 1 <= rate < math.inf):
+            raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
         check_finite(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
-        return array if rate is None else (array, rate)
+        return array if rate is None else self._at_rate(array, rate, where)
+
+    def _at_rate(self, samples: np.ndarray[Any, Any], rate: float, where: str) -> np.ndarray[Any, Any]:
+        if self.rate is None:
+            got = f"{rate:g} Hz"
+            raise InputError(where, "samples alone, since the spec states no sampling rate", got, "Send the array.")
+        before, after = round(rate), round(self.rate)
+        if before == after:
+            return samples
+        length = -(-len(samples) * after // before)
+        if length > max(len(samples), self.largest):  # a few samples of a low rate must not become gigabytes
+            got = f"{length} of them from {len(samples)} at {rate:g} Hz"
+            raise InputError(where, f"at most {self.largest} samples at {self.rate:g} Hz", got, "Send less.")
+        return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        return SimpleNamespace(index=index, length=len(value[0] if isinstance(value, tuple) else value))
+        return SimpleNamespace(index=index, length=len(value))
 
     def candidates(self) -> list[Any]:
         return [np.zeros(self.largest, dtype=np.float32)]
 
 
+SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
+"""Where `mm_processor_kwargs` may hold options for a part of Hugging Face's processors, as these take them."""
+
+
+def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:
+    """The `mm_processor_kwargs` that concern some item types: those without a scope, and in their place those of
+    `common_kwargs` and of the scopes of these types."""
+    options = {name: value for name, value in kwargs.items() if name not in SCOPES}
+    of_kinds = {"images_kwargs": Image, "videos_kwargs": Video, "audio_kwargs": Audio}
+    scopes = [scope for scope, of in of_kinds.items() if any(isinstance(kind, of) for kind in kinds)]
+    for scope in ("common_kwargs", *scopes):
+        options.update(kwargs.get(scope) or {})
+    return options
+
+
 def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
+    """Audio at another sampling rate, by the first library there is of those that vLLM resamples with."""
+    with suppress(ImportError, OSError):
+        from torchaudio.functional import resample
+
+        return resample(torch.from_numpy(samples), before, after).numpy()
+    with suppress(ImportError, OSError):
+        import soxr
+
+        return soxr.resample(samples, before, after)
+    with suppress(ImportError, OSError):
+        from scipy.signal import resample_poly
+
+        common = math.gcd(before, after)
+        return resample_poly(samples, after // common, before // common)
+    remedy = "Resample it first, or install soxr."
+    raise InputError(where, f"audio at {after} Hz", f"{before} Hz, and no library that resamples", remedy)
 
 
 def _is_number(value: Any) -> bool:
@@ -462,12 +576,15 @@ def _array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     """The value as a strided CPU tensor of its own dtype, which may share its memory."""
     if isinstance(value, torch.Tensor):
-        return _strided(value, where, kind.expected)
+        value = _strided(value, where, kind.expected)
+        if value.dtype not in _UNSIGNED:
+            return value
+        value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         array = _array(value, where, kind.expected)
     else:
         array = _from_list(value, where, kind)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch has no arithmetic on these
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
             raise InputError(where, kind.expected, f"the value {int(array.max())}")
         array = array.astype(np.int64)
@@ -497,7 +614,31 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
         return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
     if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
         return _describe(value)
-    return _describe(value).removeprefix("int ") if isinstance(value, int) and abs(value) >= 2**63 else None
+    return _describe(value).removeprefix("int ") if isinstance(value, int) and not -(2**63) <= value < 2**63 else None
+
+
+def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:
+    """The index, in a tensor, of the first that is flagged among its elements."""
+    position = int(flags.nonzero()[0])
+    return f"[{', '.join(map(str, map(int, np.unravel_index(position, tensor.shape))))}]"
+
+
+def dtype_name(dtype: Any) -> Any:
+    """The name of a torch dtype; anything else as it is."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+
+def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | None:
+    """The largest magnitude of a value of a dtype: a stated bound as far as the dtype reaches, rounded as values are;
+    without one the largest float16, and None, all that there is, for integers."""
+    if dtype.is_floating_point:
+        if bound is None:
+            return min(LARGEST_FLOAT16, torch.finfo(dtype).max)
+        bound = min(bound, torch.finfo(dtype).max)
+        return max(bound, float(torch.tensor(float(bound), dtype=dtype)))
+    if bound is None or dtype == torch.bool:
+        return None
+    return None if bound > torch.iinfo(dtype).max else int(bound)
 
 
 def map_size(function: Callable[[Value], Any], size: Any) -> Any:
@@ -526,6 +667,66 @@ def check_finite(value: Any, where: str) -> None:
     if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
         got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(np.abs(array).max()):g}"
         raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
+
+
+def embeddings(
+    data: object, kind: ItemType, field: str, hidden_size: int | None, where: str
+) -> list[torch.Tensor] | None:
+    """Precomputed embeddings, each a floating (rows, hidden size) tensor; None where the data holds raw items.
+
+    They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take them: as one floating
+    3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as well is refused.
+
+    Args:
+        data: what a caller sends for one modality, which takes embeddings.
+        kind: its item type.
+        field: the field that carries embeddings.
+        hidden_size: width of the rows that the language model takes; None if it is not known.
+        where: names the modality in errors.
+
+    Raises:
+        InputError: rows that do not fit the model, or that are not finite; a tensor that may be either.
+    """
+    if isinstance(data, Mapping) and set(data) == {field}:
+        return _embedding_rows(data[field], hidden_size, where)
+    if not kind.of_vllm:
+        return None
+    remedy = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8, or as an array or tensor in a list.'
+    if _is_floating(data, 3):
+        return _embedding_rows(data, hidden_size, where, remedy)
+    if not isinstance(data, (list, tuple)):
+        return None
+    if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
+        return _embedding_rows(data, hidden_size, where)
+    for i, part in enumerate(data):
+        if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
+            got = f"shape {tuple(part.shape)}, which may be embeddings"
+            raise InputError(f"{where}[{i}]", "pixels of three channels", got, remedy)
+    return None
+
+
+def _is_floating(value: object, rank: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == rank and value.is_floating_point()
+
+
+def _embedding_rows(data: Any, hidden_size: int | None, where: str, remedy: str = "") -> list[torch.Tensor]:
+    rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
+    if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
+        got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
+        raise InputError(where, "at least one (rows, hidden_size) tensor", got)
+    for i, item in enumerate(rows):
+        at = f"{where}[{i}]"
+        expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
+        if not _is_floating(item, 2):
+            got = type(item).__name__
+            if isinstance(item, torch.Tensor):
+                got = f"{item.dtype} tensor of shape {tuple(item.shape)}"
+            raise InputError(at, expected, got)
+        if hidden_size not in (None, item.shape[1]):
+            raise InputError(at, expected, f"shape {tuple(item.shape)}", remedy)
+        check_finite(item, at)
+    # copies: what is cached must not change when the caller reuses its memory
+    return [item.detach().cpu().clone() for item in rows]
 
 
 def _is_frame(value: Any) -> bool:

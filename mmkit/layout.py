@@ -8,6 +8,8 @@ the number of embeddings, so the three cannot disagree. Rows of patches, each wi
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from .expr import (
     Expr,
     Loop,
     Node,
+    Opaque,
     Scope,
     Text,
     Token,
@@ -33,6 +36,7 @@ from .expr import (
     fold,
     leaves,
     plain,
+    prompt,
     root,
 )
 
@@ -65,10 +69,25 @@ class Laid:
         return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
 
     @cached_property
+    def text(self) -> str:
+        """The ids as a string; see `as_text`."""
+        return as_text(self.ids)
+
+    @cached_property
     def embed_ids(self) -> frozenset[int]:
         """The ids at the positions that receive encoder rows."""
         return frozenset(token for token, embeds in zip(self.ids, self.mask, strict=True) if embeds)
 
+
+def as_text(ids: Sequence[int]) -> str:
+    """Ids as a string, one character each: Python finds a string in another in linear time, a list in another not.
+
+    No vocabulary has more ids than there are characters, 1,114,112.
+    """
+    return array("I", ids).tobytes().decode(_CHARACTERS, "surrogatepass")
+
+
+_CHARACTERS = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 _MOST_IDS = 1 << 22  # longer than any context; a count from a caller's arguments must not take all memory
 
@@ -156,6 +175,7 @@ class Tokens(Layout):
         value = evaluate(self.value, scope)
         if isinstance(value, Layout):
             return value._emit(scope)
+        value = plain(value)
         ids = [whole(v, self.value, "a token id") for v in (value if isinstance(value, Sequence) else [value])]
         return ids, bytes(len(ids))
 
@@ -332,6 +352,25 @@ def layout(value: Any) -> Layout:
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
 
 
+def around_prompt(value: Layout) -> tuple[Layout, Layout] | None:
+    """What a layout puts before and after the caller's prompt; None for another use of it, or none."""
+    parts = value.parts if isinstance(value, Sequenced) else (value,)
+    places = [place for place, part in enumerate(parts) if any(root(leaf) == prompt for leaf in part.leaves())]
+    opaque = any(isinstance(leaf, Opaque) for leaf in value.leaves())
+    if opaque or len(places) != 1 or parts[places[0]] != Tokens(prompt):
+        return None
+    return _sequence(*parts[: places[0]]), _sequence(*parts[places[0] + 1 :])
+
+
+def surrounded(ids: Sequence[int], before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """A prompt between two others, where it does not stand there already."""
+    begin = len(before) if list(ids[: len(before)]) == list(before) else 0
+    end = max(begin, len(ids) - len(after))
+    if list(ids[end:]) != list(after):
+        end = len(ids)
+    return [*before, *ids[begin:end], *after]
+
+
 def _sequence(*layouts: Layout) -> Layout:
     parts = [part for each in layouts for part in (each.parts if isinstance(each, Sequenced) else (each,))]
     return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
@@ -359,5 +398,6 @@ def whole(value: Any, source: Any, what: str) -> int:
     """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value))
+        remedy = "Use // or ceil_div(), which give whole numbers." if isinstance(value, float) else ""
+        raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value), remedy)
     return int(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar
@@ -9,20 +10,22 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from .errors import MmkitError
-from .plan import Plan
+from . import sampling
+from .errors import MmkitError, SpecError
+from .plan import BoundModality, Plan
+from .sound import Reporter, Tally, contained, largest_magnitude
 from .spec import ModelSpec
-from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_plan, merge_embeddings
+from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
 
 
 def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
-    """A method that returns logits, with minus infinity for placeholder ids."""
+    """A method that returns logits, with minus infinity for placeholder ids unless vLLM masks them itself."""
 
     @wraps(compute_logits)
     def masked(self: MultiModalModel, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         logits = compute_logits(self, *args, **kwargs)
-        if logits is not None:  # None on ranks that do not sample
-            logits.index_fill_(-1, self._reserved_ids(logits.device), float("-inf"))
+        if logits is not None and not sampling.is_masked(self):  # None on ranks that do not sample
+            sampling.mask(logits, self.reserved_ids(logits.device))
         return logits
 
     return masked
@@ -38,9 +41,12 @@ class MultiModalModel(ModelInterface):
     - items and rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently. The
       device knows the processed fields, not the raw items, so a layout that depends on `item` cannot be compared; write
       ``out.series.shape[0]`` for ``item.length`` where both say the same;
+    - an item whose rows are not finite, or too large for the model's dtype, is answered as if they were zeros, so that
+      nothing of it can reach the answers of others through the KV cache; the log and the metric `mmkit:unsound_items`
+      count such items. Precomputed embeddings are rows, too;
     - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a request that passed
       no processor cannot take the engine down;
-    - placeholder ids are never sampled.
+    - placeholder ids are never sampled, and reported log probabilities are the model's.
     """
 
     mm_spec: ClassVar[ModelSpec]
@@ -49,37 +55,63 @@ class MultiModalModel(ModelInterface):
     mm_plan: Plan
     """The spec, bound to this model's config and tokenizer."""
 
+    mm_engine: Any
+    """vLLM's configuration of the engine that the model was made for."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super(LAST_PROTOCOL, self).__init__(*args, **kwargs)
-        self.mm_plan = current_plan()
+        self.mm_engine, self.mm_plan, dtype, self._width, counts = current_model()
+        self._bound = largest_magnitude(dtype)
+        self._unsound = Tally(Reporter(self.mm_plan.spec.name, self._bound)) if counts else None
+        sampling.serve(self)
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
-        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size) tensor each.
+        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size) tensor each, all
+        zeros where a value is not finite or too large (see `mmkit.sound.largest_magnitude`).
 
         Raises:
-            MmkitError: the encoder returned another number of items or rows than the layout has positions.
+            MmkitError: the encoder returned another number of items or rows than the layout has positions, or rows of
+                another width than the language model's.
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
+            encoded: list[torch.Tensor] = []
             if (embeds := kwargs.get(modality.embeds_field)) is not None:
-                rows += list(embeds)
+                encoded += list(embeds)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
-            if not fields:
-                continue
-            made = list(getattr(self, f"embed_{name}")(**fields))
-            batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
-            count = len(next(iter(batched.values()), made))
-            if len(made) != count:
-                remedy = "Return one (rows, hidden_size) tensor per item."
-                raise MmkitError(f"{modality.where}, embed_{name}", f"rows for {count} items", str(len(made)), remedy)
-            for i, item in enumerate(made):
-                wanted = modality.rows({key: value[i] for key, value in batched.items()})
-                if wanted is not None and len(item) != wanted:
-                    where, remedy = f"{modality.where}, embed_{name}, item {i}", "Return one row per embed() position."
-                    raise MmkitError(where, f"{wanted} encoder rows", str(len(item)), remedy)
-            rows += made
+            if fields:
+                encoded += self._encoded(modality, fields)
+            if encoded:
+                sound, unsound = contained(encoded, self._bound)
+                rows += sound
+                if self._unsound is not None:
+                    self._unsound.add(name, unsound)
         return rows
+
+    def _encoded(self, modality: BoundModality, fields: dict[str, Any]) -> list[torch.Tensor]:
+        """The rows that the model's `embed_<modality>` returns, one tensor per item."""
+        where = f"{modality.where}, embed_{modality.name}"
+        returned = getattr(self, f"embed_{modality.name}")(**fields)
+        batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
+        remedy = "Return one (rows, hidden_size) tensor per item."
+        if isinstance(returned, torch.Tensor) and returned.ndim != 3:
+            expected, got = "a list of tensors, or one with a dimension for the items", f"shape {tuple(returned.shape)}"
+            raise MmkitError(where, expected, got, f"{remedy} `rows.split([...])` cuts one that holds them all.")
+        encoded = list(returned)
+        count = len(next(iter(batched.values()), encoded))
+        if len(encoded) != count:
+            raise MmkitError(where, f"rows for {count} items", str(len(encoded)), remedy)
+        for i, item in enumerate(encoded):
+            at = f"{where}, item {i}"
+            if not isinstance(item, torch.Tensor) or not item.is_floating_point() or item.shape[1:] != (self._width,):
+                tensor = isinstance(item, torch.Tensor)
+                got = f"shape {tuple(item.shape)} of {item.dtype}" if tensor else f"a {type(item).__name__}"
+                raise MmkitError(at, f"a floating (rows, {self._width}) tensor", got, remedy)
+            wanted = modality.rows({key: value[i] for key, value in batched.items()})
+            if wanted is not None and len(item) != wanted:
+                raise MmkitError(at, f"{wanted} encoder rows", str(len(item)), "Return one row per embed() position.")
+        return encoded
 
     @override
     def embed_input_ids(
@@ -99,6 +131,8 @@ class MultiModalModel(ModelInterface):
             multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions; None for none.
             is_multimodal: bool (tokens,), as many true as there are rows.
         """
+        if self._unsound is not None:
+            self._unsound.poll()
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
         embeds: torch.Tensor = self.get_language_model().embed_input_ids(torch.where(known, input_ids, 0))
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
@@ -107,8 +141,11 @@ class MultiModalModel(ModelInterface):
 
     @_masked
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the next token, of the class itself or of its language model, with minus infinity for placeholder
-        ids. A subclass that defines its own has them masked too.
+        """Logits of the next token, of the class itself or of its language model.
+
+        vLLM's sampler takes the placeholder ids out (`mmkit.sampling`), so that what it reports is the model's. Where
+        it has no logits processors, as with speculative decoding, they have minus infinity here, and reported log
+        probabilities are of the other ids only; this holds for the `compute_logits` of a subclass, too.
 
         Args:
             hidden_states: (tokens, hidden_size), in the model's dtype.
@@ -127,14 +164,48 @@ class MultiModalModel(ModelInterface):
 
     @property
     def compute_logits_local(self) -> Any:
-        """Absent: vLLM would sample from the shards of the head and pass by the mask."""
+        """Absent: vLLM would sample from the shards of the head, whose ids are not those of the vocabulary."""
         raise AttributeError("compute_logits_local")
 
-    def _reserved_ids(self, device: torch.device) -> torch.Tensor:
+    def reserved_ids(self, device: torch.device) -> torch.Tensor:
+        """The placeholder ids, which are never sampled: integers (ids,) on a device."""
         reserved = self.__dict__.get("_reserved")
         if reserved is None or reserved.device != device:
             reserved = self.__dict__["_reserved"] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
         return reserved
 
 
-check([MultiModalModel])
+def check_class(spec: ModelSpec, model: type) -> None:
+    """Look whether a model class can run a spec.
+
+    Raises:
+        SpecError: it is no multimodal model, the mixin is not first among its bases, or an `embed_<modality>` is
+            missing or does not take the fields by their names.
+    """
+    where, remedy = f"{spec.name}, {model.__name__}", f"Write class {model.__name__}(MultiModalModel, ...)."
+    if not issubclass(model, MultiModalModel):
+        if not getattr(model, "supports_multimodal", False):
+            raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)
+        return  # vLLM's own, or written by hand
+    before = [base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model]
+    for base in before:
+        hidden = vars(base).keys() & {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
+        if hidden and not issubclass(base, MultiModalModel):
+            got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
+            raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
+    if model.embed_multimodal is not MultiModalModel.embed_multimodal:
+        return
+    for modality in spec.modalities:
+        method, fields = f"embed_{modality.name}", sorted(modality.fields)
+        if not callable(encode := getattr(model, method, None)):
+            raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
+        taken = list(inspect.signature(encode).parameters.values())[1:]
+        named = {p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        required = {p.name for p in taken if p.default is p.empty and p.name in named}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
+        if not required <= set(fields) or not (takes_all or named >= set(fields)):
+            got = f"({', '.join(p.name for p in taken)})"
+            raise SpecError(f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got)
+
+
+check([MultiModalModel, sampling.PlaceholderMask])

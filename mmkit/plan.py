@@ -7,6 +7,9 @@ evaluated once per item geometry and kept.
 from __future__ import annotations
 
 import json
+import logging
+import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import torch
@@ -22,19 +25,37 @@ import torch
 from .errors import InputError, MmkitError, SpecError
 from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
 from .fields import Field
-from .items import ItemType
-from .layout import Laid, Layout, nothing, whole
+from .items import ItemType, embeddings, unscoped
+from .layout import Laid, Layout, around_prompt, nothing, surrounded, whole
 from .process import HF, Identity, unpadded
-from .updates import Placement, Resolved, Target, Update, place, refuse_surplus
+from .updates import (
+    NotFound,
+    Placement,
+    Resolved,
+    Target,
+    Update,
+    may_be_split,
+    place,
+    place_in_text,
+    refuse_surplus,
+)
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from .spec import Modality, ModelSpec
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-_GEOMETRIES = 4096
-"""Layouts kept per modality; one of a few thousand ids takes some tens of kilobytes."""
+_LAYOUT_IDS = 1 << 20
+"""Token ids of the layouts that are kept per modality, some ten megabytes."""
+
+_COUNTS = 4096
+"""Numbers of items for which it is kept whether they may be cached."""
+
+_KEYS = 256
+"""Values of the largest tensor that tells one layout from another: one that depends on more is made for each item."""
 
 _NUMBERED = 64
 """Numbered placeholders (``<|image_1|>``) that are known before there is an item."""
@@ -84,11 +105,13 @@ class BoundModality:
         fields: the fields, bound.
         hf: how to call a Hugging Face processor, bound; None where `process` is another way.
         limit: the most items in one request, or None.
+        reads_out: the layout or the targets read processed fields.
         depends_on_index: an item's layout or target depends on its position among the items.
         kept: what an adapter derives from the modality, for as long as this lives.
     """
 
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
+        scope = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
         self.spec, self.where, self._scope = spec, where, scope
         self.name = spec.name
         self.item: ItemType = self._bound("item", spec.item)
@@ -96,6 +119,8 @@ class BoundModality:
         self.updates: list[Update] = [self._bound("update", update) for update in spec.update]
         self.fields: dict[str, Field] = {name: self._bound("fields", field) for name, field in spec.fields.items()}
         self.hf: HF | None = self._bound("process", spec.process) if isinstance(spec.process, HF) else None
+        if self.hf is None:
+            self.item = self.item.for_function()
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         self._in_order = sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None))
         self._processed = [name for name, field in self.fields.items() if field.value is None]
@@ -113,11 +138,11 @@ class BoundModality:
         self._leaves = {False: self._varying(self.layout), True: self._varying(self.embeds or nothing)}
         leaves = self._leaves[False] | self._leaves[True]
         self._opaque = any(isinstance(leaf, Opaque) for leaf in leaves)  # a function may read anything
-        self._reads_out = self._opaque or any(root(leaf) == out for leaf in leaves)
+        self.reads_out = self._opaque or any(root(leaf) == out for leaf in leaves)
         self.depends_on_index = self._opaque or item.index in leaves
-        self._layouts: OrderedDict[Any, list[Resolved]] = OrderedDict()
-        self._cacheable: OrderedDict[int, bool] = OrderedDict()
-        self.kept: dict[str, Any] = {}
+        self._layouts: _Kept[list[Resolved]] = _Kept(_LAYOUT_IDS, lambda ways: len(ways[0].laid) + _KEYS)
+        self._cacheable: _Kept[bool] = _Kept(_COUNTS)
+        self.kept: dict[Any, Any] = {}
 
     def _naming(self, part: str) -> _Naming:
         return _Naming(f"{self.where}, {part}")
@@ -140,15 +165,57 @@ class BoundModality:
         """A caller's data as canonical items. None stands for an item whose content a `multi_modal_uuids` entry names.
 
         Raises:
-            InputError: no item at all, or a malformed one.
+            InputError: None in place of the data, or a malformed item. An empty list is no item, as in vLLM.
         """
         if data is None:
             expected = f"{self.item.expected} or a list of them"
             raise InputError(self.where, expected, "None", "Send the item, or leave the modality out.")
         values = self.item.split(data, self.where)
-        if not values:
-            raise InputError(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
         return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
+
+    def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
+        """A caller's data as canonical items, or as the rows of precomputed embeddings; and whether it is these.
+
+        Raises:
+            InputError: see `parse` and `mmkit.items.embeddings`.
+        """
+        if self.embeds is not None:
+            rows = embeddings(data, self.item, self.embeds_field, hidden_size, self.where)
+            if rows is not None:
+                return rows, True
+        elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
+            raise InputError(self.where, self.item.expected, self.embeds_field, "Send the raw item.")
+        return self.parse(data), False
+
+    def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
+        """The same where no cache has what a None stands for.
+
+        Raises:
+            InputError: as for `take`, or None in place of an item.
+        """
+        values, embeds = self.take(data, hidden_size)
+        if (absent := next((i for i, value in enumerate(values) if value is None), None)) is not None:
+            raise InputError(f"{self.where}[{absent}]", self.item.expected, "None", "Send the item itself.")
+        return values, embeds
+
+    def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:
+        """Compare the encoder rows of an item with the embeddings that come for it, and with the largest item.
+
+        Args:
+            index: position among the items of the modality.
+            rows: encoder rows in its layout.
+            sent: rows of its precomputed embeddings; None for a raw item.
+            most: encoder rows of the largest item that the spec states, which vLLM's memory and schedule are made for;
+                None where they are not known.
+
+        Raises:
+            InputError: they differ, or there are too many.
+        """
+        if sent is not None and sent != rows:
+            raise InputError(f"{self.where}[{index}]", f"{rows} embedding row(s)", str(sent))
+        if most is not None and rows > most:
+            expected = f"at most {most} encoder row(s), as the stated largest item has"
+            raise InputError(f"{self.where}[{index}]", expected, str(rows), "Send a smaller item.")
 
     def check_count(self, count: int, limit: int | None) -> None:
         """Refuse surplus items.
@@ -157,7 +224,8 @@ class BoundModality:
             InputError: more than `limit` of them.
         """
         if limit is not None and count > limit:
-            raise InputError(self.where, f"at most {limit} item(s)", str(count), "Send fewer items.")
+            remedy = f"At most {limit} {self.name}(s) may be provided in one prompt."  # vLLM's words
+            raise InputError(self.where, "fewer items", str(count), remedy)
 
     def scope(self, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
         """What expressions see for one canonical item of a request with `count` of them."""
@@ -169,7 +237,7 @@ class BoundModality:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
         if self.spec.cache is True:
             return True
-        return _kept(self._cacheable, count, lambda: self._may_cache(count), _GEOMETRIES)
+        return self._cacheable.get(count, lambda: self._may_cache(count))
 
     def _may_cache(self, count: int) -> bool:
         with self._naming("cache"):
@@ -200,7 +268,8 @@ class BoundModality:
             count: number of items of the modality in the request, where some of them are cached.
 
         Raises:
-            SpecError: the outputs contradict the declared fields.
+            SpecError: the outputs contradict the declared fields, or the function raises anything but an InputError,
+                which is the caller's.
         """
         process = self.spec.process
         if isinstance(process, Identity):
@@ -212,7 +281,8 @@ class BoundModality:
             else:
                 raise SpecError(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
         else:
-            raw = process(values, self._scope)
+            with _calling(SpecError, f"{self.where}, process", "to take well-formed items"):
+                raw = process(values, self._scope)
             if not isinstance(raw, Mapping):
                 raise SpecError(f"{self.where}, process", "a dict of tensors", type(raw).__name__)
             if unknown := set(raw).difference(self._processed):
@@ -276,7 +346,17 @@ class BoundModality:
         if self._opaque:
             return self._resolve(scope, embeds)
         key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
-        return _kept(self._layouts, key, lambda: self._resolve(scope, embeds), _GEOMETRIES)
+        return self._layouts.get(key, lambda: self._resolve(scope, embeds))
+
+    def all_ways(
+        self, values: Sequence[Any], fields: Sequence[Mapping[str, Any] | None], embeds: bool
+    ) -> Iterator[list[Resolved]]:
+        """The alternatives of each item of a request: see `ways` and `check_rows`."""
+        for i, (value, own) in enumerate(zip(values, fields, strict=True)):
+            facts, rows = (SimpleNamespace(index=i, length=len(value)), len(value)) if embeds else (value, None)
+            found = self.ways(self.scope(facts, i, own, len(values)), embeds=embeds)
+            self.check_rows(i, found[0].laid.num_embeds, sent=rows, most=self.most_rows)
+            yield found
 
     def _resolve(self, scope: Scope, embeds: bool) -> list[Resolved]:
         layout = self.embeds if embeds else self.layout
@@ -297,16 +377,29 @@ class BoundModality:
             ways.append(Resolved(kind, target, laid))
         return ways
 
-    def numbered(self) -> list[Target]:
-        """The targets of the first items, where they are numbered (``<|image_1|>``). A target that is the same for all
-        items may be an ordinary token of a prompt without any."""
-        found: list[Target] = []
+    def targets(self) -> dict[Target, bool]:
+        """The targets known before there is an item, each with whether it can only stand for an item: numbered ones
+        (``<|image_1|>``), and those with a special token. An ordinary word may stand in a prompt without items."""
+        known: dict[Target, bool] = {}
         for update in self.updates:
-            if update.kind == "replace" and update.leaves() == {item.index}:
-                with suppress(SpecError):  # the vocabulary ends somewhere
-                    for index in range(_NUMBERED if self.limit is None else min(self.limit, _NUMBERED)):
-                        found.append(update.resolve(replace(self._scope, item=SimpleNamespace(index=index)))[1])
-        return found
+            numbered = update.leaves() == {item.index}
+            if update.kind != "replace" or (update.leaves() and not numbered):
+                continue
+            count = 1
+            if numbered:
+                count = _NUMBERED if self.limit is None else min(self.limit, _NUMBERED)
+            with suppress(SpecError):  # the vocabulary ends somewhere
+                for index in range(count):
+                    scope = replace(self._scope, item=SimpleNamespace(index=index))
+                    target = update.resolve(scope)[1]
+                    known[target] = numbered or self._is_special(target)
+        return known
+
+    def _is_special(self, target: Target) -> bool:
+        """Whether no text holds a target by chance."""
+        if self._scope.tok is None:
+            return len(target) == 1
+        return not self._scope.tok.special.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any]) -> int | None:
         """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
@@ -318,16 +411,38 @@ class BoundModality:
         """The preferred layout of a raw item that is the only one."""
         return self.ways(self.scope(value, 0, fields))[0].laid
 
-    def largest(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> tuple[Any, int]:
+    def largest(
+        self, process: Callable[[Any], Mapping[str, Any]] | None = None, sizes: Mapping[str, int] | None = None
+    ) -> tuple[Any, int]:
         """The item with the most encoder rows, and how many they are.
 
         Args:
             process: a canonical item to its processed fields; wanted where `needs_hf` holds.
+            sizes: its sizes at most, as vLLM's `limit_mm_per_prompt` names them; None for those of the spec.
+
+        Raises:
+            InputError: sizes that items of this type do not have.
         """
         process = process or self._process_one
-        candidates = self.item.candidates()
-        rows = [self._laid(v, process(v) if self._reads_out else None).num_embeds for v in candidates]
+        candidates = (self.item.within(sizes, self.where) if sizes else self.item).candidates()
+        if self.needs_hf and len(candidates) > 1:
+            costs = "%s: the Hugging Face processor takes %d items to tell the largest of them."
+            logger.warning(
+                f"{costs} State that one alone, or a layout over the facts of item.", self.where, len(candidates)
+            )
+        rows = [self._laid(v, process(v) if self.reads_out else None).num_embeds for v in candidates]
         return candidates[rows.index(max(rows))], max(rows)
+
+    @cached_property
+    def most_rows(self) -> int | None:
+        """Encoder rows of the largest item; None where only the Hugging Face processor can tell, or where they depend
+        on the other items of the request."""
+        return None if self.needs_hf or self.by_company else self.largest()[1]
+
+    @property
+    def by_company(self) -> bool:
+        """Whether a layout says that it depends on an item's position, or on the number of items."""
+        return any(leaf in leaves for leaves in self._leaves.values() for leaf in (item.index, item.count))
 
     def _process_one(self, value: Any) -> Mapping[str, Any]:
         return self.process([value]).parts[0]
@@ -335,7 +450,7 @@ class BoundModality:
     @property
     def needs_hf(self) -> bool:
         """The layout or the targets need, or may need, the output of the Hugging Face processor."""
-        return self.hf is not None and self._reads_out
+        return self.hf is not None and self.reads_out
 
     def rehearse(self) -> list[Laid]:
         """Take the largest and the smallest item to their layouts, as far as that goes without the HF processor.
@@ -349,9 +464,15 @@ class BoundModality:
         for value in self.item.extremes():
             fields = None
             if self.hf is None:
-                with _calling(SpecError, f"{self.where}, process", "to take a well-formed item"):
-                    fields = self._process_one(value)
+                fields = self._process_one(value)
             made.append(self._laid(value, fields))
+        rows, candidates = [laid.num_embeds for laid in made], len(self.item.candidates())
+        most = max(rows[:candidates])
+        for smallest in rows[candidates:]:
+            if smallest > most and not self.by_company:
+                got = f"{most}, and {smallest} for the smallest"
+                remedy = "State `largest=`, the shape of the item with the most."
+                raise SpecError(f"{self.where}, item", "the most encoder rows for the largest item", got, remedy)
         return made
 
 
@@ -362,6 +483,7 @@ class Plan:
         spec: the declaration.
         modalities: the bound modalities, by name.
         vocab_size: number of ids of the language model.
+        hidden_size: width of the rows that it takes; None where the config does not tell.
         embed_ids: the placeholder ids known when the plan is made.
     """
 
@@ -375,10 +497,11 @@ class Plan:
     ) -> None:
         self.spec = spec
         self.vocab_size = vocab_size(config)
+        self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
         vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
-        self._configured: OrderedDict[str, Plan] = OrderedDict()
+        self._configured: _Kept[Plan] = _Kept(_CONFIGURED)
         self._bind(scope)
         owners: dict[int, list[str]] = {}
         for modality in self.modalities.values():
@@ -400,9 +523,44 @@ class Plan:
                 present = evaluate(m.when, scope)
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope)
-        self._numbered = {target: m.name for m in self.modalities.values() for target in m.numbered()}
+        self._surplus = self._targets()
         layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
+        self._around = {name: around_prompt(value) for name, value in self._prompts.items()}
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        """Refuse items that would stand between a prompt and what the spec puts around it, where that is not seen again
+        when an expanded prompt comes back.
+
+        Raises:
+            SpecError: names the modality.
+        """
+        around = self._around.get("prompt")
+        for kind, edge in zip(("start", "end"), around or (), strict=False):
+            for modality in self.modalities.values():
+                if edge != nothing and any(update.kind == kind for update in modality.updates):
+                    expected = f"no insert({kind}()) beside a prompt= that puts ids at the {kind} of the prompt"
+                    remedy = "Put these ids into the layout of the item."
+                    raise SpecError(f"{modality.where}, update", expected, f"insert({kind}())", remedy)
+
+    def _targets(self) -> dict[Target, str]:
+        """The targets that can only stand for items, each with its modality.
+
+        Raises:
+            SpecError: two modalities have the same target, so that nothing tells which item goes where.
+        """
+        owners: dict[Target, str] = {}
+        surplus: dict[Target, str] = {}
+        for modality in self.modalities.values():
+            for target, special in modality.targets().items():
+                if (other := owners.setdefault(target, modality.name)) != modality.name:
+                    expected = "a target that no other modality has"
+                    got = f"{list(target)}, which is that of {other} too"
+                    raise SpecError(f"{modality.where}, update", expected, got, "Give each a token of its own.")
+                if special:
+                    surplus[target] = modality.name
+        return surplus
 
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         """This plan for the `mm_processor_kwargs` of one request, with the Hugging Face processor that they configure
@@ -413,7 +571,7 @@ class Plan:
             key = json.dumps(kwargs, sort_keys=True)
         except TypeError:  # values that JSON lacks: do not keep the plan
             return self._with(kwargs, processor)
-        return _kept(self._configured, key, lambda: self._with(kwargs, processor), _CONFIGURED)
+        return self._configured.get(key, lambda: self._with(kwargs, processor))
 
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         plan = copy(self)
@@ -422,6 +580,8 @@ class Plan:
 
     def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
         """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself where it says none.
+        What a layout puts around the prompt (``token(prompt) + tok["<sep>"]``) is left out where it stands there
+        already, since a request may have come this way before.
 
         Raises:
             InputError: an id that the model does not have, or a prompt that the function of the spec does not take.
@@ -429,12 +589,15 @@ class Plan:
         if (declared := self._prompts.get(part)) is None:
             return prompt
         where = f"{self.spec.name}.{part}"
+        scope = replace(self._scope, prompt=prompt)
+        around = self._around[part]
         with _calling(InputError, where, "a prompt that the spec can rewrite"):
-            laid = declared.lay(replace(self._scope, prompt=prompt))
-        if laid.num_embeds:
+            parts = [layout.lay(scope) for layout in around or (declared,)]
+        if any(laid.num_embeds for laid in parts):
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
-        _check_ids(laid.ids, self._scope, where)
-        return list(laid.ids)
+        for laid in parts:
+            _check_ids(laid.ids, self._scope, where)
+        return surrounded(prompt, *[laid.ids for laid in parts]) if around else list(parts[0].ids)
 
     def preview(self, prompt: Sequence[int], data: Mapping[str, object]) -> Preview:
         """What a request becomes, without vLLM.
@@ -445,20 +608,22 @@ class Plan:
 
         Raises:
             InputError: the request would be refused.
-            SpecError: a modality wants the Hugging Face processor, which vLLM calls.
+            SpecError: raw items of a modality that wants the Hugging Face processor, which vLLM calls.
         """
         self.check_ids(prompt)
         self.check_names(data)
-        ways, fields = {}, {}
+        ways: dict[str, list[list[Resolved]]] = {}
+        fields: dict[str, list[dict[str, Any]]] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
-            if modality.hf is not None:
+            values, embeds = modality.take_whole(sent, self.hidden_size)
+            if not values:
+                continue
+            if modality.hf is not None and not embeds:
                 raise SpecError(modality.where, "a process that runs without vLLM", repr(modality.hf))
-            values = modality.parse(sent)
             modality.check_count(len(values), modality.limit)
-            fields[name] = modality.process(values).parts
-            scopes = [modality.scope(v, i, fields[name][i], len(values)) for i, v in enumerate(values)]
-            ways[name] = [*map(modality.ways, scopes)]
+            fields[name] = [{modality.embeds_field: v} for v in values] if embeds else modality.process(values).parts
+            ways[name] = [*modality.all_ways(values, fields[name], embeds)]
         return Preview(*self.place(self.rewrite("prompt", list(prompt)), ways), fields)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
@@ -478,12 +643,13 @@ class Plan:
             if modality.needs_hf:
                 expected = "a prompt, since the placeholders depend on the Hugging Face processor"
                 raise InputError(f"{self.spec.name}.prompt", expected, "none")
-            values = modality.parse(sent)
-            if None in values:
-                raise InputError(f"{modality.where}[{values.index(None)}]", modality.item.expected, "None")
-            fields = modality.process(values).parts if modality.hf is None else [None] * len(values)
-            for index, value in enumerate(values):
-                ids += modality.ways(modality.scope(value, index, fields[index], len(values)))[0].spelled
+            values, embeds = modality.take_whole(sent, self.hidden_size)
+            if not values:
+                continue
+            known = modality.reads_out and not embeds
+            fields = modality.process(values).parts if known else [None] * len(values)
+            for found in modality.all_ways(values, fields, embeds):
+                ids += found[0].spelled
         return ids
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
@@ -512,14 +678,29 @@ class Plan:
             InputError: names the first of them.
         """
         if unknown := [name for name in data if name not in self.modalities]:
-            expected = f"modalities among {sorted(self.modalities)}"
+            expected, remedy = f"modalities among {sorted(self.modalities)}", ""
             base = unknown[0].removesuffix("_embeds")
-            remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.' if base in self.modalities else ""
+            if base in self.modalities:
+                remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
+                if self.modalities[base].embeds is None:
+                    remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
             raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]), remedy)
 
+    def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
+        """What tells at most how many items of a modality a prompt has a place for, without knowing the items.
+
+        None where that depends on the items, or where the caller writes no placeholder.
+        """
+        modality = self.modalities[name]
+        own = {token for token, names in self._owners.items() if name in names}
+        if not own or any(update.kind != "replace" or update.leaves() for update in modality.updates):
+            return None
+        tokens = own | {target[0] for target in modality.targets()}
+        return lambda prompt: sum(map(tokens.__contains__, prompt))
+
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
-        """Refuse placeholder ids of modalities that have no items in the request, and numbered placeholders if it has
-        none at all.
+        """Refuse placeholder ids of modalities that have no items in the request, and targets that can only stand for
+        items if it has none at all: `place` looks for those that are left over beside items.
 
         Args:
             prompt: token ids.
@@ -536,14 +717,26 @@ class Plan:
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
         if not present:
-            refuse_surplus(prompt, self._numbered, self.spec.name)
+            refuse_surplus(prompt, self._surplus, self.spec.name)
 
     def place(
         self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Resolved]]]
     ) -> tuple[list[int], list[Placement]]:
-        """Bring the layouts of all items into a prompt; see `mmkit.updates.place`."""
-        self.check_bare(prompt, [name for name, alternatives in items.items() if alternatives])
-        return place(prompt, items, self.spec.name, self._numbered)
+        """Bring the layouts of all items into a prompt; see `mmkit.updates.place` and `place_in_text`. Where targets of
+        several modalities match at the same place, or anchors are the same, the order of the spec decides."""
+        present = {name: items[name] for name in self.modalities if items.get(name)}
+        self.check_bare(prompt, present)
+        try:
+            return place(prompt, present, self.spec.name, self._surplus)
+        except NotFound as error:
+            if self._scope.tok is None or not may_be_split(present):
+                raise
+            try:
+                ids, placements = place_in_text(prompt, present, self.spec.name, self._surplus, self._scope.tok)
+                self.check_bare(ids, present)
+            except Exception:  # not found in the text either, or the tokenizer cannot decode the prompt
+                raise error from None
+            return ids, placements
 
 
 class _Naming:
@@ -560,6 +753,11 @@ class _Naming:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, SpecError):
             raise SpecError(f"{self.where}: {error}") from error
+        if isinstance(error, Exception) and not isinstance(error, MmkitError):  # of a function of the spec
+            remedy = ""
+            if isinstance(error, AttributeError) and isinstance(error.obj, dict):
+                remedy = f"Write [{error.name!r}]: processed fields are a dict in a function of a Scope."
+            raise SpecError(self.where, "a value", _cause(error), remedy) from error
 
 
 @contextmanager
@@ -570,29 +768,55 @@ def _calling(kind: type[MmkitError], where: str, expected: str) -> Iterator[None
     except MmkitError:
         raise
     except Exception as error:
-        raise kind(where, expected, f"{type(error).__name__}: {error}") from error
+        raise kind(where, expected, _cause(error)) from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": .")
 
 
 def _geometry(leaf: Expr, scope: Scope) -> Any:
     """The value of a leaf as part of a key; None where it has none. A layout that needs it will say so, and one that
-    guards it by `where` does not need it."""
+    guards it by `where` does not need it. A large tensor is no key."""
     try:
-        return plain(evaluate(leaf, scope))
+        value = evaluate(leaf, scope)
     except SpecError:
         return None
+    if math.prod(getattr(value, "shape", ())) > _KEYS:
+        return []  # cannot be hashed
+    return plain(value)
 
 
-def _kept(kept: OrderedDict[Any, T], key: Any, make: Callable[[], T], most: int) -> T:
-    """What is kept under a key, or else what is made, and kept in place of the oldest where the key can be hashed."""
-    try:
-        found = kept.get(key)
-    except TypeError:
-        return make()
-    if found is None:
-        found = kept[key] = make()
-        if len(kept) > most:
-            kept.popitem(last=False)
-    return found
+class _Kept(Generic[T]):
+    """What was made, by key, up to a total size: the least recently used goes. What has no key is made anew.
+
+    Args:
+        most: the total size.
+        size: that of one value.
+    """
+
+    def __init__(self, most: int, size: Callable[[T], int] = lambda value: 1) -> None:
+        self._most, self._size, self._total = most, size, 0
+        self._values: OrderedDict[Any, T] = OrderedDict()
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        try:
+            value = self._values.get(key)
+        except TypeError:  # no key
+            return make()
+        if value is not None:
+            with suppress(KeyError):  # another thread may have let it go
+                self._values.move_to_end(key)
+            return value
+        value = make()
+        if self._size(value) <= self._most:
+            if (other := self._values.pop(key, None)) is not None:  # of another thread
+                self._total -= self._size(other)
+            self._values[key] = value
+            self._total += self._size(value)
+        while self._total > self._most and self._values:
+            self._total -= self._size(self._values.popitem(last=False)[1])
+        return value
 
 
 def vocab_size(config: Any) -> int:
@@ -605,7 +829,20 @@ def vocab_size(config: Any) -> int:
     size = text.get("vocab_size") if isinstance(text, Mapping) else getattr(text, "vocab_size", None)
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
+    if size > sys.maxunicode + 1:  # ids are sought as characters
+        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
     return size
+
+
+def hidden_size(config: Any) -> int | None:
+    """Width of the rows that the language model of a Hugging Face config takes, as vLLM has it; None if it is not
+    stated."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in ("projection_dim", "projection_size", "hidden_size"):
+        size = text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
+        if isinstance(size, int):
+            return size
+    return None
 
 
 def _check_ids(ids: Sequence[int], scope: Scope, where: str) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import os
 
+from .errors import MmkitError
+
 VARIABLE = "MMKIT_MODULES"
 
 MAIN_MODULES = ("__main__", "__mp_main__")
@@ -18,9 +20,19 @@ MAIN_MODULES = ("__main__", "__mp_main__")
 
 
 def load() -> None:
-    """Import the modules that MMKIT_MODULES names, separated by commas. Can be called again."""
+    """Import the modules that MMKIT_MODULES names, separated by commas. Can be called again.
+
+    Raises:
+        MmkitError: one of them cannot be found in this process.
+    """
     for name in _names():
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise  # what the module itself imports
+            expected, remedy = "a module that every process can import", "Install its package, or set PYTHONPATH."
+            raise MmkitError(f"{VARIABLE}, {name}", expected, str(error), remedy) from error
 
 
 def announce(module: str) -> None:

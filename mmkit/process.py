@@ -75,7 +75,8 @@ def hf(
             that ships none, one of its own (``call(Tiles, cfg.tile_size)``, or a function of a `Scope` that makes one).
             Made once per distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
             ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those arguments that it takes.
-        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``.
+        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are `images`, `videos`,
+            `audios` (which becomes `audio` unless this says otherwise), and for a `Tensor` the name of its modality.
         outputs: the processor's output name to the field's.
         text: text of one item, for a processor that wants as many placeholders in a text as there are items.
         unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading dimensions), for a

@@ -181,7 +181,8 @@ class ModelSpec(_Declared):
         modalities: as above.
         prompt: what becomes of a caller's prompt before items are placed, whether there are any or not: a layout of
             literal ids over `prompt`, as in ``token(prompt) + tok["<sep>"]``, or a function of a `Scope`. None leaves
-            it as it is.
+            it as it is. A prompt may come back expanded: what a layout puts around it is not put there twice, and a
+            function must leave its own result as it is.
         decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the decoder's, likewise.
     """
 
@@ -208,6 +209,12 @@ class ModelSpec(_Declared):
         self._module = _calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
+        arguments = sorted({m.item.argument or m.name for m in modalities})
+        for modality in modalities:
+            inputs = modality.process.inputs if isinstance(modality.process, HF) else {}
+            if unknown := sorted(set(inputs).difference(arguments)):
+                at = f"{where}, {modality.name}: hf(inputs=...)"
+                raise SpecError(at, f"arguments among {arguments}", repr(unknown))
         # the model receives fields by name, so a name must tell the modality
         fields = [key for m in modalities for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))]
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
@@ -297,13 +304,16 @@ class ModelSpec(_Declared):
             The model class, or a decorator if none is given.
 
         Raises:
+            SpecError: the class cannot run the spec; see `mmkit.model.check_class`.
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
             return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)
+        from .model import check_class
         from .plugin import announce
         from .vllm_api import register
 
+        check_class(self, model)
         made = self.classes
         register(
             model,

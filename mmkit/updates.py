@@ -2,20 +2,20 @@
 
 `replace` puts a layout in place of a target, `insert` puts it at an anchor, `in_place` says that the caller writes the
 layouts. In all three a layout that already stands in the prompt is recognised and left as it is, so an expanded prompt
-is not expanded again.
+is not expanded again. Items are placed in their order, or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from .errors import InputError, SpecError
 from .expr import Expr, Scope, Value
-from .layout import Laid, Layout, layout, nothing
+from .layout import Laid, Layout, as_text, layout, nothing
 
 
 @dataclass(frozen=True)
@@ -158,24 +158,30 @@ Items: TypeAlias = Mapping[str, Sequence[Sequence[Resolved]]]
 """Per modality and item, the alternatives, in order of preference."""
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
-_READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
+READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
 """How a prompt may be read, in this order: it holds every layout already; every item has a target or an anchor; the
 caller expanded some items and not others."""
 
 
 def place(
-    prompt: list[int], items: Items, where: str, surplus: Mapping[Target, str] = EMPTY
+    prompt: list[int],
+    items: Items,
+    where: str,
+    surplus: Mapping[Target, str] = EMPTY,
+    readings: tuple[Reading, ...] = READINGS,
 ) -> tuple[list[int], list[Placement]]:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading that fits.
 
     The items of a modality are placed in order. Where targets of several modalities match at the same place, the
-    modality that comes first in `items` goes first, as in vLLM. `prompt` is not changed.
+    modality that comes first in `items` goes first, as in vLLM. `prompt` is not changed. The time grows with the
+    lengths of the prompt and of what is sought, and not with their product.
 
     Args:
         prompt: token ids.
         items: per modality and item, the alternatives, in order of preference.
         where: names the spec in errors.
         surplus: ids that stand for items and for nothing else, each with its modality: none of them may be left over.
+        readings: those to try; errors are of the last but "either".
 
     Returns:
         The new prompt and one placement per item, in prompt order.
@@ -184,21 +190,47 @@ def place(
         NotFound: an item's target is not in the prompt.
         InputError: a target or a placeholder id is left over, also one of `surplus`.
     """
-    why: dict[Reading, Callable[[], NoReturn]] = {}
-    for reading in _READINGS:
-        if reading == "layouts" and not _holds_layouts(prompt, items):
-            continue
+    text = as_text(prompt)
+    refusals: list[Callable[[], NoReturn]] = []
+    for reading in readings:
         try:
-            return _Pass(prompt, items, where, surplus, reading).run()
+            return _Pass(prompt, text, items, where, surplus, reading).run()
         except _Unfit as unfit:
-            why[reading] = unfit.refuse
-    why["targets"]()
+            if reading != "either":
+                refusals.append(unfit.refuse)
+    refusals[-1]()
 
 
-def _holds_layouts(prompt: list[int], items: Items) -> bool:
-    """Whether a layout of the first item of every modality stands in a prompt."""
-    firsts = [alternatives[0] for alternatives in items.values() if alternatives]
-    return all(any(find(prompt, way.laid.ids, 0) is not None for way in first) for first in firsts)
+def may_be_split(items: Items) -> bool:
+    """Whether some target has several tokens, as texts have, which may be others inside a prompt."""
+    ways = {id(way): way for alternatives in items.values() for item in alternatives for way in item}
+    return any(way.kind == "replace" and len(way.target) > 1 for way in ways.values())
+
+
+def place_in_text(
+    prompt: list[int], items: Items, where: str, surplus: Mapping[Target, str], tok: Any
+) -> tuple[list[int], list[Placement]]:
+    """The same for targets that are texts, which the tokenizer may have split otherwise where they stand in a prompt:
+    they are sought in its text, which is tokenized again with the layouts in it, as in vLLM.
+
+    Args:
+        prompt: as for `place`, as are `items`, `where` and `surplus`.
+        tok: the `Vocabulary`.
+
+    Raises:
+        InputError: as for `place`; or a layout is no longer itself when it is tokenized inside the text.
+    """
+    spelled = cache(lambda ids: tuple(map(ord, tok.decode(list(ids)))))
+
+    def in_text(way: Resolved) -> Resolved:
+        characters = spelled(tuple(way.laid.ids))
+        return Resolved(way.kind, spelled(way.target), Laid(list(characters), bytes(len(characters))))
+
+    known = {id(way): in_text(way) for ways in items.values() for alternatives in ways for way in alternatives}
+    texts = {name: [[known[id(way)] for way in alternatives] for alternatives in ways] for name, ways in items.items()}
+    left = {spelled(target): name for target, name in surplus.items()}
+    written, _ = place(list(spelled(tuple(prompt))), texts, where, left, ("targets",))
+    return place(tok(as_text(written)), items, where, surplus, ("layouts",))
 
 
 class _Unfit(Exception):
@@ -216,9 +248,10 @@ class _Pass:
     """One attempt to place all items, under one reading of the prompt."""
 
     def __init__(
-        self, prompt: list[int], items: Items, where: str, surplus: Mapping[Target, str], reading: Reading
+        self, prompt: list[int], text: str, items: Items, where: str, surplus: Mapping[Target, str], reading: Reading
     ) -> None:
-        self.prompt, self.items, self.where, self.surplus, self.reading = prompt, items, where, surplus, reading
+        self.prompt, self.text, self.items = prompt, text, items
+        self.where, self.surplus, self.reading = where, surplus, reading
 
     def run(self) -> tuple[list[int], list[Placement]]:
         ids: list[int] = []
@@ -289,18 +322,24 @@ class _Pass:
 
     def _search(self, ways: Sequence[Resolved], cursor: int) -> tuple[int, int, int] | None:
         """The first match at or after the cursor: begin, end, alternative."""
-        best: tuple[int, int, int] | None = None
+        sought: list[tuple[str, int]] = []
         for number, way in enumerate(ways):
-            targets: list[Sequence[int]] = []
             if self.reading != "targets" or way.kind == "in_place":
-                targets.append(way.laid.ids)
+                sought.append((way.laid.text, number))
             if self.reading != "layouts" and way.kind == "replace":
-                targets.append(way.target)
-            for target in targets:
-                begin = find(self.prompt, target, cursor)
-                if begin is not None and (best is None or begin < best[0]):
-                    best = begin, begin + len(target), number
-        return best
+                sought.append((as_text(way.target), number))
+        sought = [(text, number) for text, number in sought if text]
+        # in steps that grow, so that no item looks to the end of the prompt for the alternative that is not there
+        begin, step = cursor, max((len(text) for text, _ in sought), default=0)
+        while sought and begin < len(self.text):
+            end = begin + step
+            places = [self.text.find(text, begin, end + len(text) - 1) for text, _ in sought]
+            if matches := [(at, n) for n, at in enumerate(places) if at >= 0]:
+                at, n = min(matches)
+                text, number = sought[n]
+                return at, at + len(text), number
+            begin, step = end, 2 * step
+        return None
 
     def _check_leftovers(self, rest: list[list[int]]) -> None:
         embeds: dict[str, frozenset[int]] = {}
@@ -313,10 +352,10 @@ class _Pass:
         if all(map(begins.union(*embeds.values()).isdisjoint, rest)):
             return
         for modality in self.items:
-            if not all(map(embeds[modality].isdisjoint, rest)) or _found(targets[modality], rest):
+            if not all(map(embeds[modality].isdisjoint, rest)) or _standing(targets[modality], rest):
                 raise _Unfit(self._wrong_count, modality, InputError)
-        if found := _found(self.surplus, rest):
-            raise _Unfit(_surplus, found, self.surplus, self.where)
+        if target := _standing(self.surplus, rest):
+            raise _Unfit(_surplus, target, self.surplus, self.where)
 
     def _not_found(self, modality: str, index: int) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
@@ -333,15 +372,15 @@ class _Pass:
     def _wrong_count(self, modality: str, error: type[InputError]) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
         way, n = ways[0][0], len(ways)
-        stray = sum(map(self.prompt.count, way.laid.embed_ids))
+        stray = sum(token in way.laid.embed_ids for token in self.prompt)
         if way.kind not in ("replace", "in_place"):
             remedy = "Leave them out: the items' placeholders are inserted."
             raise error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
-        target, count, cursor = _sought(way), 0, 0
-        while (begin := find(self.prompt, target, cursor)) is not None:
-            count, cursor = count + 1, begin + len(target)
+        target = _sought(way)
+        count = self.text.count(as_text(target))
         expected = f"{n} placeholder(s) {_brief(target)} in the prompt for {n} item{'s' if n != 1 else ''}"
-        got = f"{count}, and {stray} placeholder id(s) in all"
+        stray -= count * sum(token in way.laid.embed_ids for token in target)
+        got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
         raise error(where, expected, got, "Write one placeholder per item, and nothing else with its id.")
 
 
@@ -351,16 +390,21 @@ def refuse_surplus(prompt: Sequence[int], surplus: Mapping[Target, str], where: 
     Raises:
         InputError: names the modality.
     """
-    if surplus and (found := _found(surplus, [list(prompt)])):
-        _surplus(found, surplus, where)
+    if surplus and (target := _standing(surplus, [list(prompt)])):
+        _surplus(target, surplus, where)
 
 
-def _found(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
+def _standing(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
     """One of some targets that stands in what is left of a prompt."""
-    first = {target[0] for target in targets}
-    left = set().union(*map(first.intersection, rest)) if first else first
-    begun = [target for target in targets if target[0] in left]
-    return next((target for target in begun for ids in rest if find(ids, target, 0) is not None), None)
+    known, first, lengths = set(targets), {target[0] for target in targets}, {*map(len, targets)}
+    for ids in rest:
+        if first.isdisjoint(ids):
+            continue
+        for begin in [place for place, token in enumerate(ids) if token in first]:
+            for length in lengths:
+                if (target := tuple(ids[begin : begin + length])) in known:
+                    return target
+    return None
 
 
 def _surplus(target: Target, surplus: Mapping[Target, str], where: str) -> NoReturn:
@@ -372,24 +416,6 @@ def _surplus(target: Target, surplus: Mapping[Target, str], where: str) -> NoRet
 def _sought(way: Resolved) -> tuple[int, ...]:
     """The ids that stand for an item in a prompt that is not expanded yet."""
     return way.target if way.kind == "replace" else tuple(way.laid.ids)
-
-
-def find(prompt: list[int], target: Sequence[int], begin: int) -> int | None:
-    """Where `target` first stands in `prompt`, at or after `begin`; None if it does not. An empty target stands
-    nowhere.
-    """
-    if not target:
-        return None
-    wanted, first, last = list(target), target[0], len(prompt) - len(target) + 1
-    while begin < last:
-        try:
-            begin = prompt.index(first, begin, last)
-        except ValueError:
-            return None
-        if prompt[begin : begin + len(wanted)] == wanted:
-            return begin
-        begin += 1
-    return None
 
 
 def _brief(ids: Sequence[Any]) -> str:

@@ -16,7 +16,8 @@ class Vocabulary:
     """Read-only view of a Hugging Face tokenizer: ``v["<image>"]`` is an id, ``v("some text")`` a list of ids.
 
     Args:
-        tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`.
+        tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`. Its special tokens
+            are those of `get_added_vocab` and `all_special_ids`, if it has them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -27,6 +28,14 @@ class Vocabulary:
     def _ids(self) -> dict[str, int]:
         # get_vocab() copies the whole table: once per tokenizer, not per lookup
         return dict(self.tokenizer.get_vocab())
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids that no ordinary text has: special tokens, and others that were added to the vocabulary, but for those
+        with which the tokenizer surrounds every text."""
+        added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
+        special = {*added.values(), *getattr(self.tokenizer, "all_special_ids", ())}
+        return frozenset(special.difference(self.tokenizer.encode("", add_special_tokens=True)))
 
     def __getitem__(self, token: str) -> int:
         """The id of one token.

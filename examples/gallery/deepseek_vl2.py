@@ -4,7 +4,31 @@ A view is ``side`` rows of patches, each followed by a newline; one separator st
 views. The model writes newlines and separator itself, so all positions take encoder rows.
 """
 
-from mmkit import Image, Modality, ModelSpec, batched, ceil_div, cfg, embed, flat, hf, item, out, proc, replace, tok
+from collections.abc import Sequence
+
+from mmkit import (
+    Image,
+    Modality,
+    ModelSpec,
+    batched,
+    call,
+    ceil_div,
+    cfg,
+    embed,
+    flat,
+    hf,
+    item,
+    out,
+    proc,
+    replace,
+    tok,
+)
+
+
+def most_tiles(resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
+    """(width, height) of the grid with the most tiles, of several the one with the most rows, which end in newlines."""
+    return max(resolutions, key=lambda size: (size[0] * size[1], size[1]))
+
 
 side = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
 columns, rows = out.images_spatial_crop[0], out.images_spatial_crop[1]
@@ -14,7 +38,7 @@ DEEPSEEK_VL2 = ModelSpec(
     "deepseek_vl2",
     Modality(
         "image",
-        item=Image(largest=cfg.candidate_resolutions),
+        item=Image(largest=call(most_tiles, cfg.candidate_resolutions)),
         layout=image * (side * (side + 1) + 1 + rows * side * (columns * side + 1)),
         update=replace(tok[proc.image_token]),
         fields={

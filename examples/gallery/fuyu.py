@@ -1,4 +1,5 @@
-"""Fuyu: rows of patches that end in a newline, then the beginning-of-sequence token, in place of the tokenizer's own.
+"""Fuyu: rows of patches that end in a newline, then the beginning-of-sequence token. They take the place of the token
+with which the tokenizer begins a text, or stand in front of a prompt without it.
 
 Every prompt ends with the token that begins the answer.
 """
@@ -19,12 +20,14 @@ from mmkit import (
     flat,
     floor,
     hf,
+    insert,
     item,
     minimum,
     option,
     out,
     proc,
     replace,
+    start,
     tok,
     token,
 )
@@ -52,7 +55,7 @@ FUYU = ModelSpec(
         "image",
         item=Image(largest=(size["width"], size["height"])),
         layout=(embed(tok["|SPEAKER|"]) * columns + tok["|NEWLINE|"]) * rows + token(cfg.bos_token_id),
-        update=replace(tok["|ENDOFTEXT|"]),
+        update=[replace(tok["|ENDOFTEXT|"]), insert(start())],
         fields={
             "image_patches": flat(out.patches_per_image),
             "patches_per_image": batched(value=columns * rows, dtype="int64"),

@@ -91,9 +91,10 @@ class Tiles:
         return (pixels.permute(0, 3, 1, 2).float().div(255) - mean) / std
 
 
-def sizes_of_grids(size: int, least: int, most: int) -> list[tuple[int, int]]:
-    """(width, height) of the images that fill each grid."""
-    return [(size * columns, size * rows) for columns, rows in grids(least, most)]
+def most_tiles(size: int, least: int, most: int) -> tuple[int, int]:
+    """(width, height) of an image that fills a grid of the most tiles."""
+    columns, rows = grids(least, most)[-1]
+    return size * columns, size * rows
 
 
 size = cfg.vision_config.image_size
@@ -116,7 +117,7 @@ INTERNVL = ModelSpec(
     "internvl",
     Modality(
         "image",
-        item=Image(largest=call(sizes_of_grids, size, least, most)),
+        item=Image(largest=call(most_tiles, size, least, most)),
         layout=tile(context, out.image_num_patches),
         update=replace(tok("<image>")),
         fields={

@@ -28,6 +28,8 @@ GENERAL, ENDPOINT = "vllm.general_plugins", "vllm.endpoint_plugins"
 FIX = "python requirements/fix_cpu_environment.py"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
+RESAMPLERS = ("torchaudio", "soxr", "scipy")
+"""What `mmkit.items.Audio` resamples with, in order of preference."""
 _WANTED = {"mmkit": True, "torch": True, "pydantic": True, "transformers": False}
 """Distributions by whether mmkit cannot do without them."""
 _INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
@@ -120,6 +122,7 @@ def examine(environment: Environment) -> list[Finding]:
         *_versions(environment),
         *_vllm(environment),
         *_media(environment),
+        *_audio(environment),
         *_general_plugins(environment),
         *_endpoint_plugins(environment),
         *_variables(environment),
@@ -216,6 +219,15 @@ def _mended(name: str) -> str:
     return f"pip uninstall {name}"
 
 
+def _audio(environment: Environment) -> Iterator[Finding]:
+    usable = [name for name in RESAMPLERS if (tried := environment.imports.get(name)) and not tried.error]
+    if usable:
+        yield Finding("audio", "ok", f"{usable[0]} resamples.")
+    elif any(name in environment.imports for name in RESAMPLERS):
+        text = "Nothing resamples audio, so that of another sampling rate than a model's is refused."
+        yield Finding("audio", "warning", text, "pip install soxr, if a model takes audio.")
+
+
 def _general_plugins(environment: Environment) -> Iterator[Finding]:
     found, allowed = environment.plugins.get(GENERAL, ()), _allowed(environment)
     blocked = [name for name in found if allowed is not None and name not in allowed]
@@ -286,7 +298,8 @@ def look() -> Environment:
     groups = metadata.entry_points()
     plugins = {group: tuple(point.name for point in groups.select(group=group)) for group in (GENERAL, ENDPOINT)}
     modules = _names(os.environ.get(VARIABLE, ""))
-    tried = [*(name for name in MEDIA if name in distributions), *modules, "vllm", "mmkit.vllm_api"]
+    media = (name for name in MEDIA if name in distributions)
+    tried = [*dict.fromkeys([*media, *RESAMPLERS]), *modules, "vllm", "mmkit.vllm_api"]
     return Environment(platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried))
 
 

@@ -156,7 +156,7 @@ def _at_most(limit: int | None) -> str:
 def _item_value(kind: ItemType) -> str:
     match kind:
         case Tensor():
-            return f"{kind.expected}, |x| ≤ {kind.bound:g}"
+            return kind.expected if kind.bound is None else f"{kind.expected}, |x| ≤ {kind.bound:g}"
         case Image() | Video():
             most = ", ".join("×".join(map(str, size)) for size in kind.largest)
             return f"{kind.expected}, largest {most}"

@@ -27,7 +27,7 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
         The folder.
 
     Raises:
-        MmkitError: a name that is none, or a folder that is there already.
+        MmkitError: a name that is none, a folder that is there already, or one that cannot be written.
     """
     for what, value in (("name", name), ("modality", modality)):
         if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
@@ -40,8 +40,13 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
     values = {"package": name, "Prefix": class_prefix(name), "SPEC": name.upper(), "modality": modality}
     for path, template in _templates(files(__package__) / "template"):
         target = folder / Template(path).substitute(values)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template(template.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
+        text = Template(template.read_text(encoding="utf-8")).substitute(values)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            got = str(error.strerror or error).lower()
+            raise MmkitError(str(folder), "a folder that can be written", got, "Choose another place.") from error
     return folder
 
 

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from ..errors import InputError, MmkitError
 from ..items import Audio, Between, Image, ItemType, Tensor, Video
+from ..layout import as_text
 from ..plan import BoundModality, Plan
 from ..spec import Modality, ModelSpec
-from ..updates import find
 from .common import Opened, UsageError, brief, open_checkpoint, reason, write
 from .draw import Example, ItemFacts, ModalityFacts, RequestFacts, Shown, Slice, to_html, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
@@ -342,8 +342,9 @@ def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -
 
 def _written(prompt: list[int], forms: Sequence[Sequence[int]], cursor: int) -> tuple[int, int] | None:
     """Where the caller wrote something for an item, at or after a position."""
+    text = as_text(prompt)
     for ids in forms:
-        if (begin := find(prompt, ids, cursor)) is not None:
+        if ids and (begin := text.find(as_text(ids), cursor)) >= 0:
             return begin, begin + len(ids)
     return None
 

@@ -8,7 +8,6 @@ feature alone; `mmkit.eject.source` knows the features.
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
@@ -40,12 +38,12 @@ from vllm.renderers import TokenizeParams
 from ..errors import InputError, MmkitError, SpecError
 from ..expr import plain
 from ..fields import Field
-from ..items import Audio, Image, Video, check_finite
-from ..layout import Laid
+from ..items import SCOPES, Audio, Image, Video, embeddings, magnitude
+from ..layout import Laid, surrounded
 from ..plan import Processed, vocab_size
-from ..updates import NotFound, Resolved, Target, place, refuse_surplus
-from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems, target_of
-from ..vllm_api.hashes import ByVllm, Hashes
+from ..updates import NotFound, Resolved, Target, may_be_split, place, place_in_text, refuse_surplus
+from ..vllm_api.common import EmbedItems, LazyProcessor, TensorItems, item_slices, target_of
+from ..vllm_api.hashes import ByVllm, Hashes, TenantNames, check_name
 from ..vocabulary import Vocabulary
 
 
@@ -98,7 +96,8 @@ def whole(value: Any, what: str) -> int:
     """A whole number >= 0, also from a tensor of one element."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        raise SpecError(what, "a whole number >= 0", repr(value))
+        remedy = "Use // or ceil_div, which give whole numbers." if isinstance(value, float) else ""
+        raise SpecError(what, "a whole number >= 0", repr(value), remedy)
     return int(value)
 
 
@@ -115,6 +114,7 @@ def embed(token: Any) -> Positions:
 
 def literal(tokens: Any) -> Positions:
     """An id, or several, that receive none."""
+    tokens = plain(tokens)
     ids = tokens if isinstance(tokens, Sequence) else [tokens]
     return [(whole(token, "a token id"), False) for token in ids]
 
@@ -183,10 +183,9 @@ class Modality:
     by_hf: ClassVar[bool] = False
     # only index
     by_index: ClassVar[bool] = False
+    bounded: ClassVar[bool] = True
     # only embeds
     takes_embeds: ClassVar[bool] = False
-    # only embeds
-    standard: ClassVar[bool] = True
     # only hf
     inputs: ClassVar[Mapping[str, str]] = {}
     # only hf
@@ -252,6 +251,11 @@ class Modality:
         """What stands for one item in the text that the Hugging Face processor wants."""
         return None
 
+    # only fixed
+    def fixed_targets(self, s: Scope) -> list[Positions]:
+        """What stands for any item alone in a prompt."""
+        return []
+
     # only numbered
     def numbered(self, s: Scope) -> list[Positions]:
         """What stands for the item ``s.item.index`` alone in a prompt."""
@@ -263,14 +267,12 @@ class Modality:
         """A caller's data as canonical items. None stands for an item whose content a `multi_modal_uuids` entry names.
 
         Raises:
-            InputError: no item at all, or a malformed one.
+            InputError: None in place of the data, or a malformed item. An empty list is no item, as in vLLM.
         """
         if data is None:
             expected = f"{self.item.expected} or a list of them"
             raise InputError(self.where, expected, "None", "Send the item, or leave the modality out.")
         values = self.item.split(data, self.where)
-        if not values:
-            raise InputError(self.where, "at least one item", "none", "Send the items, or leave the modality out.")
         return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
 
     def about(self, s: Scope, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
@@ -334,8 +336,8 @@ class Modality:
             elif declared.kind == "shared":
                 configs[key] = MultiModalFieldConfig.shared(self.name, len(processed.parts), **options)
             else:
-                sizes = torch.tensor(processed.sizes.get(key, []), dtype=torch.long)
-                configs[key] = MultiModalFieldConfig.flat_from_sizes(self.name, sizes, dim=declared.dim, **options)
+                slices = item_slices(processed.sizes.get(key, []), declared.dim)
+                configs[key] = MultiModalFieldConfig.flat(self.name, slices, dim=declared.dim, **options)
         # only embeds
         if self.takes_embeds:
             configs[f"{self.name}_embeds"] = MultiModalFieldConfig.batched(self.name)
@@ -367,9 +369,11 @@ class Modality:
         if ids and max(ids) >= (size := vocab_size(self.scope.cfg)):
             raise SpecError(self.where, f"token ids below the vocabulary size {size}", str(max(ids)))
 
-    def largest(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> tuple[Any, int]:
-        """The item with the most encoder rows, and how many they are."""
-        candidates = self.item.candidates()
+    def largest(
+        self, process: Callable[[Any], Mapping[str, Any]] | None = None, sizes: Mapping[str, int] | None = None
+    ) -> tuple[Any, int]:
+        """The item with the most encoder rows, of at most some sizes, and how many they are."""
+        candidates = (self.item.within(sizes, self.where) if sizes else self.item).candidates()
         rows = [self.laid(value, process).num_embeds for value in candidates]
         return candidates[rows.index(max(rows))], max(rows)
 
@@ -423,14 +427,14 @@ class Parser(MultiModalDataParser):
         return super().parse_mm_data(mm_data)
 
     def _parse(self, modality: Modality, data: Any) -> Any:
-        if isinstance(data, Mapping) and set(data) == {f"{modality.name}_embeds"}:
-            # only embeds
-            if modality.takes_embeds:
-                return self._parse_embeddings(modality, data[f"{modality.name}_embeds"])
-            raise InputError(modality.where, modality.item.expected, f"{modality.name}_embeds", "Send the raw item.")
+        key = f"{modality.name}_embeds"
         # only embeds
-        if modality.takes_embeds and modality.standard and self.is_embeddings(data):
-            return self._parse_embeddings(modality, data)
+        if modality.takes_embeds:
+            rows = embeddings(data, modality.item, key, self.hidden_size, modality.where)
+            if rows is not None:
+                return EmbedItems(rows, modality.name)
+        if isinstance(data, Mapping) and set(data) == {key}:
+            raise InputError(modality.where, modality.item.expected, key, "Send the raw item.")
         items = modality.parse(data)
         # only image
         if isinstance(modality.item, Image):
@@ -443,25 +447,6 @@ class Parser(MultiModalDataParser):
             return self._parse_audio_data(items)
         # only tensor
         return TensorItems(items, modality.name)
-
-    # only embeds
-    def _parse_embeddings(self, modality: Modality, data: Any) -> EmbedItems:
-        rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
-        if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-            got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
-            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", got)
-        for i, item in enumerate(rows):
-            where = f"{modality.where}[{i}]"
-            expected = f"a finite floating (rows, {self.hidden_size or 'hidden_size'}) tensor"
-            tensor = isinstance(item, torch.Tensor)
-            if not tensor or item.ndim != 2 or not item.is_floating_point():
-                got = f"{item.dtype} tensor of shape {tuple(item.shape)}" if tensor else type(item).__name__
-                raise InputError(where, expected, got)
-            if self.hidden_size not in (None, item.shape[1]):
-                raise InputError(where, expected, f"shape {tuple(item.shape)}")
-            check_finite(item, where)
-        # copies: what is cached must not change when the caller reuses its memory
-        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name)
 
 
 @dataclass(frozen=True)
@@ -488,8 +473,11 @@ class CheckedTokenizeParams(TokenizeParams):
             self.info.check_ids(ids)
             self.info.check_bare(ids)
             # only prompt
-            if self.info.decoder_prompt is None:  # else this may be the decoder's
+            if self.info.only_prompt:  # else this may be the decoder's
                 prompt["prompt_token_ids"] = self.info.rewrite("prompt", ids)
+        if self.info is not None and isinstance(prompt.get("multi_modal_uuids"), Mapping):
+            prompt = {**prompt}  # the caller's own may be used again
+            prompt["multi_modal_uuids"] = TenantNames(prompt, self.info.name)
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
@@ -506,6 +494,10 @@ class ProcessingInfo(BaseProcessingInfo):
     prompt: ClassVar[Callable[[Scope], Positions] | None] = None
     # only prompt
     decoder_prompt: ClassVar[Callable[[Scope], Positions] | None] = None
+    # only around
+    prompt_around: ClassVar[Callable[[Scope], list[Positions]] | None] = None
+    # only around
+    decoder_prompt_around: ClassVar[Callable[[Scope], list[Positions]] | None] = None
 
     @cached_property
     def scope(self) -> Scope:
@@ -522,6 +514,10 @@ class ProcessingInfo(BaseProcessingInfo):
     def configured(self, kwargs: Mapping[str, object]) -> Scope:
         """What is known for the `mm_processor_kwargs` of one request."""
         merged = self.ctx.get_merged_mm_kwargs(kwargs)
+        # only hf
+        if scopes := [name for name in SCOPES if name in merged]:
+            remedy = "Send its entries beside the others."
+            raise InputError(f"{self.name}.mm_processor_kwargs", "options without scopes", scopes[0], remedy)
         if merged == self.scope.kwargs:
             return self.scope
         processor = LazyProcessor(lambda: self.get_hf_processor(**kwargs))
@@ -558,8 +554,14 @@ class ProcessingInfo(BaseProcessingInfo):
 
     @cached_property
     def surplus(self) -> dict[Target, str]:
-        """The targets of the first items, where they are numbered, each with its modality."""
+        """The targets that can only stand for items, each with its modality: numbered ones, and those with a special
+        token."""
         found: dict[Target, str] = {}
+        # only fixed
+        for name, modality in self.modalities.items():
+            for target in modality.fixed_targets(self.scope):
+                if self._is_special(ids := tuple(token for token, _ in target)):
+                    found[ids] = name
         # only numbered
         for name, modality in self.modalities.items():
             with suppress(SpecError):  # the vocabulary ends somewhere
@@ -567,6 +569,13 @@ class ProcessingInfo(BaseProcessingInfo):
                     for target in modality.numbered(replace(self.scope, item=SimpleNamespace(index=index))):
                         found[tuple(token for token, _ in target)] = name
         return found
+
+    # only fixed
+    def _is_special(self, target: Target) -> bool:
+        """Whether no text holds a target by chance."""
+        if self.scope.tok is None:
+            return len(target) == 1
+        return not self.scope.tok.special.isdisjoint(target)
 
     # -- prompts
 
@@ -595,9 +604,13 @@ class ProcessingInfo(BaseProcessingInfo):
             InputError: names the first of them.
         """
         if unknown := [name for name in data if name not in self.modalities]:
-            expected = f"modalities among {sorted(self.modalities)}"
+            expected, remedy = f"modalities among {sorted(self.modalities)}", ""
             base = unknown[0].removesuffix("_embeds")
-            remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.' if base in self.modalities else ""
+            if base in self.modalities:
+                remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
+                # only embeds
+                if self.modalities[base].takes_embeds:
+                    remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
             raise InputError(f"{self.name}.multi_modal_data", expected, repr(unknown[0]), remedy)
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
@@ -617,6 +630,15 @@ class ProcessingInfo(BaseProcessingInfo):
             refuse_surplus(prompt, self.surplus, self.name)
 
     # only prompt
+    @property
+    def only_prompt(self) -> bool:
+        """Whether there is no other prompt, for a decoder."""
+        # only around
+        if self.decoder_prompt_around is not None:
+            return False
+        return self.decoder_prompt is None
+
+    # only prompt
     def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
         """What becomes of a caller's prompt, or of the decoder's.
 
@@ -624,16 +646,22 @@ class ProcessingInfo(BaseProcessingInfo):
             InputError: the prompt cannot be rewritten.
         """
         declared = getattr(self, part)
+        # only around
+        declared = declared or getattr(self, f"{part}_around")
         if declared is None:
             return prompt
         where = f"{self.name}.{part}"
         try:
-            ids = [token for token, _ in declared(replace(self.scope, prompt=prompt))]
+            laid = declared(replace(self.scope, prompt=prompt))
         except MmkitError:
             raise
         except Exception as error:
             expected, got = "a prompt that the spec can rewrite", f"{type(error).__name__}: {error}"
             raise InputError(where, expected, got) from error
+        # only around
+        if getattr(self, part) is None:
+            laid = [(token, False) for token in surrounded(prompt, *[[i for i, _ in side] for side in laid])]
+        ids = [token for token, _ in laid]
         if ids and max(ids) >= (size := vocab_size(self.scope.cfg)):
             raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)))
         return ids
@@ -654,8 +682,8 @@ class ProcessingInfo(BaseProcessingInfo):
     def validate_num_items(self, modality: str, num_items: int) -> None:
         limit = self.allowed_mm_limits[modality]
         if num_items > limit:
-            where, expected = self.modalities[modality].where, f"at most {limit} item(s)"
-            raise InputError(where, expected, str(num_items), "Send fewer items.")
+            remedy = f"At most {limit} {modality}(s) may be provided in one prompt."
+            raise InputError(self.modalities[modality].where, "fewer items", str(num_items), remedy)
 
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
@@ -680,7 +708,14 @@ class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
 
     @override
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> Any:
-        return {name: [self.processor.largest(name)] * count for name, count in mm_counts.items() if count}
+        sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
+        counts = {name: count for name, count in mm_counts.items() if count}
+        return {name: [self.processor.largest(name, sizes.get(name))] * count for name, count in counts.items()}
+
+
+def dummy_sizes(options: Any) -> dict[str, int]:
+    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
+    return {name: size for name, size in vars(options).items() if name != "count" and size is not None}
 
 
 def total(items: Any) -> int:
@@ -736,6 +771,10 @@ PROCESSED = "processed_items"
 """Key in the BatchFeature under which the sizes of flat fields reach `_get_mm_fields_config`."""
 
 
+class TooLarge(Exception):
+    """The items of a request do not fit into the cache together."""
+
+
 class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     """Turns items into fields and placeholders."""
 
@@ -745,17 +784,23 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(info.ctx.get_mm_config().mm_hasher_algorithm)
+        self._largest: dict[Any, tuple[Any, int]] = {}
         assert info.owners is not None  # what cannot work with this checkpoint is found now
 
     # -- dummy inputs
 
-    def largest(self, name: str) -> Any:
-        """The item of a modality with the most tokens."""
+    def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
+        """The item of a modality with the most encoder rows, of at most some sizes."""
+        return self._most(name, sizes)[0]
 
+    def _most(self, name: str, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
         def process(value: Any) -> Mapping[str, Any]:
             return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
 
-        return self.info.modalities[name].largest(process)[0]
+        key = name, *(sizes or {}).items()
+        if key not in self._largest:
+            self._largest[key] = self.info.modalities[name].largest(process, sizes)
+        return self._largest[key]
 
     @override
     def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> ProcessorInputs:
@@ -777,19 +822,21 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         self.info.check_ids(inputs.prompt)
         self._check_uuids(inputs.mm_data_items, inputs.mm_uuid_items or {})
         try:
-            return super().apply(inputs, timing_ctx)
+            outcome = super().apply(inputs, timing_ctx)
         except Exception:
             # vLLM may have cached the items, but the engine, which shares the cache, will never see them
             for hashes in getattr(inputs.mm_data_items, "hashes", {}).values() if inputs.cache is not None else ():
                 for item_hash in hashes:
                     inputs.cache.invalidate(item_hash)
             raise
+        self._hashes.keep(getattr(inputs.mm_data_items, "names", {}))
+        return outcome
 
     def hashed(
         self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
     ) -> dict[str, list[str]]:
         """The hashes of the items of a request, kept for one that fails."""
-        hashes = self._hashes.of(mm_items, uuids, by_vllm, options=options)
+        hashes, mm_items.names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
         # only cache
         hashes = {  # the engine caches encoder outputs by hash: what depends on the number of items is not the same
             name: found
@@ -808,10 +855,17 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             return self._apply_hf_processor(hashed, timing_ctx)
         try:
             return super()._cached_apply_hf_processor(hashed, timing_ctx)
-        except AssertionError:  # of an item that another one of the same request has evicted: they do not fit
+        except TooLarge:
             assert inputs.cache is not None
-            inputs.cache.clear_cache()
+            inputs.cache.clear_cache()  # as the request does with the engine's half, which has the same size
         return self._apply_hf_processor(hashed, timing_ctx)
+
+    @override
+    def _merge_mm_kwargs(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._merge_mm_kwargs(*args, **kwargs)
+        except AssertionError as error:  # of an item that another one of the same request has evicted
+            raise TooLarge from error
 
     # only prompt
     @override
@@ -842,6 +896,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if uuid is not None and not isinstance(uuid, str):
                     got = f"{type(uuid).__name__} {uuid!r}"
                     raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)
+                check_name(uuid, f"{modality.where}[{i}]")
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(f"{modality.where}[{i}]", modality.item.expected, "None", remedy)
@@ -938,16 +993,24 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if isinstance(items, EmbedItems):
                     facts = SimpleNamespace(index=index, length=len(value))
                     found.append(contents(modality, modality.about(s, facts, index, out, total(items)), True))
-                    if len(value) != (rows := found[-1][0].way.laid.num_embeds):
-                        where = f"{modality.where}[{index}]"
-                        raise InputError(where, f"{rows} embedding row(s)", str(len(value)))
+                    self._check_rows(modality, index, found[-1][0], len(value), hf_processor_mm_kwargs)
                     continue
                 found.append(contents(modality, modality.about(s, value, index, out, total(items)), False))
+                self._check_rows(modality, index, found[-1][0], None, hf_processor_mm_kwargs)
             for n in range(len(found[0]) if found else 0):
                 ways = [alternatives[n] for alternatives in found]
                 kind = PromptReplacement if ways[0].way.kind in ("replace", "in_place") else PromptInsertion
                 updates.append(kind(name, lambda i, ways=ways: target_of(ways[i].way), ways.__getitem__))
         return updates
+
+    def _check_rows(self, modality: Modality, index: int, content: Content, sent: int | None, kwargs: Any) -> None:
+        rows, where = content.way.laid.num_embeds, f"{modality.where}[{index}]"
+        if sent is not None and sent != rows:
+            raise InputError(where, f"{rows} embedding row(s)", str(sent))
+        # a request's own options may make more of an item than those of the server do
+        if modality.bounded and not kwargs and rows > (most := self._most(modality.name)[1]):
+            expected = f"at most {most} encoder row(s), as the stated largest item has"
+            raise InputError(where, expected, str(rows), "Send a smaller item.")
 
     # only index
     @override
@@ -964,17 +1027,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if ways[0].modality != name:
                     where, got = f"{self.info.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
                     raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
-        try:
-            self.info.check_bare(token_ids, [name for name, alternatives in items.items() if alternatives])
-            ids, placements = place(token_ids, items, self.info.name, self.info.surplus)
-        except NotFound as error:
-            # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
-            try:
-                if all(self._stands_as_text(token_ids, alternatives) for alternatives in items.values()):
-                    return super()._apply_prompt_updates(token_ids, mm_prompt_updates)  # type: ignore[no-any-return]
-            except Exception:  # not found, or the tokenizer cannot decode the prompt
-                raise error from None
-            raise
+        ids, placements = self.place(token_ids, items)
         found: dict[str, list[Any]] = {}
         for placed in placements:
             laid = items[placed.modality][placed.index][placed.way].laid
@@ -982,13 +1035,23 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
             found.setdefault(placed.modality, []).append(info)
         return ids, found
 
-    def _stands_as_text(self, prompt: list[int], alternatives: list[list[Resolved]]) -> bool:
-        """Whether the text of a prompt has as many of a modality's targets as there are items. vLLM does not count."""
-        decode = self.info.ctx.tokenizer.decode
-        ways = [way for ways in alternatives for way in ways if way.kind == "replace" and len(way.target) > 1]
-        targets = {decode(list(way.target)) for way in ways}
-        longest_first = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
-        return bool(targets) and len(re.findall(longest_first, decode(prompt))) == len(alternatives)
+    def place(self, prompt: list[int], items: Mapping[str, Any]) -> tuple[list[int], list[Any]]:
+        """Bring the layouts of all items into a prompt. Where targets of several modalities match at the same place, or
+        anchors are the same, the order of the modalities decides."""
+        present = {name: items[name] for name in self.info.modalities if items.get(name)}
+        surplus, tok = self.info.surplus, self.info.scope.tok
+        self.info.check_bare(prompt, present)
+        try:
+            return place(prompt, present, self.info.name, surplus)
+        except NotFound as error:
+            if tok is None or not may_be_split(present):
+                raise
+            try:
+                ids, placements = place_in_text(prompt, present, self.info.name, surplus, tok)
+                self.info.check_bare(ids, present)
+            except Exception:  # not found in the text either, or the tokenizer cannot decode the prompt
+                raise error from None
+            return ids, placements
 
 
 class EncDecProcessor(Processor, EncDecMultiModalProcessor[ProcessingInfo]):
@@ -1007,17 +1070,8 @@ class EncDecProcessor(Processor, EncDecMultiModalProcessor[ProcessingInfo]):
 def _tensor_post_init(self: Any) -> None:
     """`Tensor.__post_init__` of an ejected file: what `Tensor.bind` does of mmkit's."""
     most = tuple(getattr(size, "most", size) for size in self.shape)
-    bound, dtype = self.bound, self.torch_dtype
-    if not dtype.is_floating_point:
-        limit = 1 if dtype == torch.bool else torch.iinfo(dtype).max
-        bound = limit if bound == 65504.0 else min(bound, limit)
-    elif bound == 65504.0:
-        bound = min(bound, torch.finfo(dtype).max)
-    else:
-        bound = min(bound, torch.finfo(dtype).max)
-        bound = max(bound, float(torch.tensor(float(bound), dtype=dtype)))
     object.__setattr__(self, "_rank", len(self.shape))
-    object.__setattr__(self, "bound", bound)
+    object.__setattr__(self, "bound", magnitude(self.bound, self.torch_dtype))
     object.__setattr__(self, "largest", rows_of(self.largest) if self.largest is not None else (most,))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import SpecError
 from ..expr import Expr, Opaque, Root, Scope, item, out, root
 from ..generate import class_prefix
-from ..items import LARGEST_FLOAT16, Audio, Between, Image, Tensor, Video
-from ..layout import Layout
+from ..items import Audio, Between, Image, Tensor, Video
+from ..layout import Layout, around_prompt
 from ..process import HF, Identity
 from ..spec import Modality, ModelSpec
 from .carry import Carrier
@@ -160,12 +160,16 @@ class _File:
         for part in ("prompt", "decoder_prompt"):
             layout = getattr(self.spec, part)
             if layout is not None:
-                method = self._function(part, layout, "Positions", self_=False)
+                around = around_prompt(layout)
+                if around is None:
+                    method = self._function(part, layout, "Positions", self_=False)
+                else:
+                    method = self._function(f"{part}_around", list(around), "list[Positions]", self_=False)
                 doc = {
-                    "prompt": "What becomes of every prompt.",
-                    "decoder_prompt": "What becomes of the decoder's prompt.",
+                    "prompt": "What becomes of every prompt",
+                    "decoder_prompt": "What becomes of the decoder's prompt",
                 }
-                method.insert(1, f'        """{doc[part]}"""')
+                method.insert(1, f'        """{doc[part]}{": what stands before and after it" if around else ""}."""')
                 made.methods.append(["    @staticmethod", *method])
         return made
 
@@ -184,10 +188,10 @@ class _File:
             attributes.append(("reads_out", "True"))
         if opaque or item.index in every:
             attributes.append(("by_index", "True"))
+        if item.index in every or item.count in every:
+            attributes.append(("bounded", "False"))
         if m.embeds:
             attributes.append(("takes_embeds", "True"))
-            if isinstance(m.item, Tensor):
-                attributes.append(("standard", "False"))
         made.methods.append(self._item(m))
         if m.limit is not None:
             made.methods.append(self._function("most", m.limit, "int | None", layout=False))
@@ -205,9 +209,9 @@ class _File:
             made.methods.append(self._function("cacheable", m.cache, "bool", layout=False))
         if m.when is not True:
             made.methods.append(self._function("present", m.when, "bool", layout=False))
-        numbered = [u.target for u in m.update if u.kind == "replace" and _varying(u.target) == {item.index}]
-        if numbered:
-            made.methods.append(self._function("numbered", numbered, "list[Positions]"))
+        for name, varying in (("fixed_targets", frozenset()), ("numbered", {item.index})):
+            if targets := [u.target for u in m.update if u.kind == "replace" and _varying(u.target) == varying]:
+                made.methods.append(self._function(name, targets, "list[Positions]"))
         return made
 
     def _function(
@@ -255,7 +259,8 @@ class _File:
         return self._method(f"def item_type(self, s: Scope) -> {name}:", made)
 
     def _item_arguments(self, m: Modality, body: Body) -> list[str]:
-        kind, args = m.item, list[str]()
+        kind = m.item if isinstance(m.process, HF) else m.item.for_function()
+        args: list[str] = []
         match kind:
             case Tensor():
                 shape = [
@@ -269,12 +274,14 @@ class _File:
                     args.append(f"dtype={literal(kind.dtype)}")
                 if not kind.finite:
                     args.append("finite=False")
-                if not isinstance(kind.bound, float) or kind.bound != LARGEST_FLOAT16:
+                if kind.bound is not None:
                     args.append(f"bound={body.value(kind.bound)}")
                 if kind.largest is not None:
                     args.append(f"largest={body.value(kind.largest)}")
             case Image():
                 args.append(f"largest={body.value(kind.largest)}")
+                if kind.arrays is False:
+                    args.append("arrays=False")
             case Video():
                 args.append(f"largest={body.value(kind.largest)}")
                 if kind.metadata:
@@ -428,8 +435,11 @@ def _features(spec: ModelSpec) -> frozenset[str]:
             found.add("index")
         if any(u.kind == "replace" and _varying(u.target) == {item.index} for u in m.update):
             found.add("numbered")
-    if spec.prompt is not None or spec.decoder_prompt is not None:
-        found.add("prompt")
+        if any(u.kind == "replace" and not _varying(u.target) for u in m.update):
+            found.add("fixed")
+    for layout in (spec.prompt, spec.decoder_prompt):
+        if layout is not None:
+            found |= {"prompt"} if around_prompt(layout) is None else {"prompt", "around"}
     return frozenset(found)
 
 

@@ -2,11 +2,14 @@
 
 vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no other plugin that the variable does not
 name. This names mmkit and, unless the variable is set, every installed plugin.
+
+Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics (PROMETHEUS_MULTIPROC_DIR).
 """
 
 import os
 import sys
 from importlib.metadata import entry_points
+from tempfile import TemporaryDirectory
 
 
 def plugins(named: str | None) -> str:
@@ -20,9 +23,12 @@ def main() -> None:
     """Run vLLM's command."""
     os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
     sys.argv[1:1] = ["serve"]
-    from vllm.entrypoints.cli.main import main as vllm
+    with TemporaryDirectory(prefix="mmkit-metrics-") as folder:
+        # before prometheus_client is imported, which then decides where its values are
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
+        from vllm.entrypoints.cli.main import main as vllm
 
-    vllm()
+        vllm()
 
 
 if __name__ == "__main__":

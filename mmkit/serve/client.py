@@ -83,7 +83,7 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
     Attributes:
         uuids: per modality and item a name, under which the server caches the processed item.
         mm_processor_kwargs: options of the processor, for this request.
-        cache_salt: requests share the prefix cache with those of the same salt only.
+        cache_salt: requests share the prefix cache and the names of items with those of the same salt only.
         n: how many answers.
         stop: texts that end an answer.
     """
@@ -596,7 +596,7 @@ _MESSAGE: TypeAdapter[ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage
     ]
 )  # fmt: skip
 
-_CLOSE = protocol.CloseMessage(type="close").model_dump_json()
+_CLOSE = '{"type": "close"}'
 
 
 def _next(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from ..errors import InputError
+from ..items import Audio, Image, Tensor, Video
+from ..plan import BoundModality
 from . import protocol
 from .engine import Engine, EngineDeadError
 from .limits import Limits
-from .wire import Decoder
+from .media import pixels
+from .modalities import describe
+from .protocol import Modalities
+from .wire import Decoder, Media, TooLarge, by_modality
 
 _POLL = 0.25
 """Seconds between two looks at the engine."""
@@ -24,16 +29,24 @@ class Door:
         engine: vLLM.
         limits: what one client may ask.
         models: the names under which the model is served.
+        origins: of the pages that may open websockets; ``*`` for any.
         sessions: how many are open.
         over: done when the engine is dead or shut down.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, models: list[str]) -> None:
+    def __init__(self, engine: Engine, limits: Limits, models: list[str], origins: Iterable[str] = "*") -> None:
         self.engine, self.limits, self.models = engine, limits, models
-        self.plan = engine.plan
+        self.plan, self.origins = engine.plan, frozenset(origins)
         self.sessions = 0
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._described: Modalities | None = None
         self._watch = asyncio.ensure_future(self._watching())
+
+    async def described(self) -> Modalities:
+        """What the model accepts, made once: the largest items are processed for it."""
+        if self._described is None:
+            self._described = await self.engine.beside(describe, self)
+        return self._described
 
     async def _watching(self) -> None:
         while not self.engine.dead:
@@ -80,37 +93,113 @@ class Door:
             raise InputError("model", f"one of {', '.join(self.models)}", protocol.shown(asked))
         return asked or self.models[0]
 
-    async def prompt(self, asked: Any) -> dict[str, Any]:
+    async def prompt(self, asked: Any, settings: Any = None) -> dict[str, Any]:
         """vLLM's prompt of a request or session message; without one, the placeholders of its items.
+
+        Args:
+            asked: the message.
+            settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by default.
 
         Raises:
             InputError: items, ids or names that the model does not take.
         """
-        decoder = Decoder(self.limits.elements, self.limits.items)
-        data = await self.engine.load(decoder.decode(asked.items))
-        self.plan.check_names(data)
+        settings = settings or asked
+        data, uuids = await asyncio.to_thread(self._items, asked)
         written: Any = asked.prompt
-        if written is None:
-            written = await asyncio.to_thread(self.plan.spell, data)
-        prompt: dict[str, Any] = {}
-        if isinstance(written, str):
-            if not self.engine.has_tokenizer:
-                raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
-            prompt["prompt"] = written
-        else:
+        if isinstance(written, str) and not self.engine.has_tokenizer:
+            raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
+        if isinstance(written, list):
             self.plan.check_ids(written)
-            prompt["prompt_token_ids"] = written
-        if data:
-            prompt["multi_modal_data"] = data
-        if asked.uuids:
-            if unknown := [name for name in asked.uuids if name not in data]:
-                remedy = "Send null for an item that the server has."
-                raise InputError(f"uuids.{unknown[0]}", "items of that modality beside their uuids", "none", remedy)
-            prompt["multi_modal_uuids"] = asked.uuids
-        if getattr(asked, "mm_processor_kwargs", None) and not self.engine.trust_kwargs:
+        kwargs = protocol.decoded(_OPTIONS, settings.mm_processor_kwargs, where="mm_processor_kwargs")
+        if kwargs and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: start the server with --trust-request-mm-kwargs to allow them."
             raise InputError("mm_processor_kwargs", "none", "some", remedy)
-        for name in ("mm_processor_kwargs", "cache_salt"):
-            if (value := getattr(asked, name, None)) is not None:
-                prompt[name] = value
-        return prompt
+        if media := {name: parts for name, value in data.items() if (parts := _media(value))}:
+            await self._check_places(written, data, media)
+            await asyncio.to_thread(self._check_pixels, media)
+            data = await self.engine.load(data)
+        if written is None:
+            written = await self.engine.beside(self.plan.spell, data)
+        prompt: dict[str, Any] = {"prompt" if isinstance(written, str) else "prompt_token_ids": written}
+        extras = {
+            "multi_modal_data": data,
+            "multi_modal_uuids": uuids,
+            "mm_processor_kwargs": kwargs,
+            "cache_salt": settings.cache_salt,
+        }
+        return prompt | {name: value for name, value in extras.items() if value}
+
+    def _items(self, asked: Any) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
+        """The items and the uuids of a message, names first, then counts; media are still to be loaded."""
+        plan = self.plan
+        try:
+            named = by_modality(asked.items, plan.modalities, "items")
+        except protocol.UnknownField as error:
+            plan.check_names([error.name])
+            raise
+        try:
+            uuids = by_modality(asked.uuids, named, "uuids", list[str | None] | None)
+        except protocol.UnknownField as error:
+            remedy = "Send null for an item that the server has."
+            raise InputError(error.where, "items of that modality beside their uuids", "none", remedy) from None
+        data = Decoder(self.limits.elements, self.limits.items).decode(named)
+        limits = self.engine.limits()
+        for name, value in data.items():
+            modality = plan.modalities[name]
+            values = next(iter(value.values())) if isinstance(value, dict) else value
+            if isinstance(values, list):
+                modality.check_count(len(values), limits.get(name))
+            self._check_media(modality, value)
+        return data, {name: names for name, names in uuids.items() if names is not None}
+
+    @staticmethod
+    def _check_media(modality: BoundModality, value: Any) -> None:
+        """Refuse an image for what is no image, before anybody loads it."""
+        takes = next((kind for item, kind in _KINDS.items() if isinstance(modality.item, item)), None)
+        embeds = isinstance(value, dict)
+        values = next(iter(value.values())) if embeds else value
+        for index, part in enumerate(values if isinstance(values, list) else [values]):
+            if isinstance(part, Media) and (embeds or takes not in (None, part.kind)):
+                at = f"[{index}]" if isinstance(values, list) else ""
+                expected = "embeddings" if embeds else modality.item.expected
+                raise InputError(f"items.{modality.name}{at}", expected, f"a part of kind {part.kind}")
+
+    async def _check_places(self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]) -> None:
+        """Refuse media for which a prompt has no place, as far as that is known before they are loaded."""
+        if prompt is None or self.plan.spec.prompt is not None:
+            return
+        wanted = {name: standing for name in media if (standing := self.plan.standing(name))}
+        if not wanted:
+            return
+        if (ids := await self.engine.ids(prompt)) is None:
+            return
+        for name, standing in wanted.items():
+            items, places = len(data[name]), standing(ids)
+            if places < items:
+                remedy = "Write one placeholder per item."
+                where = self.plan.modalities[name].where
+                raise InputError(
+                    where, f"{items} placeholder(s) in the prompt for {items} item(s)", str(places), remedy
+                )
+
+    def _check_pixels(self, media: Mapping[str, list[Media]]) -> None:
+        """Refuse images and videos that are too large, before they are decoded."""
+        most = left = self.limits.pixels
+        for name, parts in media.items():
+            for part in parts:
+                left -= pixels(part, self.engine.frames)
+                if left < 0:
+                    remedy = "Send less at once, or raise MMKIT_SERVE_PIXELS on the server."
+                    raise TooLarge(f"items.{name}", f"at most {most} pixels in one request", "more", remedy)
+
+
+def _media(value: Any) -> list[Media]:
+    """What of a modality's items is still to be loaded."""
+    values = value if isinstance(value, list) else [value]
+    return [part for part in values if isinstance(part, Media)]
+
+
+_OPTIONS: Any = protocol.decoder(dict[str, Any] | None)
+
+_KINDS = {Tensor: "", Image: "image", Video: "video", Audio: "audio"}
+"""The kind of media parts that item types take; other item types may take any."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -16,11 +16,14 @@ from ..errors import InputError
 from ..plan import Plan
 from ..vllm_api.moved import find
 from ..vllm_api.processor import CommonProcessor
+from .media import FRAMES
 from .protocol import Sampling
+from .urls import Connector
 from .wire import Media
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
-MediaConnector = find("multimodal.media.connector:MediaConnector", "multimodal.media:MediaConnector")
+
+T = TypeVar("T")
 
 TRIES = 3
 """How often a request is sent whose items the engine's cache lacks, although vLLM's front end thought it had them."""
@@ -51,10 +54,10 @@ class Engine:
         self.has_tokenizer = client.renderer.tokenizer is not None
         self._defaults: dict[str, Any] = config.get_diff_sampling_param()
         multimodal = config.multimodal_config
-        domains, local = config.allowed_media_domains, config.allowed_local_media_path
-        self._schemes = ("data:", *(["http:", "https:"] if domains else []), *(["file:"] if local else []))
-        self._media = MediaConnector(
-            media_io_kwargs=multimodal.media_io_kwargs, allowed_local_media_path=local, allowed_media_domains=domains
+        self._media = Connector(
+            media_io_kwargs=multimodal.media_io_kwargs,
+            allowed_local_media_path=config.allowed_local_media_path,
+            allowed_media_domains=config.allowed_media_domains,
         )
 
     @property
@@ -85,12 +88,13 @@ class Engine:
         """
         chosen = {
             name: value
-            for name in Sampling.model_fields
+            for name in Sampling.__struct_fields__
             if name != "max_tokens" and (value := getattr(asked, name)) is not None
         }
         for name in ("stop_token_ids", "allowed_token_ids"):
-            if any(token >= self._vocab_size for token in chosen.get(name, ())):
-                raise InputError(name, f"ids below {self._vocab_size}", str(max(chosen[name])))
+            for token in chosen.get(name, ()):
+                if not 0 <= token < self._vocab_size:
+                    raise InputError(name, f"ids from 0 to {self._vocab_size - 1}", str(token))
         if stop and not self.has_tokenizer:
             raise InputError("stop", "stop_token_ids, since the server has no tokenizer", "texts")
         options = {
@@ -124,9 +128,7 @@ class Engine:
             return [await self._loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
         if not isinstance(value, Media):
             return value
-        if not value.url.startswith(self._schemes):
-            remedy = "Send the content as a data URL, or start the server with --allowed-media-domains."
-            raise InputError(where, f"a URL that starts with {' or '.join(self._schemes)}", value.url[:40], remedy)
+        self._media.check(value.url, where)
         fetch = getattr(self._media, f"fetch_{value.kind}_async")
         try:
             return await fetch(value.url)
@@ -134,6 +136,30 @@ class Engine:
             told = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
             got = told[:200].rstrip(".")
             raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
+
+    @property
+    def frames(self) -> int:
+        """How many frames of a video vLLM takes; negative for all."""
+        options = self._media.media_io_kwargs.get("video", {})
+        frames: int = options.get("num_frames", FRAMES)
+        return frames
+
+    async def ids(self, prompt: str | list[int]) -> list[int] | None:
+        """The token ids of a prompt, as vLLM makes them before it looks at items; None if this vLLM does not tell."""
+        if isinstance(prompt, list):
+            return prompt
+        if not hasattr(self._renderer, "tokenize_prompt_async"):
+            return None
+        # what is not empty stands for items: with them, the processor checks the placeholders
+        parsed = parse_model_prompt(self._client.model_config, {"prompt": prompt, "multi_modal_data": {"": ()}})
+        made = await self._renderer.tokenize_prompt_async(parsed, self._renderer.default_cmpl_tok_params)
+        ids: list[int] = made["prompt_token_ids"]
+        return ids
+
+    async def beside(self, function: Callable[..., T], *args: Any) -> T:
+        """The result of a function on vLLM's own thread for items, where a spec's functions may run."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(getattr(self._renderer, "_mm_executor", None), function, *args)
 
     async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:
         """A prompt and its items as the engine takes them. The caller sends the result, or says `forget`.

@@ -6,11 +6,12 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, MmkitError
 from ..plan import Plan
 from . import metrics
 from .engine import EngineDeadError, EngineGenerateError, Lost
 from .protocol import ErrorBody, ErrorInfo
+from .weigh import Slow
 from .wire import TooLarge
 
 logger = logging.getLogger(__name__)
@@ -18,12 +19,12 @@ logger = logging.getLogger(__name__)
 _REASONS = {"items": "item", "prompt": "prompt", "body": "schema", "uuids": "item"}
 
 
+_MESSAGE, _PARAM = 1000, 200
+"""Characters of an error that a client sees, whatever it sent."""
+
+
 class TooBusy(InputError):
     """A limit on what is open at once."""
-
-
-class Slow(InputError):
-    """A client that keeps the server waiting."""
 
 
 def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
@@ -51,11 +52,12 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     else:
         status = HTTPStatus.BAD_REQUEST
     param = path(error, plan)
-    message = str(error)
+    param = param and _short(param, _PARAM)
+    message = _short(str(error), _MESSAGE)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "server: expected to serve the request, got an error of its own. Its log says which."
     elif isinstance(error, EngineDeadError):
-        message = "server: expected a living engine, got a dead one. Start the server anew."
+        message = "server: expected a living engine, got one that is dead or stopped. Send it to another server."
     elif _stopping(error):
         message = "server: expected to serve the request, got the order to stop. Send it to another one."
     elif isinstance(error, Lost):
@@ -64,6 +66,10 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
     metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
     return ErrorInfo(message=message, type=kind(status), param=param, code=status)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def kind(status: HTTPStatus) -> str:
@@ -78,9 +84,20 @@ def _stopping(error: BaseException) -> bool:
 
 def of_caller(error: BaseException) -> bool:
     """Whether an error is about the request, rather than the server."""
-    return isinstance(error, (ValueError, TypeError)) or any(
-        kind.__name__ == "VLLMClientError" for kind in type(error).__mro__
-    )
+    if isinstance(error, MmkitError):
+        return isinstance(error, InputError)  # others are about the spec
+    if any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, ValueError) and _raised_in(error) == "vllm"  # where vLLM has no kind of its own for it
+
+
+def _raised_in(error: BaseException) -> str:
+    """The package that raised an error; functions of a spec, and what they call, are not vLLM's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name: str = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return name.partition(".")[0]
 
 
 def path(error: BaseException, plan: Plan | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -15,10 +16,17 @@ class MmkitEndpoints:
     required_tasks = ("generate",)
 
     def attach_router(self, app: Any) -> None:
-        """Register the routes."""
+        """Register the routes, and the bounds of what connections and bodies cost."""
+        from .connections import Bounded
+        from .gate import Gate
+        from .limits import Limits
         from .routes import router
 
+        app.add_middleware(Gate)
+        app.add_middleware(Bounded)
         app.include_router(router)
+        # what vLLM's own routes load has no other limit of ours
+        os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.of().pixels))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Find the spec of the model that is served; without one the routes answer 404."""
@@ -26,11 +34,14 @@ class MmkitEndpoints:
         from .door import Door
         from .engine import Engine
         from .limits import Limits
+        from .urls import install
 
         processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
         if not isinstance(processor, CommonProcessor):
             logger.warning("mmkit: %s has no mmkit spec, so /v1/mm answers 404.", getattr(args, "model", "the model"))
             return
+        install()
         trust = getattr(args, "trust_request_mm_kwargs", True)  # before 0.32 vLLM trusted every request
         engine = Engine(engine_client, processor, trust_kwargs=trust)
-        state.mmkit_door = Door(engine, Limits.of(), list(args.served_model_name or [args.model]))
+        models, origins = list(args.served_model_name or [args.model]), getattr(args, "allowed_origins", "*")
+        state.mmkit_door = Door(engine, Limits.of(), models, origins)

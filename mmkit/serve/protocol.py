@@ -2,42 +2,88 @@
 
 Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer field refuses 1.5
 and "1" rather than casting them.
+
+Requests are decoded by msgspec, which stops at the first thing that is wrong, and makes nothing of what it was not
+asked for: a refusal costs no more than what was sent. Items and uuids stay bytes until their names are checked.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct
+from pydantic import BaseModel, ConfigDict
 
 from ..errors import InputError
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Struct)
+
+MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+"""The media parts of chat messages, and what they are."""
+
+FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of ' + ", ".join(
+    f'{{"{name}"}}' for name in MEDIA
+)
+
+DEEPEST = 32
+"""Lists of numbers are nested so deep at most."""
 
 _INT32 = 2**31 - 1
 _SHOWN = 40
-"""Characters of a bad value that an error shows."""
+"""Characters of a bad value, or of a bad name, that an error shows."""
 
-Count = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
-Positive = Annotated[int, Field(strict=True, ge=1, le=_INT32)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Count = Annotated[int, Meta(ge=0, le=_INT32)]
+Positive = Annotated[int, Meta(ge=1, le=_INT32)]
+Salt = Annotated[str, Meta(min_length=1)]
 Items = Annotated[
-    dict[str, Any],
-    Field(
+    Raw,
+    Meta(
         description="Per modality a list of items, or one encoded batch. An item is nested lists of numbers, "
         '{"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": base64 of a file with one '
-        'tensor}, or a media part of a chat message, as {"image_url": {"url": "data:image/png;base64,..."}}.'
+        'tensor}, or a media part of a chat message, as {"image_url": {"url": "data:image/png;base64,..."}}.',
+        extra_json_schema={"type": "object"},
     ),
 ]
-Prompt = Annotated[str | list[Any], Field(description="A text, or token ids.")]
+Prompt = Annotated[str | list[int], Meta(description="A text, or token ids.")]
 Uuids = Annotated[
-    dict[str, list[str | None]] | None,
-    Field(description="Per modality and item a name, under which the server caches the processed item."),
+    Raw,
+    Meta(
+        description="Per modality and item a name, under which the server caches the processed item.",
+        extra_json_schema={"type": ["object", "null"]},
+    ),
 ]
+Options = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+def nothing() -> Raw:
+    """What a field of bytes is where a request leaves it out."""
+    return Raw(b"null")
+
+
+def no_items() -> Raw:
+    """The items of a request without any."""
+    return Raw(b"{}")
+
+
+class UnknownField(InputError):
+    """An object with a field that it may not have.
+
+    Attributes:
+        object: the path of the object; empty for the body.
+        name: the field's, shortened.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        where = f"{path}.{name}" if path else name
+        super().__init__(where, "no field of that name", "one", "The server's /docs list the fields.")
+        self.object, self.name = path, name
+
+
+class _Body(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a client sends."""
 
 
 class _Out(BaseModel):
@@ -49,67 +95,67 @@ class _Out(BaseModel):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Sampling(_Body):
+class Sampling(_Body, kw_only=True):
     """How tokens are chosen, as in vLLM's `SamplingParams`; None takes the model's generation config, then vLLM's
     default."""
 
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Count | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
-    logprobs: Annotated[Count, Field(description="How many of the likeliest ids to tell per token.")] | None = None
-    stop_token_ids: Annotated[list[Count], Field(max_length=1024)] | None = None
-    allowed_token_ids: list[Count] | None = None
-    ignore_eos: Annotated[bool, Field(strict=True)] | None = None
-    skip_special_tokens: Annotated[bool, Field(strict=True)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logprobs: Annotated[Count, Meta(description="How many of the likeliest ids to tell per token.")] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=1024)] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
 
 
-class GenerateRequest(Sampling):
+class GenerateRequest(Sampling, kw_only=True):
     """Body of ``POST /v1/mm/generate``."""
 
     prompt: Prompt
-    items: Items = {}
-    uuids: Uuids = None
+    items: Items = msgspec.field(default_factory=no_items)
+    uuids: Uuids = msgspec.field(default_factory=nothing)
     model: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    n: Annotated[Positive, Field(le=128)] = 1
-    stop: Annotated[list[str], Field(max_length=64)] | None = None
-    stream: Annotated[bool, Field(strict=True)] = False
+    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
+    cache_salt: Salt | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    stop: Annotated[list[str], Meta(max_length=64)] | None = None
+    stream: bool = False
 
 
-class StartMessage(Sampling):
+class StartMessage(Sampling, kw_only=True):
     """First message of a client in ``WS /v1/mm/session``. `max_tokens` is that of each chunk."""
 
     type: Literal["start"]
     max_tokens: Positive
     prompt: Prompt | None = None
-    items: Items = {}
-    uuids: Uuids = None
+    items: Items = msgspec.field(default_factory=no_items)
+    uuids: Uuids = msgspec.field(default_factory=nothing)
     model: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    stream: Annotated[bool, Field(strict=True)] = False
+    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
+    cache_salt: Salt | None = None
+    stream: bool = False
 
 
-class NextMessage(_Body):
+class NextMessage(_Body, kw_only=True):
     """What comes after the last chunk: more prompt with its items, or items alone, whose placeholders the server then
     writes."""
 
     type: Literal["next"]
     prompt: Prompt | None = None
-    items: Items = {}
-    uuids: Uuids = None
+    items: Items = msgspec.field(default_factory=no_items)
+    uuids: Uuids = msgspec.field(default_factory=nothing)
     max_tokens: Positive | None = None
 
 
-class CloseMessage(_Body):
+class CloseMessage(_Body, kw_only=True):
     """The end of a session."""
 
     type: Literal["close"]
@@ -208,6 +254,8 @@ class ServerLimits(_Out):
     items: int
     sessions: int
     idle_seconds: float
+    listed: int | None = None
+    pixels: int | None = None
 
 
 class Modalities(_Out):
@@ -275,48 +323,121 @@ class ClosedMessage(_Out):
 # -- parsing -----------------------------------------------------------------------------------------------------------
 
 
-def parse(model: type[M], raw: bytes | str) -> M:
+def parse(model: type[M], raw: bytes | bytearray | str) -> M:
     """A message from its JSON.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
     """
+    message: M = decoded(decoder(model), raw, lambda field: _written(model, raw, field))
+    return message
+
+
+def schema(model: type[Struct]) -> dict[str, Any]:
+    """The JSON schema of a message."""
+    described: dict[str, Any] = msgspec.json.schema_components([model])[1][model.__name__]
+    return described
+
+
+@cache
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """What decodes JSON of one type."""
+    return msgspec.json.Decoder(kind)
+
+
+def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where: str = "") -> Any:
+    """JSON as what a decoder makes of it.
+
+    Args:
+        of: the decoder.
+        raw: bytes, a text or `Raw`.
+        written: tells how a field of the outermost object was written, where errors should show that.
+        where: names the value in errors; the body if it is empty.
+
+    Raises:
+        InputError: names the path of the first thing that is wrong.
+    """
     try:
-        return model.model_validate_json(raw)
-    except ValidationError as error:
-        raise refusal(error) from None
+        return of.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), where, written) from None
     except RecursionError:
-        raise InputError("body", "JSON nested at most 200 deep", "deeper") from None
+        raise InputError(where or "body", "JSON nested at most some hundred deep", "deeper") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        told = str(error).removeprefix("JSON is malformed: ")
+        got = "one that ends too soon" if told == "Input data was truncated" else told
+        raise InputError(where or "body", "JSON", got) from None
 
 
-def refusal(error: ValidationError) -> InputError:
-    """One sentence for what pydantic found."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = path(first["loc"]) or "body"
-    expected = first["msg"].removeprefix("Input should be ")
-    if expected.startswith(("greater", "less")):
-        expected = f"a number {expected}"
-    if first["type"] == "missing":
-        return InputError(where, "a value", "none")
-    if first["type"] == "extra_forbidden":
-        return InputError(where, "no field of that name", "one", "The server's /docs list the fields.")
-    if first["type"] == "json_invalid":
-        return InputError(where, "JSON", first["msg"].partition(": ")[2])
-    return InputError(where, expected, shown(first["input"]))
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "bytes": "base64 text",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+"""What msgspec calls the types of JSON, in words."""
+
+_UNIONS = {
+    "`bool | int | float | object | array | null`": FORMS,
+    "`bool | int | float | array`": FORMS,
+    "`bool | int | float`": f"lists nested at most {DEEPEST} deep",
+}
+"""What it calls the types of items."""
 
 
-def path(location: tuple[int | str, ...]) -> str:
-    """``("items", "actions", 3)`` to ``items.actions[3]``."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part not in ("str", "list[any]", "constrained-str"):  # the branches of a union
-            text += f".{part}" if text else part
-    return text
+def _refusal(told: str, root: str, written: Any) -> InputError:
+    """One sentence for what msgspec found."""
+    text, at, place = told.rpartition(" - at `$")
+    if not at:
+        text, place = told, ""
+    here = (root + place.rstrip("`")).lstrip(".")
+    named = re.match(r"Object (missing required|contains unknown) field `(.*)`", text, re.DOTALL)
+    if named:
+        name = named[2] if len(named[2]) <= _SHOWN else f"{named[2][:_SHOWN]}..."
+        if named[1].startswith("contains"):
+            return UnknownField(here, name)
+        return InputError(f"{here}.{name}" if here else name, "a value", "none")
+    if text.startswith("Invalid base64"):
+        return InputError(here, "base64 text", "another one")
+    expected, _, got = text.removeprefix("Expected ").partition(", got ")
+    kind = "a number with a point" if got == "`float`" else _in_words(got)
+    shown = written(here) if written is not None and re.fullmatch(r"\.\w+`", place) else ""
+    return InputError(here or "body", _in_words(expected), shown or kind or "another one")
 
 
-def shown(value: Any) -> str:
-    """A value as errors show it."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"a {type(value).__name__} like {text[:_SHOWN]}..."
+def _in_words(text: str) -> str:
+    """msgspec's types in words: `str | array | null` is a text, a list or null."""
+    if text in _UNIONS:
+        return _UNIONS[text]
+    *before, last = re.sub(r"`([^`]*)`(.*)", r"\1\2", text).split(" | ")
+    words = [_WORDS.get(name, name) for name in before]
+    kind, _, rest = last.partition(" ")
+    last = f"{_WORDS.get(kind, kind)} {rest}".rstrip()
+    return f"{', '.join(words)} or {last}" if words else last
+
+
+@cache
+def _as_written(model: type[Struct]) -> Any:
+    fields = [(name, Raw, msgspec.field(default=UNSET)) for name in model.__struct_fields__]
+    return msgspec.json.Decoder(msgspec.defstruct(model.__name__, fields))
+
+
+def _written(model: type[Struct], raw: Any, field: str) -> str:
+    """How a number or a text was written; empty for anything else."""
+    try:
+        value = getattr(_as_written(model).decode(raw), field)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # more is wrong, further on
+        return ""
+    start = bytes(memoryview(value)[: _SHOWN + 1]).decode(errors="replace")
+    if start.startswith(("[", "{")):
+        return ""
+    return start if len(start) <= _SHOWN else f"{start[:_SHOWN]}..."
+
+
+def shown(value: str) -> str:
+    """A text as errors show it."""
+    return repr(value) if len(value) <= _SHOWN else f"a text like {value[:_SHOWN]!r}..."

@@ -16,23 +16,19 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from ..errors import sentence
-from . import errors, protocol
+from . import errors, protocol, weigh
 from .answers import choice, usage
 from .door import Door
 from .engine import EngineDeadError
-from .errors import Slow
-from .limits import Limits
-from .modalities import describe
 from .protocol import Choice, GenerateRequest, Generation
 from .session import POLICY, Session
-from .wire import TooLarge
 
 T = TypeVar("T")
 
 router = APIRouter(tags=["multimodal items"])
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": protocol.ErrorBody} for code in (400, 404, 408, 413, 429, 500, 503)
+    code: {"model": protocol.ErrorBody} for code in (400, 404, 405, 408, 413, 429, 500, 503)
 }
 
 
@@ -67,16 +63,16 @@ async def modalities(request: Request) -> Response:
         here = door(request)
     except NoSpec:
         return JSONResponse(errors.body(_NO_SPEC), 404)
-    return JSONResponse(describe(here).model_dump(mode="json"))
+    return JSONResponse((await here.described()).model_dump(mode="json"))
 
 
 @router.post(
     "/v1/mm/generate",
-    responses={200: {"model": Generation}, **_REFUSALS},
+    responses={200: {"model": Generation, "content": {"text/event-stream": {}}}, **_REFUSALS},
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": GenerateRequest.model_json_schema()}},
+            "content": {"application/json": {"schema": protocol.schema(GenerateRequest)}},
         }
     },
 )
@@ -87,7 +83,7 @@ async def generate(request: Request) -> Response:
     try:
         here = door(request)
         plan = here.plan
-        raw = await _read(request, here.limits)
+        raw = await weigh.read(request.receive, here.limits)
         asked = await _parsed(GenerateRequest, raw)
         model = here.check_model(asked.model)
         sampling = here.engine.sampling(asked, n=asked.n, stop=asked.stop, stream=asked.stream)
@@ -132,6 +128,8 @@ class _Answer:
         self._prompt = len(output.prompt_token_ids or ())
         self._cached = max(self._cached, output.num_cached_tokens or 0)
         self._completion += sum(len(part.token_ids) for part in output.outputs)
+        if any(part.finish_reason == "abort" for part in output.outputs):  # by nobody but a server that stops
+            raise EngineDeadError
         return [choice(part) for part in output.outputs]
 
     async def whole(self, outputs: AsyncIterator[Any]) -> str:
@@ -166,31 +164,11 @@ def _event(data: str) -> str:
     return f"data: {data}\n\n"
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
-    """The body, if it is not too large and does not take too long."""
-    size = 0
-    parts: list[bytes] = []
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(limits.idle_seconds):
-                part = await anext(stream, None)
-        except TimeoutError:
-            raise Slow("body", f"more of it within {limits.idle_seconds:g} s", "nothing") from None
-        if part is None:
-            return b"".join(parts)
-        size += len(part)
-        if size > limits.body_bytes:
-            remedy = "Send less at once, or raise MMKIT_SERVE_BODY_BYTES on the server."
-            raise TooLarge("body", f"at most {limits.body_bytes} bytes", "more", remedy)
-        parts.append(part)
-
-
 _INLINE = 2**16
 """Bytes of JSON that are parsed on the event loop; more would hold up the other requests."""
 
 
-async def _parsed(model: type[protocol.M], raw: bytes) -> protocol.M:
+async def _parsed(model: type[protocol.M], raw: bytes | bytearray) -> protocol.M:
     if len(raw) <= _INLINE:
         return protocol.parse(model, raw)
     return await asyncio.to_thread(protocol.parse, model, raw)
@@ -232,6 +210,11 @@ async def session(socket: WebSocket) -> None:
         here = door(socket)
     except NoSpec:
         await socket.close(POLICY, _NO_SPEC.message[:120])
+        return
+    # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
+    origin = socket.headers.get("origin")
+    if origin is not None and here.origins.isdisjoint(("*", origin)):
+        await socket.close(POLICY, "another origin")
         return
     await Session(here, socket).run()
 

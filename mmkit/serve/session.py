@@ -7,17 +7,17 @@ with every message how many tokens still fit, and refuses what does not fit befo
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import msgspec
 from fastapi import WebSocket, WebSocketDisconnect
 from starlette.websockets import WebSocketState
 
 from ..errors import InputError
-from . import errors, metrics, protocol
+from . import errors, metrics, protocol, weigh
 from .answers import choice, usage
 from .engine import TRIES, EngineDeadError, Lost, after, is_lost, part, tokens
 from .errors import TooBusy
@@ -30,7 +30,6 @@ from .protocol import (
     StartMessage,
     TokensMessage,
 )
-from .wire import TooLarge
 
 if TYPE_CHECKING:
     from .door import Door
@@ -146,10 +145,7 @@ class Session:
         text = raw.get("text")
         if text is None:
             raise InputError("message", "JSON text", "bytes", "Send text frames.")
-        limit = self._door.limits.body_bytes
-        if len(text) > limit:
-            remedy = "Send less at once, or raise MMKIT_SERVE_BODY_BYTES on the server."
-            raise TooLarge("message", f"at most {limit} characters", str(len(text)), remedy)
+        await asyncio.to_thread(weigh.Scale(self._door.limits, "message").add, text)
         return await asyncio.to_thread(_parsed, text)
 
     async def _refuse(self, error: BaseException, *, fatal: bool = False, code: int = ERROR) -> _End:
@@ -186,13 +182,7 @@ class Session:
                 raise InputError("type", '"start" as the first message', '"next"')
             else:
                 sampling = self._sampling(self._asked, message.max_tokens or self._asked.max_tokens)
-            prompt = await self._door.prompt(message)
-            if self._asked is not None:
-                settings = {
-                    "mm_processor_kwargs": self._asked.mm_processor_kwargs,
-                    "cache_salt": self._asked.cache_salt,
-                }
-                prompt.update({name: value for name, value in settings.items() if value is not None})
+            prompt = await self._door.prompt(message, self._asked or message)
             rendered = await self._rendered(prompt, sampling.max_tokens)
         except Exception as error:
             if not errors.of_caller(error):
@@ -202,7 +192,8 @@ class Session:
         if self._asked is not None:
             await self._chunk(prompt, rendered, sampling)
             return
-        self._asked = message
+        # without the items, whose bytes would stay in memory as long as the session
+        self._asked = msgspec.structs.replace(message, prompt=None, items=protocol.no_items(), uuids=protocol.nothing())
         try:
             await self._chunk(prompt, rendered, sampling)
         except Exception as error:
@@ -215,7 +206,7 @@ class Session:
             await self._refuse(error)
 
     def _sampling(self, asked: StartMessage, max_tokens: int) -> Any:
-        return self._door.engine.sampling(asked.model_copy(update={"max_tokens": max_tokens}), stream=True)
+        return self._door.engine.sampling(msgspec.structs.replace(asked, max_tokens=max_tokens), stream=True)
 
     async def _rendered(self, prompt: Mapping[str, Any], max_tokens: int) -> Any:
         """The part of the prompt, if it fits."""
@@ -346,13 +337,13 @@ class Session:
 
 def _parsed(text: str) -> Any:
     """A client's message."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raw = None
-    if not isinstance(raw, dict):
-        raise InputError("message", "a JSON object", protocol.shown(text))
-    kind = raw.get("type")
-    if not isinstance(kind, str) or kind not in protocol.MESSAGES:
+    kind = protocol.decoded(protocol.decoder(_Kind), text, where="message").type
+    if kind not in protocol.MESSAGES:
         raise InputError("type", f"one of {', '.join(protocol.MESSAGES)}", protocol.shown(kind))
     return protocol.parse(protocol.MESSAGES[kind], text)
+
+
+class _Kind(msgspec.Struct):
+    """What every message has."""
+
+    type: str

@@ -17,17 +17,21 @@ The value of a modality is a list of items, or one encoded tensor, which is one 
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import UNSET, Raw, Struct
 
 from ..errors import InputError
+from .protocol import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -35,14 +39,9 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 )}  # fmt: skip
 """What raw data may be of, by name."""
 
-MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-"""The media parts of chat messages, and what they are."""
-
-FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of ' + ", ".join(
-    f'{{"{name}"}}' for name in MEDIA
-)
-
-_DEEPEST = 32
+_SHOWN = 40
+_HEADER = 2**16
+"""Bytes of the header of a safetensors file with one tensor, at most."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,69 @@ class Media:
 
 
 class TooLarge(InputError):
-    """Items beyond a limit of the server."""
+    """A request beyond a limit of the server."""
+
+
+# -- what msgspec makes of JSON; it stops at the first value of another kind -------------------------------------------
+
+
+class _Url(Struct):
+    url: str
+
+
+class _Object(Struct, forbid_unknown_fields=True):
+    """An item that is an object; which of the forms it has is seen afterwards."""
+
+    data: bytearray | msgspec.UnsetType = UNSET
+    dtype: str | msgspec.UnsetType = UNSET
+    shape: list[int] | msgspec.UnsetType = UNSET
+    safetensors: bytes | msgspec.UnsetType = UNSET
+    image_url: _Url | msgspec.UnsetType = UNSET
+    video_url: _Url | msgspec.UnsetType = UNSET
+    audio_url: _Url | msgspec.UnsetType = UNSET
+    type: str | msgspec.UnsetType = UNSET
+
+
+def _nested(deepest: int) -> Any:
+    """The type of numbers in lists at most so deep."""
+    numbers: Any = int | float | bool
+    for _ in range(deepest):
+        numbers = int | float | bool | list[numbers]
+    return numbers
+
+
+_ITEMS: Any = list[_nested(DEEPEST) | _Object | None]  # type: ignore[misc]
+
+
+@cache
+def _named(names: tuple[str, ...], kind: Any) -> Any:
+    fields = [(f"field_{i}", kind, msgspec.field(name=name, default=UNSET)) for i, name in enumerate(names)]
+    return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
+
+
+@cache
+def _batch(name: str) -> Any:
+    """The type of a modality's value that is an object."""
+    fields = [("embeds", Raw, msgspec.field(name=f"{name}_embeds", default=UNSET))]
+    return msgspec.defstruct("Batch", fields, bases=(_Object,), forbid_unknown_fields=True)
+
+
+def by_modality(raw: Raw, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
+    """The values of an object whose keys are modalities, in the order of `names`.
+
+    Args:
+        raw: its JSON; null is an object without keys.
+        names: the modalities.
+        where: the object in errors.
+        kind: the type of the values.
+
+    Raises:
+        InputError: no such object, or a key that is no modality.
+    """
+    of = decoder(_named(tuple(names), kind) | None)
+    values = decoded(of, raw, where=where)
+    pairs = zip(names, msgspec.structs.astuple(values) if values else (), strict=False)
+    return {name: value for name, value in pairs if value is not UNSET}
 
 
 @dataclass
@@ -77,66 +138,77 @@ class Decoder:
     def __post_init__(self) -> None:
         self._limits = self.elements, self.items
 
-    def decode(self, items: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, items: Mapping[str, Raw]) -> dict[str, Any]:
         """What goes into ``multi_modal_data``; media parts become `Media`.
+
+        Args:
+            items: JSON, by modality.
 
         Raises:
             InputError: names the path of what is malformed.
             TooLarge: more numbers or items than allowed.
         """
-        return {name: self._modality(value, f"items.{name}") for name, value in items.items()}
+        return {name: self._modality(name, raw, f"items.{name}") for name, raw in items.items()}
 
-    def _modality(self, value: Any, where: str) -> Any:
-        if isinstance(value, list):
-            self._take_items(len(value), where)
-            return [None if item is None else self._item(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        if isinstance(value, dict) and len(value) == 1 and (embeds := next(iter(value))).endswith("_embeds"):
-            return {embeds: self._modality(value[embeds], f"{where}.{embeds}")}
-        if isinstance(value, dict):
-            self._take_items(1, where)  # the spec counts those of a batch
-            return self._item(value, where)
-        raise InputError(where, "a list of items, or one encoded tensor", _kind(value))
+    def _modality(self, name: str, raw: Raw, where: str, *, embeds: bool = False) -> Any:
+        start = bytes(memoryview(raw)[:_SHOWN])
+        try:
+            if start.startswith(b"["):
+                return self._several(decoded(decoder(_ITEMS), raw, where=where), where)
+            if start.startswith(b"{"):
+                value = decoded(decoder(_Object if embeds else _batch(name)), raw, where=where)
+                if embeds or value.embeds is UNSET:
+                    self._take_items(1, where)  # the spec counts those of a batch
+                    return self._object(value, where)
+                return {f"{name}_embeds": self._modality(name, value.embeds, f"{where}.{name}_embeds", embeds=True)}
+        except UnknownField as error:
+            raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
+        got = "a text" if start.startswith(b'"') else start.decode()
+        raise InputError(where, "a list of items, or one encoded tensor", got)
 
-    def _item(self, value: Any, where: str) -> Any:
-        if not isinstance(value, dict):
-            self._count(value, where)
-            return value
-        keys = set(value)
-        if keys == {"data", "dtype", "shape"}:
-            return self._raw(value, where)
-        if keys == {"safetensors"}:
-            return self._safetensors(value["safetensors"], f"{where}.safetensors")
-        for name, kind in MEDIA.items():
-            if name in keys and keys <= {name, "type"}:
-                part = value[name]
-                if isinstance(part, dict) and isinstance(url := part.get("url"), str):
-                    return Media(kind, url)
-                raise InputError(f"{where}.{name}", 'an object with a text "url"', _kind(part))
-        raise InputError(where, FORMS, f"an object with {sorted(keys)}")
+    def _several(self, values: list[Any], where: str) -> list[Any]:
+        self._take_items(len(values), where)
+        for index, value in enumerate(values):
+            if isinstance(value, _Object):
+                values[index] = self._object(value, f"{where}[{index}]")
+            elif value is not None:
+                self._take(_numbers(value), f"{where}[{index}]")
+        return values
 
-    def _raw(self, value: Mapping[str, Any], where: str) -> torch.Tensor:
-        dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    def _object(self, value: _Object, where: str) -> Any:
+        match sorted(name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET):
+            case ["data", "dtype", "shape"]:
+                return self._raw(value.data, value.dtype, value.shape, where)
+            case ["safetensors"]:
+                return self._safetensors(value.safetensors, f"{where}.safetensors")
+            case [part] | [part, "type"] if part in MEDIA:
+                return Media(MEDIA[part], getattr(value, part).url)
+            case names:
+                raise InputError(where, FORMS, f"an object with {names}")
+
+    def _raw(self, raw: Any, name: Any, shape: Any, where: str) -> torch.Tensor:
+        dtype = DTYPES.get(name)
         if dtype is None:
-            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", repr(value["dtype"])[:80])
-        shape = value["shape"]
-        if not isinstance(shape, list) or len(shape) > _DEEPEST or not all(type(n) is int and n >= 0 for n in shape):
-            raise InputError(f"{where}.shape", "a list of sizes", repr(shape)[:80])
-        self._take(math.prod(max(n, 1) for n in shape), where)  # a size of 0 does not make the others small
-        raw = _bytes(value["data"], f"{where}.data")
+            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(name))
+        if len(shape) > DEEPEST or any(size < 0 for size in shape):
+            raise InputError(f"{where}.shape", "a list of sizes", reprlib.repr(shape))
+        self._take(math.prod(max(size, 1) for size in shape), where)  # a size of 0 does not make the others small
         wanted = math.prod(shape) * dtype.itemsize
         if len(raw) != wanted:
-            got = f"{len(raw)}"
-            raise InputError(f"{where}.data", f"{wanted} bytes for shape {tuple(shape)} of {value['dtype']}", got)
+            expected = f"{wanted} bytes for shape {tuple(shape)} of {name}"
+            raise InputError(f"{where}.data", expected, f"{len(raw)}")
         if not raw:
             return torch.zeros(shape, dtype=dtype)
-        if dtype == torch.bool and max(raw) > 1:
-            raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(max(raw)))
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+        tensor = torch.frombuffer(raw, dtype=torch.uint8)
+        if dtype == torch.bool and (most := int(tensor.max())) > 1:
+            raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
+        return tensor.view(dtype).reshape(shape)
 
-    def _safetensors(self, value: Any, where: str) -> torch.Tensor:
+    def _safetensors(self, raw: Any, where: str) -> torch.Tensor:
         import safetensors.torch
 
-        raw = _bytes(value, where)
+        if (header := int.from_bytes(raw[:8], "little")) > _HEADER:
+            raise InputError(where, f"a file with one tensor and a header of at most {_HEADER} bytes", str(header))
         try:
             tensors = safetensors.torch.load(raw)
         except Exception as error:  # SafetensorError, and KeyError for a dtype that torch lacks
@@ -146,20 +218,6 @@ class Decoder:
         (tensor,) = tensors.values()
         self._take(tensor.numel(), where)
         return tensor
-
-    def _count(self, value: Any, where: str) -> None:
-        """Take the numbers of nested lists, without recursion."""
-        level, depth = [value], 0
-        while level:
-            if depth > _DEEPEST:
-                raise InputError(where, f"lists nested at most {_DEEPEST} deep", "deeper")
-            lists = [part for part in level if isinstance(part, list)]
-            self._take(len(level) - len(lists), where)
-            for part in level:
-                if isinstance(part, (str, dict)) or part is None:
-                    raise InputError(where, FORMS, _kind(part))
-            level = [part for inner in lists for part in inner]
-            depth += 1
 
     def _take(self, count: int, where: str) -> None:
         self.elements -= count
@@ -174,19 +232,14 @@ class Decoder:
             raise TooLarge(where, f"at most {self._limits[1]} items in one request", "more", remedy)
 
 
-def _bytes(value: Any, where: str) -> bytes:
-    if not isinstance(value, str):
-        raise InputError(where, "base64 text", _kind(value))
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InputError(where, "base64 text", f"another one ({error})") from None
-
-
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: repr(value)}.get(
-        type(value), repr(value)[:40]
-    )
+def _numbers(value: Any) -> int:
+    """How many numbers nested lists have."""
+    count, level = 0, [value]
+    while level:
+        lists = [part for part in level if isinstance(part, list)]
+        count += len(level) - len(lists)
+        level = [part for inner in lists for part in inner]
+    return count
 
 
 # -- the client's side -------------------------------------------------------------------------------------------------
@@ -207,7 +260,8 @@ def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
         dtype, bits = str(value.dtype).removeprefix("torch."), value.detach().cpu().contiguous()
         if dtype not in DTYPES:
             raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-        raw = bits.flatten().view(torch.uint8).numpy().tobytes()  # bfloat16 has no numpy dtype
+        # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element may have
+        raw = bits.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
         return {"data": base64.b64encode(raw).decode(), "dtype": dtype, "shape": list(value.shape)}
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else np.asarray(value)

@@ -112,30 +112,35 @@ def check_law(law: str | Law, subject: Subject, *, examples: int | None = None, 
     }
     if not database:
         options["database"] = None
-    context = harness.loaded_model(subject.processor.info.ctx.model_config) if law.needs_model else nullcontext()
-    with context as model:
-        given_model = (model,) if law.needs_model else ()
-        try:
-            made = settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
-            if law.kind == "once":
-                law.check(subject, *given_model)
-            elif law.kind == "machine":
-                run_state_machine_as_test(law.check(subject), settings=settings(made, stateful_step_count=6))
-            else:
+    for dtype in law.dtypes if law.needs_model else ("",):
+        config = subject.processor.info.ctx.model_config
+        context = harness.loaded_model(config, dtype=dtype) if law.needs_model else nullcontext()
+        with context as model:
+            _check(law, subject, (model,) if law.needs_model else (), options)
 
-                @made
-                @given(data=st.data())
-                def holds(data: Any) -> None:
-                    law.check(subject, data, *given_model)
 
-                holds()
-        except (Violation, NotApplicable):
-            raise
-        except Unsatisfiable as error:
-            raise NotApplicable("no request was found about which this law says anything") from error
-        except Exception as error:
-            notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
-            raise Violation(f"{law.name}: {type(error).__name__}: {error}{notes}") from error
+def _check(law: Law, subject: Subject, model: tuple[Any, ...], options: dict[str, Any]) -> None:
+    try:
+        made = settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
+        if law.kind == "once":
+            law.check(subject, *model)
+        elif law.kind == "machine":
+            run_state_machine_as_test(law.check(subject), settings=settings(made, stateful_step_count=6))
+        else:
+
+            @made
+            @given(data=st.data())
+            def holds(data: Any) -> None:
+                law.check(subject, data, *model)
+
+            holds()
+    except (Violation, NotApplicable):
+        raise
+    except Unsatisfiable as error:
+        raise NotApplicable("no request was found about which this law says anything") from error
+    except Exception as error:
+        notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
+        raise Violation(f"{law.name}: {type(error).__name__}: {error}{notes}") from error
 
 
 def check_subject(

@@ -5,7 +5,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ __all__ = [
     "Caches",
     "Outcome",
     "Piece",
+    "embedded",
     "embeddings",
     "encoded",
+    "filled",
     "generated",
     "hidden_size",
     "load_plugins",
     "loaded_model",
+    "merged",
     "most_rows",
     "parsed",
     "parts",
@@ -311,6 +314,31 @@ def rows(model: Any, outcome_items: Mapping[str, Sequence[Any]]) -> dict[str, li
             with torch.inference_mode():
                 made[name] += list(model.embed_multimodal(**kwargs))
     return made
+
+
+def filled(item: Any, value: float) -> Any:
+    """An item (vLLM's kwargs item) with a value in place of all of its floating ones."""
+
+    def fill(held: Any) -> Any:
+        if isinstance(held, torch.Tensor):
+            return torch.full_like(held, value) if held.is_floating_point() else held
+        return [fill(part) for part in held] if isinstance(held, list) else held
+
+    return type(item)({key: replace(element, data=fill(element.data)) for key, element in item.items()})
+
+
+def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of one precomputed embedding, (rows, hidden_size)."""
+    with torch.inference_mode():
+        return list(model.embed_multimodal(**{modality.embeds_field: [embeds]}))
+
+
+def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What the language model gets where the prompt has these rows."""
+    ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
+    with torch.inference_mode():
+        embeds: torch.Tensor = model.embed_input_ids(ids, list(rows), is_multimodal=torch.ones_like(ids).bool())
+    return embeds
 
 
 def hidden_size(processor: Any) -> int:

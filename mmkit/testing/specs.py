@@ -217,4 +217,5 @@ def specs(draw: Any) -> SpecSample:
                 not _varies(tree) and draw(st.booleans()),
             )
         )
-    return SpecSample(tuple(modalities), draw(st.booleans()))
+    at_the_end = any("end" in modality.updates for modality in modalities)
+    return SpecSample(tuple(modalities), not at_the_end and draw(st.booleans()))

@@ -72,8 +72,9 @@ class TensorSample(Sample):
         if dtype == torch.bool:
             return torch.randint(0, 2, self.shape, generator=random).bool()
         if not dtype.is_floating_point:
-            least = 0 if dtype == torch.uint8 else -int(self.bound)
-            return torch.randint(least, int(self.bound) + 1, self.shape, generator=random).to(dtype)
+            limits = torch.iinfo(dtype)
+            least, most = max(limits.min, -int(self.bound)), min(limits.max, int(self.bound))
+            return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
         # multiples of a power of two survive every floating dtype
         return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(dtype)
 
@@ -115,9 +116,20 @@ class ImageSample(Sample):
     def value(self) -> Any:
         from PIL import Image as PILImage
 
-        return PILImage.fromarray(self.pixels(), "RGB") if self.container == "pil" else self.pixels()
+        pixels = self.pixels()
+        first = torch.from_numpy(pixels).permute(2, 0, 1)
+        match self.container:
+            case "numpy":
+                return pixels
+            case "chw" if self.width != 3:  # else it would be taken for channels last
+                return first
+            case "float" if self.width not in (1, 3, 4):
+                return first.float()
+        return PILImage.fromarray(pixels, "RGB")
 
     def same(self) -> list[Any]:
+        if self.container == "float":
+            return [self.value()]
         return [ImageSample(self.seed, self.width, self.height, form).value() for form in ("pil", "numpy")]
 
     def other(self) -> Sample:
@@ -163,6 +175,9 @@ class AudioSample(Sample):
         return AudioSample(self.seed + 1, self.length, self.rate)
 
 
+_INTEGERS = (1 << 31) - 1
+"""Magnitude of drawn integers, where only their dtype bounds them."""
+
 SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 
@@ -176,7 +191,8 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
             return _tensors(kind)
         case Image():
             sizes = _sides([side for size in kind.largest for side in size])
-            return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(["pil", "numpy"]))
+            forms = ["pil", "numpy", *["chw"] * (kind.arrays is not None), *["float"] * (kind.arrays is True)]
+            return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(forms))
         case Video():
             frames = _sides([size[0] for size in kind.largest], most=8)
             sizes = _sides([side for size in kind.largest for side in size[1:]], most=128)
@@ -206,7 +222,7 @@ def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
         SEEDS,
         st.tuples(*sides),
         st.just(kind.dtype),
-        st.just(float(kind.bound)),
+        st.just(float(_INTEGERS if kind.bound is None else kind.bound)),
         st.sampled_from(containers(kind.dtype, least)),
     )
 

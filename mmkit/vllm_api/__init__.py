@@ -49,13 +49,16 @@ def _fitting() -> Any:
 
     Raises:
         VllmApiError: none does; says what is missing of the one that comes closest.
+        ImportError: a module of ours, or of another package, cannot be imported; likewise AttributeError.
     """
     closest: list[tuple[str, str, str]] = []
     for letter in "dcba":
         try:
             module = import_module(f".generation_{letter}", __name__)
             found = complaints(module.HOOKS)
-        except (ImportError, AttributeError, VllmApiError):
+        except (ImportError, AttributeError, VllmApiError) as error:
+            if not _of_vllm(error):
+                raise
             continue  # not even what it imports
         if not found:
             return module
@@ -63,6 +66,17 @@ def _fitting() -> Any:
             closest = found
     where, expected, got = closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
     raise VllmApiError(where, expected, got, REMEDY)
+
+
+def _of_vllm(error: Exception) -> bool:
+    """Whether it is vLLM that lacks something, rather than a module of ours that is wrong."""
+    if isinstance(error, ImportError):
+        module = error.name or ""
+    elif isinstance(error, AttributeError):  # of a module, a class, or an instance of one
+        module = str(getattr(error.obj, "__module__", None) or getattr(error.obj, "__name__", ""))
+    else:
+        return True
+    return module.split(".")[0] == "vllm"
 
 
 generation: Any = _fitting()
@@ -81,7 +95,7 @@ Processor = generation.Processor
 from .encdec import EncDecProcessor as EncDecProcessor  # noqa: E402
 from .models import LAST_PROTOCOL as LAST_PROTOCOL  # noqa: E402
 from .models import ModelInterface as ModelInterface  # noqa: E402
-from .models import current_plan as current_plan  # noqa: E402
+from .models import current_model as current_model  # noqa: E402
 from .models import merge_embeddings as merge_embeddings  # noqa: E402
 from .models import register as register  # noqa: E402
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,14 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
 from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
-from ..errors import InputError
 from ..expr import Scope
-from ..items import Audio, Image, Video, check_finite
+from ..items import SCOPES, Audio, Image, ItemType, Video, unscoped
 from ..plan import BoundModality, Plan, Processed
 from ..updates import Resolved
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
@@ -42,6 +43,42 @@ class LazyProcessor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._load()(*args, **kwargs)
+
+
+class Part:
+    """A part of a Hugging Face processor, or a processor like one, which takes its options without scopes.
+
+    Args:
+        processor: the part.
+        kinds: the item types that it processes.
+    """
+
+    def __init__(self, processor: Callable[..., Any], kinds: Sequence[ItemType]) -> None:
+        self._processor, self._kinds = processor, kinds
+        parameters = inspect.signature(processor).parameters.values()
+        self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        self._takes_any = len(self._named) < len(parameters)
+        # vLLM passes on what a signature names
+        named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters if p.name in self._named]
+        scopes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in SCOPES]
+        others = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+        self.__signature__ = inspect.Signature([*named, *scopes, *others])
+
+    def __call__(self, **kwargs: Any) -> Any:
+        options = unscoped(kwargs, self._kinds)
+        taken = {name: value for name, value in options.items() if self._takes_any or name in self._named}
+        outputs = self._processor(**taken)
+        # vLLM logs a warning for any other mapping
+        return outputs if isinstance(outputs, BatchFeature) else BatchFeature(dict(outputs))
+
+
+def part_of(modalities: Sequence[BoundModality]) -> Part:
+    """What the items of some modalities, which share it, are processed by; its signature is read once."""
+    kept, key = modalities[0].kept, tuple(modality.name for modality in modalities)
+    if key not in kept:
+        kept[key] = Part(modalities[0].hf_processor, [modality.item for modality in modalities])
+    part: Part = kept[key]
+    return part
 
 
 class EmbedItems(EmbeddingItems):
@@ -76,9 +113,9 @@ class Parser(MultiModalDataParser):
         return super().parse_mm_data(mm_data)
 
     def _parse(self, modality: BoundModality, data: Any) -> Any:
-        if (embeds := self._embeddings(modality, data)) is not None:
-            return self._parse_embeddings(modality, embeds)
-        items = modality.parse(data)
+        items, embeds = modality.take(data, self.hidden_size)
+        if embeds and items:
+            return EmbedItems(items, modality.name)
         match modality.item:
             case Image():
                 return self._parse_image_data(items)
@@ -87,32 +124,6 @@ class Parser(MultiModalDataParser):
             case Audio():
                 return self._parse_audio_data(items)
         return TensorItems(items, modality.name)
-
-    def _embeddings(self, modality: BoundModality, data: Any) -> Any:
-        if isinstance(data, Mapping) and set(data) == {modality.embeds_field}:
-            if modality.embeds is None:
-                raise InputError(modality.where, modality.item.expected, modality.embeds_field, "Send the raw item.")
-            return data[modality.embeds_field]
-        standard = isinstance(modality.item, (Image, Video, Audio))
-        return data if standard and modality.embeds is not None and self.is_embeddings(data) else None
-
-    def _parse_embeddings(self, modality: BoundModality, data: Any) -> EmbedItems:
-        rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
-        if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-            got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
-            raise InputError(modality.where, "at least one (rows, hidden_size) tensor", got)
-        for i, item in enumerate(rows):
-            where = f"{modality.where}[{i}]"
-            expected = f"a finite floating (rows, {self.hidden_size or 'hidden_size'}) tensor"
-            tensor = isinstance(item, torch.Tensor)
-            if not tensor or item.ndim != 2 or not item.is_floating_point():
-                got = f"{item.dtype} tensor of shape {tuple(item.shape)}" if tensor else type(item).__name__
-                raise InputError(where, expected, got)
-            if self.hidden_size not in (None, item.shape[1]):
-                raise InputError(where, expected, f"shape {tuple(item.shape)}")
-            check_finite(item, where)
-        # copies: what is cached must not change when the caller reuses its memory
-        return EmbedItems([item.detach().cpu().clone() for item in rows], modality.name)
 
 
 def embeds_size(model_config: Any) -> int:
@@ -139,13 +150,20 @@ def _field_configs(modality: BoundModality, processed: Processed) -> dict[str, M
         elif declared.kind == "shared":
             configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
         else:
-            ends = [0, *accumulate(processed.sizes.get(key, ()))]
-            whole = (slice(None),) * declared.dim
-            slices = [(*whole, slice(first, last)) for first, last in pairwise(ends)]
+            slices = item_slices(processed.sizes.get(key, ()), declared.dim)
             configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
     if modality.embeds is not None:
         configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
+
+
+def item_slices(sizes: Sequence[int], dim: int) -> list[Any]:
+    """Where the items of a flat field lie, of these extents along a dimension."""
+    slices = [slice(first, last) for first, last in pairwise([0, *accumulate(sizes)])]
+    if dim == 0:
+        return slices  # vLLM takes lists by nothing else
+    before = (slice(None),) * dim if dim > 0 else (...,)
+    return [(*before, one, *(slice(None),) * (-dim - 1)) for one in slices]
 
 
 def total(items: ModalityDataItems[Any, Any]) -> int:

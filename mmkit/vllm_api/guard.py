@@ -6,11 +6,16 @@ fields as they are. One id of 2**31, or one field that the model does not expect
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
 from ..errors import InputError, VllmApiError
+from ..plan import Plan
+from . import rendered
+from .hashes import TenantNames
 from .moved import find
 from .processor import CommonProcessor
 
@@ -21,6 +26,13 @@ try:
     VLLMValidationError = find("exceptions:VLLMValidationError")
 except VllmApiError:  # before 0.16; there are no routes of ours then
     InputProcessor, VLLMValidationError = None, InputError
+
+Renderer: Any = None
+with suppress(VllmApiError):  # before it there was none
+    Renderer = find("renderers.base:BaseRenderer")
+
+_STEPS = [name for name in ("_process_tokens", "_process_tokens_async") if hasattr(Renderer, name)]
+"""What makes a request for the engine of a tokenized prompt."""
 
 _PARTS = ("encoder_prompt", "decoder_prompt")
 _MARK = "mmkit_processed"
@@ -57,23 +69,94 @@ def install() -> None:
         processor = getattr(getattr(self, "renderer", None), "mm_processor", None)
         if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
             try:
-                for part in (prompt, *(prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping))):
+                _check_allowed(processor, args[0] if args else kwargs.get("params"))
+                for part in (prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)):
                     _check(processor, part)
+                    _check_mark(processor, part)
+                _check(processor, prompt)
+                prompt = _own(processor, prompt)
             except InputError as error:
                 raise Refused(error) from None
         return theirs(self, request_id, prompt, *args, **kwargs)
 
     setattr(process_inputs, _MARK, True)
     InputProcessor.process_inputs = process_inputs
+    _scope_names()
+
+
+def _scope_names() -> None:
+    """Make the uuids of every prompt those of its tenant: chat tokenizes with parameters of its own."""
+    for name in _STEPS:
+        setattr(Renderer, name, _scoped(getattr(Renderer, name)))
+
+
+def _scoped(theirs: Any) -> Any:
+    is_async = inspect.iscoroutinefunction(theirs)
+
+    @wraps(theirs)
+    def process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        processor = getattr(self, "mm_processor", None)
+        if isinstance(processor, CommonProcessor):
+            if is_rendered(prompt):  # vLLM would keep its ids alone
+                return _ready({**prompt}) if is_async else {**prompt}
+            if isinstance(prompt.get("multi_modal_uuids"), Mapping):
+                prompt = {**prompt, "multi_modal_uuids": TenantNames(prompt, processor.plan.spec.name)}
+        return theirs(self, prompt, *args, **kwargs)
+
+    return process
+
+
+async def _ready(value: Any) -> Any:
+    return value
+
+
+def is_rendered(prompt: Mapping[str, Any]) -> bool:
+    """Whether what a caller sends as a prompt is what vLLM's renderer returned, with processed items."""
+    return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
+
+
+def check_may_pass(plan: Plan) -> None:
+    """Refuse a rendered request where vLLM would render it again, without its items.
+
+    Raises:
+        InputError: it would.
+    """
+    if not _STEPS:
+        raise InputError(f"{plan.spec.name}.mm_kwargs", "raw items", "processed fields", rendered.REMEDY)
+
+
+def _check_allowed(processor: CommonProcessor, params: Any) -> None:
+    """Refuse a request that may sample placeholder ids only, which are never sampled."""
+    allowed = getattr(params, "allowed_token_ids", None)
+    if allowed and processor.plan.embed_ids.issuperset(allowed):
+        where, expected = f"{processor.plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
+        raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
 
 
 def _check(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
-    """Refuse ids that the model lacks, placeholders without data, and fields that no processor of ours made."""
+    """Refuse ids that the model lacks, and placeholders without data."""
     plan, kind, ids = processor.plan, prompt.get("type"), prompt.get("prompt_token_ids")
     if kind in ("token", "multimodal") and ids is not None:
         plan.check_ids(ids)
     if kind == "token" and ids is not None:
         plan.check_bare(ids)
-    if kind == "multimodal" and not hasattr(prompt["mm_kwargs"], _MARK):
-        remedy = "Send the items to /v1/mm/generate."
-        raise InputError(f"{plan.spec.name}.features", "raw items", "processed fields", remedy)
+
+
+def _is_foreign(prompt: Mapping[str, Any]) -> bool:
+    """Whether a request brings processed fields that no processor of this process has made."""
+    return prompt.get("type") == "multimodal" and not hasattr(prompt.get("mm_kwargs"), _MARK)
+
+
+def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request with processed fields as our processor would have made it."""
+    if not _is_foreign(prompt):
+        return prompt
+    if not rendered.TAKEN or processor.plan.spec.decoder_prompt is not None or "prompt_token_ids" not in prompt:
+        _check_mark(processor, prompt)
+    own: Mapping[str, Any] = mark(rendered.checked(processor, prompt))
+    return own
+
+
+def _check_mark(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
+    if _is_foreign(prompt):
+        raise InputError(f"{processor.plan.spec.name}.mm_kwargs", "raw items", "processed fields", rendered.REMEDY)

@@ -2,13 +2,17 @@
 
 vLLM's hasher walks through an item in Python, leaf by leaf. Here it hashes what the items of a request have in common
 (model, modality, options), once; an item is that, a line that says what it is, and its bytes.
+
+A caller may name items (`multi_modal_uuids`), and later send a name in place of the item. A name means something only
+among the requests of one `cache_salt`, so that no tenant reaches, or replaces, what another one has named.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,8 +20,72 @@ import numpy as np
 import torch
 from blake3 import blake3
 
+from ..errors import InputError
+
 _NAMES = 2**16
-"""Uuids that are remembered, a few hundred bytes each."""
+"""Uuids that are remembered, some 300 bytes each."""
+
+NAME_LENGTH = 256
+"""The most characters of a uuid."""
+
+
+class TenantNames(Mapping[str, Any]):
+    """The uuids of one prompt, by modality, as names within its `cache_salt`.
+
+    vLLM's chat adds the salt to a prompt that is tokenized already, so it is looked up only when the names are read.
+
+    Args:
+        prompt: what vLLM's renderer works on; its uuids are read now.
+        spec: name of the model's spec, for messages.
+
+    Raises:
+        InputError: a name that is too long.
+    """
+
+    def __init__(self, prompt: Mapping[str, Any], spec: str) -> None:
+        sent = prompt["multi_modal_uuids"]
+        self._sent: Mapping[str, Any] = sent._sent if isinstance(sent, TenantNames) else sent
+        self._prompt: Mapping[str, Any] = prompt
+        self._names: dict[str, Any] | None = None
+        for modality, names in self._sent.items():
+            for i, name in enumerate(_listed(names)):
+                check_name(name, f"{spec}.{modality}[{i}]")
+
+    def __getitem__(self, modality: str) -> Any:
+        if self._names is None:
+            salt = self._prompt.get("cache_salt")
+            self._names = {
+                key: [_digest(salt, name) if isinstance(name, str) else name for name in _listed(names)]
+                for key, names in self._sent.items()
+            }
+            self._prompt = {}  # it refers to this object, and would keep the items of the request alive
+        return self._names[modality]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sent)
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+
+def check_name(name: Any, where: str) -> None:
+    """Refuse a uuid that is too long.
+
+    Raises:
+        InputError: it is.
+    """
+    if isinstance(name, str) and len(name) > NAME_LENGTH:
+        remedy = "Use a digest of it."
+        raise InputError(where, f"a uuid of at most {NAME_LENGTH} characters", f"{len(name)}", remedy)
+
+
+def _listed(names: Any) -> Sequence[Any]:
+    return [names] if isinstance(names, str) else names or ()
+
+
+def _digest(*parts: str | None) -> str:
+    """One text of a fixed length for several; no other parts have the same."""
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=24).hexdigest()
 
 
 class HashForms(list[Any]):
@@ -41,12 +109,12 @@ class Hashes:
     def __init__(self, algorithm: str) -> None:
         self._new: Callable[[bytes], Any] = blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
         self._common: dict[str, str] = {}
-        self._names: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()
 
     def of(
         self, mm_items: Mapping[str, Any], uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
-    ) -> dict[str, list[str]]:
-        """The hashes of the items of a request.
+    ) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """The hashes of the items of a request, and the names that it gives, which are forgotten unless `keep` follows.
 
         An item with a name (a uuid) has the hash of name and content, so that what one caller sends under a name is not
         taken for what another one sent. An item without data is the last one of that name.
@@ -57,7 +125,8 @@ class Hashes:
             by_vllm: how vLLM hashes.
             options: the request has `mm_processor_kwargs`, or others that `by_vllm` takes into account.
         """
-        made: dict[str, list[str]] = {}
+        hashes: dict[str, list[str]] = {}
+        given: dict[str, str] = {}
         for modality, items in mm_items.items():
             common = None if options else self._common.get(modality)
             if common is None:
@@ -67,14 +136,41 @@ class Hashes:
             names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
             of_vllm = getattr(items, "get_item_for_hash", items.get)  # the bytes of a file, where there are some
             kind = f"{common} {type(items).__name__}"
-            made[modality] = found = []
+            hashes[modality] = of_items = []
             for index, name in enumerate(names):
                 value = of_vllm(index)
                 content = None
                 if value is not None:
                     content = self._content(kind, value) or by_vllm({modality: HashForms([value])})[modality][0]
-                found.append(content if name is None else self._named((modality, name, common), content))
-        return made
+                if name is None:
+                    of_items.append(content)
+                    continue
+                key = _digest(modality, name, common)
+                if content is not None:
+                    given[key] = _digest(key, content)
+                # of a name that nobody has given, the hash is one that no cache has
+                of_items.append(given.get(key) or self._names.get(key) or _digest(key, None))
+        return hashes, given
+
+    def of_fields(self, modality: str, fields: Mapping[str, Any]) -> str:
+        """The hash of an item that came as processed fields: of their content, whatever name came with them."""
+        digest = self._new(f"fields of {modality}\n".encode())
+        for key, value in sorted(fields.items()):
+            known = isinstance(value, torch.Tensor)
+            digest.update(
+                f"{key} {value.dtype} {tuple(value.shape)}\n".encode() if known else f"{key} {value!r}\n".encode()
+            )
+            if known:
+                digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return str(digest.hexdigest())
+
+    def keep(self, given: Mapping[str, str]) -> None:
+        """Remember the names of a request that was not refused."""
+        for key, item_hash in given.items():
+            self._names[key] = item_hash
+            self._names.move_to_end(key)
+            if len(self._names) > _NAMES:
+                self._names.popitem(last=False)
 
     def _content(self, kind: str, value: Any) -> str | None:
         """The hash of a tensor, an array or an image; None for anything else."""
@@ -90,13 +186,3 @@ class Hashes:
         digest = self._new(f"{kind} {what}\n".encode())
         digest.update(data)
         return str(digest.hexdigest())
-
-    def _named(self, key: tuple[str, str, str], content: str | None) -> str:
-        name = key[1]
-        if content is None:
-            return self._names.get(key, name)
-        self._names[key] = made = f"{name}-{content}"
-        self._names.move_to_end(key)
-        if len(self._names) > _NAMES:
-            self._names.popitem(last=False)
-        return made

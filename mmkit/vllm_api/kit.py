@@ -61,8 +61,9 @@ def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 @contextmanager
-def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[Any]:
-    """The vLLM model of a checkpoint, on this machine's device, without an engine."""
+def loaded_model(config: ModelConfig, load_format: str = "dummy", dtype: str = "float32") -> Iterator[Any]:
+    """The vLLM model of a checkpoint, on this machine's device, without an engine. Until it is gone, the processor of
+    this configuration works for its dtype."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
@@ -76,7 +77,7 @@ def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[An
 
     vllm_config = EngineArgs(
         model=config.model,
-        dtype="float32",
+        dtype=dtype,
         load_format=load_format,
         enforce_eager=True,
         trust_remote_code=True,
@@ -86,16 +87,18 @@ def loaded_model(config: ModelConfig, load_format: str = "dummy") -> Iterator[An
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    before, config.dtype = config.dtype, vllm_config.model_config.dtype
     with set_current_vllm_config(vllm_config):
         init_distributed_environment(1, 0, address, 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
         try:
             # as vLLM's loader does, which also wants an accelerator's allocator
             device = torch.device(vllm_config.device_config.device)
-            with set_default_torch_dtype(torch.float32), device:
+            with set_default_torch_dtype(config.dtype), device:
                 model = initialize_model(vllm_config=vllm_config)
                 get_model_loader(vllm_config.load_config).load_weights(model, vllm_config.model_config)
                 process_weights_after_loading(model, vllm_config.model_config, device)
             yield model.eval()
         finally:
+            config.dtype = before
             cleanup_dist_env_and_memory()

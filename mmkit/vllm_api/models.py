@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from vllm import ModelRegistry
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -16,6 +17,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
 from . import guard
+from .common import embeds_size
 from .moved import KEEPS_ON_CPU
 
 
@@ -56,12 +58,31 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         ModelRegistry.register_model(model.__name__, f"{model.__module__}:{model.__qualname__}" if by_name else model)
 
 
-def current_plan() -> Plan:
-    """The plan of the model that vLLM is constructing."""
-    model_config = get_current_vllm_config().model_config
+class Current(NamedTuple):
+    """What the model that vLLM is constructing has to know.
+
+    Attributes:
+        config: vLLM's configuration of the engine.
+        plan: the spec, bound to the model.
+        dtype: of the language model.
+        width: of the rows that the language model takes.
+        first: whether this is the first process of a tensor-parallel group, which all have the same rows.
+    """
+
+    config: Any
+    plan: Plan
+    dtype: torch.dtype
+    width: int
+    first: bool
+
+
+def current_model() -> Current:
+    """What vLLM says of the model that it is constructing."""
+    vllm_config = get_current_vllm_config()
+    config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
-    plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(model_config).plan
-    return plan
+    plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(config).plan
+    return Current(vllm_config, plan, config.dtype, embeds_size(config), get_tensor_model_parallel_rank() == 0)
 
 
 def merge_embeddings(inputs_embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor) -> torch.Tensor:

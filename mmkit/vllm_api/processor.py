@@ -13,8 +13,8 @@ Methods that vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -25,9 +25,8 @@ from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
-from ..errors import InputError
+from ..errors import InputError, SpecError
 from ..plan import Plan, Processed
-from ..updates import NotFound, Resolved
 from .common import (
     EmbedItems,
     LazyProcessor,
@@ -38,9 +37,10 @@ from .common import (
     field_configs,
     fixed_details,
     hf_inputs,
+    part_of,
     total,
 )
-from .hashes import ByVllm, Hashes
+from .hashes import ByVllm, Hashes, check_name
 from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo, hasher_algorithm
 
 if TYPE_CHECKING:
@@ -108,7 +108,14 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
 
     @override
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> Any:
-        return {name: [self.processor.largest(name)] * count for name, count in mm_counts.items() if count}
+        sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
+        counts = {name: count for name, count in mm_counts.items() if count}
+        return {name: [self.processor.largest(name, sizes.get(name))] * count for name, count in counts.items()}
+
+
+def dummy_sizes(options: Any) -> dict[str, int]:
+    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
+    return {name: size for name, size in vars(options).items() if name != "count" and size is not None}
 
 
 class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
@@ -121,7 +128,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
-        self._largest: dict[str, Any] = {}
+        self._largest: dict[Any, tuple[Any, int]] = {}
+        self._samples: dict[str, Mapping[str, Any]] = {}
 
     @cached_property
     def plan(self) -> Plan:
@@ -131,22 +139,40 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     # -- dummy inputs ------------------------------------------------------------------------------------------------
 
-    def largest(self, name: str) -> Any:
-        """The item of a modality with the most tokens."""
-        if name in self._largest:
-            return self._largest[name]
+    def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
+        """The item of a modality with the most encoder rows, of at most some sizes; see `BoundModality.largest`."""
+        return self._most(name, sizes)[0]
 
+    def _most(self, name: str, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
         def process(value: Any) -> Mapping[str, Any]:
             return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
 
-        found = self._largest[name] = self.plan.modalities[name].largest(process)[0]
-        return found
+        key = name, *(sizes or {}).items()
+        if key not in self._largest:
+            with self._of_the_spec():
+                self._largest[key] = self.plan.modalities[name].largest(process, sizes)
+        return self._largest[key]
+
+    @contextmanager
+    def _of_the_spec(self) -> Iterator[None]:
+        """A refusal of an item that the spec itself states is a mistake of the spec."""
+        try:
+            yield
+        except InputError as error:
+            raise SpecError(f"the largest item: {error}") from error
+
+    def most_rows(self, name: str, kwargs: Mapping[str, object]) -> int | None:
+        """Encoder rows of the largest item of a modality; None where they depend on the other items, and for a request
+        with options of its own, which may make more of an item than those of the server do."""
+        return None if kwargs or self.plan.modalities[name].by_company else self._most(name)[1]
 
     def worst(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> tuple[list[int], Any]:
         """The request with the most tokens: items, and a prompt that they fit into."""
         mm_items = self.data_parser.parse_mm_data(self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options))
         prompt: list[int] = []
-        for name, processed in self._process(mm_items, {}).items():
+        with self._of_the_spec():
+            done = self._process(mm_items, {})
+        for name, processed in done.items():
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
             for index, (value, out) in enumerate(zip(values, processed.parts, strict=True)):
                 way = modality.ways(modality.scope(value, index, out))[0]
@@ -160,12 +186,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def guarded(
         self, prompt: Any, mm_items: Any, mm_uuids: Mapping[str, Any], cache: Any, run: Callable[[], Any]
     ) -> Any:
-        """Refuse what vLLM would not; forget the items of a request that fails."""
+        """Refuse what vLLM would not; keep the names of items, or forget the items of a request that fails."""
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
         try:
-            return run()
+            outcome = run()
         except Exception:
             # vLLM may have cached the items, but the engine, which shares the cache, will never see them
             if cache is not None:
@@ -173,6 +199,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     for item_hash in hashes:
                         self.forget(cache, item_hash)
             raise
+        self._hashes.keep(getattr(mm_items, "mmkit_names", {}))
+        return outcome
 
     def forget(self, cache: Any, item_hash: str) -> None:
         """Drop an item from vLLM's processor cache."""
@@ -190,12 +218,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
     ) -> dict[str, list[str]]:
         """The hashes of the items of a request; see `Hashes.of`."""
+        hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
         # the engine caches encoder outputs by hash: what depends on the number of items is not the same item
         mm_items.mmkit_hashes = {
             name: found
             if self.plan.modalities[name].may_cache(len(found))
             else [f"{item_hash}-of-{len(found)}" for item_hash in found]
-            for name, found in self._hashes.of(mm_items, uuids, by_vllm, options=options).items()
+            for name, found in hashes.items()
         }
         made: dict[str, list[str]] = mm_items.mmkit_hashes
         return made
@@ -263,8 +292,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
-        processor = plan.modalities[next(iter(group))].hf_processor
-        if processor is None:
+        modalities = [plan.modalities[name] for name in group]
+        if modalities[0].hf_processor is not None:
+            processor: Any = part_of(modalities)
+        else:
             processor = self.info.get_hf_processor(**kwargs) if kwargs else self._hf_processor
         inputs = hf_inputs(group, plan)
         if "text" in inputs:  # as many placeholders as items, however long they make it
@@ -272,7 +303,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
-            where, cause = ", ".join(plan.modalities[name].where for name in group), error.__cause__ or error
+            where, cause = ", ".join(modality.where for modality in modalities), error.__cause__ or error
             got = f"{type(cause).__name__}: {cause}".rstrip(".")
             raise InputError(where, "items that the Hugging Face processor takes", got) from error
 
@@ -294,6 +325,25 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             configs.update(field_configs(modality, processed.get(name, none)))
         return configs
 
+    # -- fields from elsewhere ---------------------------------------------------------------------------------------
+
+    @property
+    def takes_embeds(self) -> bool:
+        """Whether the engine was started for precomputed embeddings."""
+        return bool(self.info.ctx.get_mm_config().enable_mm_embeds)
+
+    def sample(self, name: str) -> Mapping[str, Any]:
+        """The processed fields of some item of a modality; processed once."""
+        if (fields := self._samples.get(name)) is None:
+            value = self.plan.modalities[name].item.candidates()[0]
+            processed = self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name]
+            fields = self._samples[name] = processed.parts[0]
+        return fields
+
+    def hash_of_fields(self, name: str, fields: Mapping[str, Any]) -> str:
+        """What identifies an item of a modality of which nothing but its processed fields is known."""
+        return self._hashes.of_fields(name, fields)
+
     # -- prompt updates ----------------------------------------------------------------------------------------------
 
     @override
@@ -306,13 +356,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
             contents = []
             fixed = None if modality.varies(embeds) else fixed_details(modality, embeds)
+            most = self.most_rows(name, hf_processor_mm_kwargs) if fixed is None and len(items) else None
             for index, value in enumerate(items.get_all()):
                 if (ways := fixed) is None:
                     facts = SimpleNamespace(index=index, length=len(value)) if embeds else value
                     scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
                     ways = details(modality, scope, embeds)
-                if embeds and len(value) != (rows := ways[0].way.laid.num_embeds):
-                    raise InputError(f"{modality.where}[{index}]", f"{rows} embedding row(s)", str(len(value)))
+                rows = ways[0].way.laid.num_embeds
+                modality.check_rows(index, rows, sent=len(value) if embeds else None, most=most)
                 contents.append(ways)
             if contents:
                 updates += [ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
@@ -325,14 +376,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             return cached_update
         return replace(cached_update, item_idx=new_item_idx, target=content.target, content=content)
 
-    def _stands_as_text(self, prompt: list[int], alternatives: list[list[Resolved]]) -> bool:
-        """Whether the text of a prompt has as many of a modality's targets as there are items. vLLM does not count."""
-        decode = self.info.ctx.tokenizer.decode
-        ways = [way for ways in alternatives for way in ways if way.kind == "replace" and len(way.target) > 1]
-        targets = {decode(list(way.target)) for way in ways}
-        longest_first = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
-        return bool(targets) and len(re.findall(longest_first, decode(prompt))) == len(alternatives)
-
     @override
     def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
         items = {}
@@ -342,16 +385,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 if ways[0].modality != name:
                     where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
                     raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
-        try:
-            ids, placements = self.plan.place(token_ids, items)
-        except NotFound as error:
-            # a text can be tokenized differently inside the prompt: vLLM's own search in the decoded text
-            try:
-                if all(self._stands_as_text(token_ids, alternatives) for alternatives in items.values()):
-                    return super()._apply_prompt_updates(token_ids, mm_prompt_updates)  # type: ignore[no-any-return]
-            except Exception:  # not found, or the tokenizer cannot decode the prompt
-                raise error from None
-            raise
+        ids, placements = self.plan.place(token_ids, items)
         found: dict[str, list[Any]] = {}
         for place in placements:
             laid = items[place.modality][place.index][place.way].laid
@@ -369,6 +403,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 if uuid is not None and not isinstance(uuid, str):
                     got = f"{type(uuid).__name__} {uuid!r}"
                     raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)
+                check_name(uuid, f"{modality.where}[{i}]")
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(f"{modality.where}[{i}]", modality.item.expected, "None", remedy)

@@ -13,14 +13,16 @@ from vllm.renderers import TokenizeParams
 
 from ..plan import Plan
 from . import common
-from .guard import mark
+from .guard import check_may_pass, is_rendered, mark
+from .hashes import TenantNames
 from .processor import CommonProcessor, ParsingInfo
 
 
 @dataclass(frozen=True)
 class GuardedTokenizeParams(TokenizeParams):
     """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without items: they refuse
-    token ids that the model lacks and placeholders without data before the engine sees them."""
+    token ids that the model lacks and placeholders without data before the engine sees them. They see the uuids of
+    items beside the `cache_salt`, too, which no processor does."""
 
     plan: Plan | None = field(default=None, compare=False, repr=False)
 
@@ -35,6 +37,9 @@ class GuardedTokenizeParams(TokenizeParams):
 
     @override
     def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
+        if self.plan is not None and is_rendered(prompt):
+            check_may_pass(self.plan)
+            return prompt  # the guard looks at it; to truncate it is the affair of the renderer, which knows its items
         ids = prompt.get("prompt_token_ids")
         # a prompt with items is checked by the processor
         if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
@@ -42,6 +47,9 @@ class GuardedTokenizeParams(TokenizeParams):
             self.plan.check_bare(ids)
             if self.plan.spec.decoder_prompt is None:  # else this may be the decoder's
                 prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
+        if self.plan is not None and isinstance(prompt.get("multi_modal_uuids"), Mapping):
+            prompt = {**prompt}  # the caller's own may be used again
+            prompt["multi_modal_uuids"] = TenantNames(prompt, self.plan.spec.name)
         return super().apply_post_tokenization(tokenizer, prompt)
 
 
@@ -91,9 +99,21 @@ class RequestProcessor(CommonProcessor):
         if self.may_cache(inputs.mm_data_items):
             try:
                 return super()._cached_apply_hf_processor(hashed, timing_ctx)
-            except AssertionError:  # of an item that another one of the same request has evicted: they do not fit
+            except _TooLarge:
+                # as the request does with the engine's half, which has the same size
                 self.cache_of(inputs).clear_cache()
         return self._apply_hf_processor(hashed, timing_ctx)
+
+    @override
+    def _merge_mm_kwargs(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._merge_mm_kwargs(*args, **kwargs)
+        except AssertionError as error:  # of an item that another one of the same request has evicted
+            raise _TooLarge from error
+
+
+class _TooLarge(Exception):
+    """The items of a request do not fit into the cache together."""
 
 
 HOOKS = (ProcessingInfo, RequestProcessor, *common.HOOKS, HashedInputs, GuardedTokenizeParams)

@@ -1,8 +1,12 @@
 """Texts, images and precomputed embeddings over HTTP: the LLaVA-like model, against transformers."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import httpx
 import pytest
 import torch
+from PIL import Image as PILImage
 from transformers import AutoTokenizer
 
 from examples.llava_like import ARCHITECTURE
@@ -102,12 +106,40 @@ def test_what_is_no_image(server, url):
     assert response.json()["error"]["param"] == "items.image[0]"
 
 
-def chat(server, text, *pictures):
-    """Status and body of a request at vLLM's own chat route."""
-    images = [{"type": "image_url", **encode({"image": picture})["image"][0]} for picture in pictures]
+BOMB = PILImage.new("1", (6000, 6000))
+"""A few KB, and more pixels than MMKIT_SERVE_PIXELS."""
+
+
+@pytest.mark.parametrize(
+    ("pictures", "code", "told"),
+    [
+        ([BOMB], 413, "MMKIT_SERVE_PIXELS"),
+        ([BOMB] * 4, 400, "4 placeholder"),
+        ([PICTURES[0]] * 2, 400, "2 placeholder"),
+    ],
+)
+def test_pictures_are_weighed_before_they_are_decoded(client, pictures, code, told):
+    with pytest.raises(RequestError, match=told) as caught:
+        client.generate(QUESTION, {"image": pictures}, **SAMPLING)
+    assert caught.value.code == code
+
+
+def test_pictures_in_a_chat_are_weighed_too(server):
+    status, body = chat(server, "what is it?", BOMB)
+    assert (status, "pixels" in body["error"]["message"]) == (400, True)
+
+
+def chat(server, text, *pictures, **options):
+    """Status and body of a request at vLLM's own chat route, with pictures or parts."""
+    images = [
+        part if isinstance(part, dict) else {"type": "image_url", **encode({"image": part})["image"][0]}
+        for part in pictures
+    ]
     message = {"role": "user", "content": [*images, {"type": "text", "text": text}]}
     response = httpx.post(
-        f"{server.url}/v1/chat/completions", json={"model": "llava", "messages": [message], **SAMPLING}, timeout=240
+        f"{server.url}/v1/chat/completions",
+        json={"model": "llava", "messages": [message], **SAMPLING, **options},
+        timeout=240,
     )
     return response.status_code, response.json()
 
@@ -125,3 +157,56 @@ def test_vllms_own_chat_route_runs_the_same_spec(server, tokenizer, reference):
         for text, pictures in (("<image> or <image>?", [picture]), ("<image>?", [])):
             status, body = chat(server, text, *pictures)
             assert status == 400, body
+
+
+@pytest.fixture
+def fetched():
+    """The address of a server beside this one, and the paths that it was asked for."""
+    paths = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/x", paths
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_urls_in_a_chat_are_not_fetched(server, fetched):
+    """Nor files read; `test_what_is_no_image` has those of our own route."""
+    url, paths = fetched
+    for odd in (url, "file:///etc/hostname", url.upper(), "ftp://127.0.0.1/x"):
+        part = {"type": "image_url", "image_url": {"url": odd}}
+        status, refusal = chat(server, "what is it?", part)
+        assert (status, "expected a URL that starts with data:" in refusal["error"]["message"]) == (400, True)
+    assert not paths
+
+
+def test_names_of_other_tenants(server, client):
+    """Whatever the route, an item without data is one that the same tenant has named."""
+    (part,) = encode({"image": PICTURES[:1]})["image"]
+    salts = {"cache_salt": "alice"}
+
+    def absent(uuid):
+        return {"type": "image_url", "image_url": None, "uuid": uuid}
+
+    status, named = chat(server, "what is it?", {"type": "image_url", **part, "uuid": "x"}, **salts)
+    assert status == 200
+    client.generate(QUESTION, {"image": PICTURES[:1]}, uuids={"image": ["y"]}, **salts, **SAMPLING)
+    assert chat(server, "what is it?", absent("x"), **salts)[1]["choices"] == named["choices"]
+    client.generate(QUESTION, {"image": [None]}, uuids={"image": ["y"]}, **salts, **SAMPLING)
+    for uuid in ("x", "y"):
+        for other in ({}, {"cache_salt": "bob"}):
+            assert chat(server, "what is it?", absent(uuid), **other)[0] == 400
+            with pytest.raises(RequestError, match="no such item"):
+                client.generate(QUESTION, {"image": [None]}, uuids={"image": [uuid]}, **other, **SAMPLING)

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import copy
 import gzip
+import io
 import itertools
 import json
 import math
@@ -19,11 +20,13 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import save as save_safetensors
 from websockets.asyncio.client import ClientConnection
@@ -182,6 +185,19 @@ def named(body: Body, names: Sequence[Any]) -> Body:
     return {"items": {"actions": listed(body)}, "uuids": {"actions": list(names)}}
 
 
+@cache
+def picture() -> str:
+    """A few KB that become 64 million pixels."""
+    file = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def pixels(rng: Random) -> Body:
+    kind, of = rng.choice((("image", "image/png"), ("video", "video/jpeg"), ("video", "image/png")))
+    return {f"{kind}_url": {"url": f"data:{of};base64,{picture()}"}}
+
+
 # fmt: off
 # -- prompts
 
@@ -243,9 +259,9 @@ one_item("value.odd", REFUSED, odd_number, weight=15)
 one_item("value.no_number", REFUSED, lambda rng: [[rng.choice(NO_NUMBERS), 2, 3]] * 6, weight=6)
 one_item("value.fine", TAKEN, lambda rng: formed(rng, ITEM), [[1000.0, -1000.0, 0.0]] * 6, [[1, 2, 3]] * 6,
          [[1e-45, -0.0, 1e-300]] * 6, raw(ITEM.astype(np.float64)), raw(torch.from_numpy(ITEM).bfloat16()))
-one_item("dtype.integers", REFUSED, lambda rng: raw(np.ones((6, 3), rng.choice(INTEGERS))), weight=2)
+one_item("dtype.integers", EITHER, lambda rng: raw(np.ones((6, 3), rng.choice(INTEGERS))), weight=2)
 one_item("dtype.unknown", REFUSED, lambda rng: raw(ITEM, dtype=rng.choice(DTYPES)), weight=5)
-one_item("dtype.safetensors", REFUSED, lambda rng: packed({"x": torch.ones(6, 3).to(rng.choice(TORCH_DTYPES))}))
+one_item("dtype.safetensors", EITHER, lambda rng: packed({"x": torch.ones(6, 3).to(rng.choice(TORCH_DTYPES))}))
 
 # -- forms of items
 
@@ -300,6 +316,8 @@ actions("items.too_many", REFUSED, *([LISTED] * count for count in (25, 256, 257
 setting("items.name", "items", REFUSED, lambda rng: {rng.choice(NAMES): [LISTED]}, weight=3)
 changed("items.another_name", REFUSED, 1, lambda rng, body: {"items": {**body["items"], rng.choice(NAMES): [LISTED]}})
 one_item("media.url", REFUSED, lambda rng: media(rng, [{"url": url} for url in URLS]), weight=3)
+one_item("media.pixels", REFUSED, lambda rng: pixels(rng), weight=1)
+setting("media.of_no_modality", "items", REFUSED, lambda rng: {"image": [pixels(rng)] * 10}, weight=0.5)
 one_item("media.no_url", REFUSED, lambda rng: media(rng, NO_URLS, type="image_url"))
 one_item("raw.base64", REFUSED, lambda rng: raw(ITEM, data=rng.choice(BASE64)), weight=3)
 CONTENTS = [base64.b64encode(content).decode() for content in (b"", b"x", bytes(71), bytes(73), pickle.dumps(ITEM))]
@@ -330,7 +348,7 @@ FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "repetition_penalty": ((0, -1, 101, 1e308, *NUMBERS), (5e-324, 1e-30, 100, 1)),
     "logprobs": ((21, 1000, VOCAB, *COUNTS), (0, 1, 20, None)),
     "stop_token_ids": (([1] * 1025, *ODD_IDS), ([], [31], list(range(32)), [1] * 1024, None)),
-    "allowed_token_ids": (([], *ODD_IDS), ([0], [31], list(range(32)), [1] * 1000, None)),
+    "allowed_token_ids": (([], [31], *ODD_IDS), ([0], list(range(32)), [1] * 1000, None)),
     "ignore_eos": ((0, 1, "true", [], {}, 1.0), ()),
     "skip_special_tokens": ((0, "false", [], 2), ()),
     "stop": ((["x"], "x", [1], [""], ["x"] * 65, {}, [None], 1), ()),
@@ -367,6 +385,39 @@ def odd_names(rng: Random, body: Body) -> Body:
     return named(body, [rng.choice(odd) for _ in listed(body)])
 
 
+def of_another(rng: Random, body: Body) -> Body:
+    """Names that requests without a salt, or with another one, may have given."""
+    names = [rng.choice(("", f"shared-{rng.randrange(3)}", f"own-{rng.randrange(3)}")) for _ in listed(body)]
+    salt = {"cache_salt": f"stranger-{rng.random()}"}
+    return {"items": {"actions": [None] * len(names)}, "uuids": {"actions": names}, **salt}
+
+
+def own_names(rng: Random, body: Body) -> Body:
+    names = [f"own-{rng.randrange(3)}" for _ in listed(body)]
+    return {**named(body, names), "cache_salt": f"tenant-{rng.randrange(3)}"}
+
+
+def many(rng: Random, body: Body) -> Body:
+    """Thousands of mistakes in one body."""
+    count = rng.choice((1000, 100_000))
+    wrong = rng.choice((-1, "x", None, [], 1.5))
+    return rng.choice((
+        {"allowed_token_ids": [wrong] * count}, {"stop_token_ids": [wrong] * count}, {"prompt": ["x"] * count},
+        {"uuids": {"actions": [1] * count}}, {"uuids": {f"u{i}": [None] for i in range(count // 10)}},
+        {"items": {f"m{i}": [] for i in range(count // 10)}}, {"items": {"actions": [[]] * count}},
+    ))
+
+
+def long_names(rng: Random, body: Body) -> Body:
+    """Texts that an error must not repeat."""
+    text = rng.choice(("n", "ü", "\n", "%s")) * rng.choice((1000, 100_000))
+    return rng.choice((
+        {text: 1}, {"items": {text: [LISTED]}}, {"items": {"actions": [{text: 1}]}}, {"items": {f"{text}_embeds": [1]}},
+        {"uuids": {text: ["x"]}}, {"model": text}, {"items": {"actions": {"data": "", "dtype": text, "shape": [1]}}},
+        named(body, [text for _ in listed(body)]),
+    ))
+
+
 for name, (refused, taken) in FIELDS.items():
     setting(f"field.{name}", name, REFUSED, *refused, weight=2)
     if taken:
@@ -381,6 +432,12 @@ changed("extreme.min_tokens_and_all_stops", TAKEN, 1, lambda rng, body: {
 changed("extreme.sampled", TAKEN, 2, sampled)
 changed("uuids.never_seen", REFUSED, 2, never_seen)
 changed("uuids.wrong_count", REFUSED, 2, lambda rng, body: named(body, ["u"] * rng.choice((0, 4, 100))))
+changed("uuids.too_long", REFUSED, 2, lambda rng, body: named(
+    body, ["n" * rng.choice((257, 10_000, 300_000)) for _ in listed(body)]))
+changed("uuids.of_another_tenant", REFUSED, 4, of_another)
+changed("uuids.of_a_tenant", TAKEN, 2, own_names)
+changed("costs.many_mistakes", REFUSED, 0.5, many)
+changed("costs.long_names", REFUSED, 0.5, long_names)
 changed("uuids.fine", TAKEN, 1, lambda rng, body: named(body, [f"{rng.random()}" for _ in listed(body)]))
 changed("uuids.odd_or_shared", EITHER, 2, odd_names)
 changed("fine.generate", TAKEN, 10, lambda rng, body: {})
@@ -687,6 +744,17 @@ async def vanishing(talk: Talk) -> None:
     talk.socket.transport.abort()
 
 
+async def flooding(talk: Talk) -> None:
+    """Send frames that make no message, and read nothing, until one is cut off."""
+    fragment, ping = b"\x00\x81\0\0\0\0a", b"\x89\xfd\0\0\0\0" + b"p" * 125
+    begins, frame = talk.rng.choice(((b"\x01\x80\0\0\0\0", fragment), (b"", ping)))
+    talk.socket.transport.pause_reading()
+    talk.socket.transport.write(begins + frame * 10_000)
+    await asyncio.sleep(talk.rng.random())
+    talk.socket.transport.resume_reading()
+    await talk.socket.wait_closed()
+
+
 def add_talk(name: str, weight: float, turns: Callable[[Random], list[Turn]]) -> None:
     def build(rng: Random) -> Script:
         said = turns(rng)
@@ -701,7 +769,7 @@ def add_script(play: Callable[[Talk], Awaitable[None]], weight: float) -> None:
 
 for name, talk in TALKS.items():
     add_talk(name, *talk)
-for play, weight in ((interrupting, 9), (closing, 3), (breaking, 0.5), (vanishing, 15)):
+for play, weight in ((interrupting, 9), (closing, 3), (breaking, 0.5), (flooding, 2), (vanishing, 15)):
     add_script(play, weight)
 
 

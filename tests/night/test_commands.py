@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 
 from examples.terra import CHECKPOINT
 from mmkit.cli.new import new
@@ -64,8 +66,9 @@ def test_a_new_package_runs_and_is_served(tmp_path: Path) -> None:
     assert re.search(r"\d+ passed", output)
     assert "failed" not in output
 
+    log, options = tmp_path / "log", ("--dtype", "float16")
     with (
-        Server(folder / "checkpoint", environment=environment, log=tmp_path / "log") as server,
+        Server(folder / "checkpoint", *options, environment=environment, log=log) as server,
         Client(server.url) as client,
     ):
         (series,) = client.modalities().modalities
@@ -73,3 +76,9 @@ def test_a_new_package_runs_and_is_served(tmp_path: Path) -> None:
         answer = client.generate("look: <series>", {"series": [series.example]}, max_tokens=4, ignore_eos=True)
         assert len(answer.choices[0].token_ids) == 4
         assert answer.choices[0].text
+        # in float16 the encoder overflows: the worker counts, and the API server tells
+        client.generate("look: <series>", {"series": [torch.full((9, 4), 60000.0)]}, max_tokens=1)
+        scraped = httpx.get(f"{server.url}/metrics", timeout=240).text
+    assert 'mmkit:unsound_items_total{modality="series"} 1.0' in scraped
+    assert "vllm:num_requests_running" in scraped
+    assert "weather.series: the encoder rows of 1 item(s) were not finite" in log.read_text()

@@ -50,6 +50,7 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
+from mmkit.sound import largest_magnitude
 from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
 from mmkit.vllm_api.common import EmbedItems, Parser, TensorItems
 from tests.profiles import profile
@@ -139,10 +140,11 @@ class _Encoders(nn.Module):
         return self.body
 
     def embed_series(self, values: torch.Tensor, length: Any, version: Any) -> Any:
-        return self.series_projection(values).split([int(n) for n in length])
+        rows = self.series_projection(values.to(self.series_projection.weight.dtype))
+        return rows.split([int(n) for n in length])
 
     def embed_frames(self, frames: torch.Tensor) -> Any:
-        return self.frames_projection(frames)
+        return self.frames_projection(frames.to(self.frames_projection.weight.dtype))
 
     def forward(
         self, input_ids: Any, positions: Any, intermediate_tensors: Any = None, inputs_embeds: Any = None
@@ -163,10 +165,18 @@ class ByHand(_Encoders, SupportsMultiModal):
             rows += self.embed_series(fields["values"], fields["length"], None)
         if "frames" in fields:
             rows += self.embed_frames(fields["frames"])
-        return rows
+        rows += fields.get("frames_embeds", ())
+        return self.sound(rows)
+
+    def sound(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        dtype = self.body.table.weight.dtype
+        return [row if row.abs().amax() <= largest_magnitude(dtype) else torch.zeros_like(row) for row in rows]
 
     def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
-        return self.body.embed_input_ids(self.known(input_ids))
+        embeds = self.body.embed_input_ids(self.known(input_ids))
+        if multimodal_embeddings:
+            embeds[is_multimodal] = torch.cat(multimodal_embeddings).to(embeds.dtype)
+        return embeds
 
     def known(self, input_ids: torch.Tensor) -> torch.Tensor:
         return input_ids.clamp(0, VOCABULARY - 1)
@@ -381,6 +391,10 @@ def hash_of_the_shape(inherited, inputs):
     return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
 
+def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
+    return inherited(modality, data[modality.embeds_field] if isinstance(data, dict) else data)
+
+
 def hash_of_the_container(inherited, modality, data):
     if isinstance(data, Mapping):  # embeddings
         return inherited(modality, data)
@@ -441,7 +455,7 @@ def message_without_modality(inherited, mm_data, **options):
         raise InputError("request", "well-formed items", "others") from None
 
 
-def double_expansion(inherited, prompt, updates):
+def placed_by_vllm(inherited, prompt, updates):
     return BaseMultiModalProcessor._apply_prompt_updates(inherited.__self__, prompt, updates)
 
 
@@ -502,6 +516,9 @@ BUGS = [
     Bug("L1", "rows_of_all_items_in_one", "The encoder returns the rows of all items as one tensor.",
         "model.embed_multimodal", lambda inherited, **fields: torch.cat(inherited(**fields)),
         r"\d encoder outputs for \d items of (frames|series)|\[0\] has 8 encoder rows and 1 embed positions"),
+    Bug("L1", "rows_of_another_width", "The encoder's rows are not as wide as the language model's.",
+        "model.embed_multimodal", lambda inherited, **fields: [row[:, 1:] for row in inherited(**fields)],
+        r"\[0\] has rows of shape \(7,\), and the model takes \(8,\)"),
     Bug("L2", "range_off_by_one", "Ranges begin one position late, as after a forgotten special token.", PLACING,
         _placed_otherwise(lambda place, found: replace(place, start_idx=place.start_idx + 1)),
         r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"),
@@ -520,6 +537,8 @@ BUGS = [
         r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
     Bug("L2", "items_swapped_in_the_prompt", "The first item of a request gets the last range.", PLACING,
         items_swapped_in_the_prompt, r"the ranges of (series|frames) are not in order"),
+    Bug("L2", "numbers_ignored", "Numbered placeholders get the items in the order of the prompt.", PLACING,
+        placed_by_vllm, r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
     Bug("L2", "mask_lost", "The mask of a layout with literal tokens is dropped, so that all positions receive rows.",
         PLACING, _placed_otherwise(lambda place, found: replace(place, is_embed=None)),
         r"the mask of series\[0\] is not that of its layout"),
@@ -562,10 +581,6 @@ BUGS = [
         normalised_over_the_batch, r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
     Bug("L5", "field_of_the_index", "A field holds the number of the item in its request, which a cached item keeps.",
         "frames", field_of_the_index, r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
-    Bug("L6", "dummy_that_is_not_the_worst_case",
-        "The shortest series gets the most rows, and the dummy item is the longest.", "series",
-        lambda: {"layout": embed(tok["<row>"]) * (5 - item.length)},
-        r"series has an item of \d rows, and at most 1 are stated"),
     Bug("L6", "stated_maximum_too_small", "The scheduler is told one row less than the largest item has.", STATED,
         _stated(-1), r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
     Bug("L6", "stated_maximum_too_large", "The scheduler is told one row more, which no item has.", STATED,
@@ -607,8 +622,11 @@ BUGS = [
         "parser._parse", lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
         r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),
     Bug("L10", "double_expansion", "The layout begins with its own target, and an expanded one is expanded again.",
-        PLACING, double_expansion, r"\d+ ids became \d+",
+        PLACING, placed_by_vllm, r"\d+ ids became \d+",
         spec=ModelSpec("double", frames(layout=tok["<frame>"] + embed(tok["<pad>"]) * 2))),
+    Bug("L10", "turn_ended_again", "A token is put behind every prompt, also behind one that ends with it.", "subject",
+        lambda: mixed(ModelSpec("mixed", series(), frames(), prompt=lambda s: [*s.prompt, ID["</s>"]])),
+        r"\d+ ids became \d+"),
     Bug("L10", "expanded_prompt_refused",
         "Prompts that hold placeholder ids are refused, as those are that vLLM hands back after preprocessing.",
         PLACING, expanded_prompt_refused, r"refused with InputError: mixed\.frames"),
@@ -618,8 +636,8 @@ BUGS = [
     Bug("L11", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
         "processor._get_prompt_updates", embeddings_that_raise,
         r"embeddings of frames pass the parser, then KeyError: 'frames'"),
-    Bug("L11", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser._embeddings",
-        lambda inherited, modality, data: None,
+    Bug("L11", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser._parse",
+        embeddings_taken_for_items,
         r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames"),
     Bug("L12", "classes_that_cannot_be_pickled", "A subclass inside of a function, which no other process can import.",
         "processor.apply", lambda inherited, *rest, **named: inherited(*rest, **named),
@@ -637,6 +655,20 @@ BUGS = [
         lambda inherited, input_ids: input_ids, r"ids \[4, 5, -1, 32, 2147483647\] in a prompt: IndexError"),
     Bug("L13", "bare_placeholders_as_nan", "Placeholders wait for their rows as NaN, also those without an item.",
         "model.embed_input_ids", bare_placeholders_as_nan, r"ids \[4, 5, -1, 32, 2147483647\] are embedded as NaN"),
+    Bug("L14", "rows_that_are_not_finite", "Whatever the encoder returns goes to the language model.", "model.sound",
+        lambda inherited, rows: rows, r"in torch.float32, beside an item of (nan|-?inf), the language model gets NaN"),
+    Bug("L14", "rows_too_large_for_the_dtype",
+        "Rows that are finite go to the language model, although the first sum of its residual stream is infinite.",
+        "model.sound", lambda inherited, rows: [row.nan_to_num() for row in rows],
+        r"the language model gets [\d.e+]+ and can take (16384|9.0072e\+15)"),
+    Bug("L14", "one_bad_item_spoils_the_batch", "Where one item has rows that are not finite, all items become zeros.",
+        "model.sound",
+        lambda inherited, rows: rows if torch.cat(rows).isfinite().all() else [torch.zeros_like(row) for row in rows],
+        r"(series|frames)\[0\] has other rows than alone"),
+    Bug("L14", "normalised_over_a_batch_of_requests",
+        "The encoder brings its rows to a common scale, over the items of all requests that run together.",
+        "model.sound", lambda inherited, rows: inherited([row / torch.cat(rows).norm() for row in rows]),
+        r"(series|frames)\[0\] has other rows than alone"),
 ]  # fmt: skip
 
 

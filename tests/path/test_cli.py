@@ -155,8 +155,8 @@ def test_deepseek_splits_flat_fields_between_items() -> None:
     assert request is not None
     assert [only.name for only in request.items] == ["image[0]", "image[1]"]
     assert [str(only.fields[0]) for only in request.items] == [
-        "pixel_values[0:2] (2, 3, 64, 64) float32",
-        "pixel_values[2:7] (5, 3, 64, 64) float32",
+        "pixel_values[0:3] (3, 3, 64, 64) float32",
+        "pixel_values[3:8] (5, 3, 64, 64) float32",
     ]
     for only in request.items:
         assert request.expanded[only.start : only.stop] == [3] * only.rows
@@ -277,7 +277,7 @@ REFUSED = {
     "show SPEC --config HERE --prompt left": "--prompt: expected token ids as 1,2,3, because the checkpoint has no "
     "tokenizer, got 'left'.",
     "show SPEC --config HERE --item actions=5x3": "terra.actions[0]: expected a (6, 3) float32 tensor, got shape "
-    "(5, 3). Send one tensor per item.",
+    "(5, 3).",
     "show SPEC --config HERE --svg no/such/folder.svg": "--svg no/such/folder.svg: expected a file that can be "
     "written, got no such file or directory. Choose another place.",
     "check SPEC --config HERE --laws L2,L1": f"--laws: expected laws among {LAWS}, got L1, which needs the model. "
@@ -471,6 +471,8 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("vllm import", {"errors": {"vllm": "OSError: libcudart"}}, "problem", "fails with OSError", "reinstall vLLM"),
     ("vllm API", {"errors": {"mmkit.vllm_api": "VllmApiError: vLLM 0.9"}}, "problem", "vLLM 0.9", "a newer mmkit"),
     ("torchvision", broken("torchvision", "0.28.0", "RuntimeError: nms"), "problem", "beside a CPU torch", "fix_cpu_"),
+    ("audio", {"errors": dict.fromkeys(doctor.RESAMPLERS, "ModuleNotFoundError")}, "warning", "resamples", "soxr"),
+    ("audio", {"errors": {"torchaudio": "ModuleNotFoundError", "soxr": ""}}, "ok", "soxr resamples", ""),
     ("torchaudio", broken("torchaudio", "2.13.0", "OSError: cuda"), "problem", "beside a CPU torch", "pip uninstall"),
     (
         "torchcodec",

@@ -185,7 +185,7 @@ def test_what_vllm_asks(name: str) -> None:
     ours, ejected = made.ours.info, made.ejected.info
     assert ours.get_supported_mm_limits() == ejected.get_supported_mm_limits()
     assert owners(made) == {token: set(names) for token, names in ejected.owners.items()}
-    assert made.plan._numbered == ejected.surplus
+    assert made.plan._surplus == ejected.surplus
     for counts in ({name: 1} for name in made.plan.modalities):
         assert ours.get_mm_max_tokens_per_item(64, counts) == ejected.get_mm_max_tokens_per_item(64, counts)
         one, other = (kit.dummy(processor, counts) for processor in made.both)

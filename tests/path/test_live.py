@@ -116,7 +116,11 @@ LIVE = {
             taken=["<image>"],
             special=["<s>", "</s>", "<pad>"],
             sizes=multiples(56, 2),
-            kwargs=[{"do_rescale": False}, {"do_normalize": False}, {"resample": 0}],
+            kwargs=[
+                {"do_rescale": False},
+                {"resample": 0, "text_kwargs": {"padding": False}},
+                {"images_kwargs": {"do_normalize": False}, "do_normalize": True},
+            ],
             embeds=[16],
         ),
         Live(
@@ -145,7 +149,7 @@ LIVE = {
             sizes=multiples(64),
             kwargs=[{"normalize": False}, {"image_mean": [0.1, 0.2, 0.3]}],
             arrays=False,
-            embeds=[1, 2, 16, 37],
+            embeds=[1, 2, 16, 27],
             alone=2,
         ),
         Live(

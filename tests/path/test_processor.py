@@ -33,20 +33,26 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import (
     MultiModalProcessorOnlyCache,
 )
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.parse import parse_mm_uuids
 from vllm.multimodal.processing import ProcessorInputs, TimingContext
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 import mmkit
 from examples import terra
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import (
+    Audio,
     Image,
     InputError,
     MmkitError,
     Modality,
     ModelSpec,
     MultiModalModel,
+    SpecError,
     Tensor,
+    Video,
     VllmApiError,
     after,
     batched,
@@ -74,7 +80,7 @@ from mmkit import (
 )
 from mmkit.testing import harness
 from mmkit.testing.harness import StandIn
-from mmkit.vllm_api import guard
+from mmkit.vllm_api import guard, rendered
 from mmkit.vllm_api.common import hf_inputs
 from tests import oracles
 
@@ -198,7 +204,7 @@ def summary(result: Any, caches: harness.Caches | None = None) -> Any:
         list(result["prompt_token_ids"]),
         ranges(result),
         fields(result, caches),
-        {name: list(hashes) for name, hashes in result["mm_hashes"].items()},
+        {name: list(hashes) for name, hashes in result["mm_hashes"].items() if hashes},
     )
 
 
@@ -294,15 +300,13 @@ DEEP: Any = 1.0
 for _ in range(5000):
     DEEP = [DEEP]
 MALFORMED: dict[str, tuple[Any, str]] = {
-    "five rows": (torch.zeros(5, 3), f"[0]: {FLOATS}, got shape (5, 3). Send one tensor per item."),
-    "empty list": ([], ": expected at least one item, got none. Send the items, or leave the modality out."),
+    "five rows": (torch.zeros(5, 3), f"[0]: {FLOATS}, got shape (5, 3)."),
     "None": (None, f": {FLOATS} or a list of them, got None. Send the item, or leave the modality out."),
     "list of None": ([None], f"[0]: {FLOATS}, got None. Send the item, or the uuid of a cached one in "),
     "good and None": ([GOOD, None], f"[1]: {FLOATS}, got None. Send the item, or the uuid of a cached one in "),
     "one good, one bad": ([GOOD, torch.zeros(5, 3)], f"[1]: {FLOATS}, got shape (5, 3)."),
     "NaN": (torch.full((6, 3), torch.nan), "[0]: expected finite values of magnitude <= 1000, got nan at [0, 0]."),
     "too large": (torch.full((6, 3), 1000.1), "[0]: expected finite values of magnitude <= 1000, got 1000.1 "),
-    "integers": (torch.zeros(6, 3, dtype=torch.int64), f"[0]: {FLOATS}, got dtype int64."),
     "strings": ([["1.0"] * 3] * 6, "[0]: "),
     "ragged list": ([[[1.0] * 3] * 5 + [[1.0] * 2]], f"[0]: {FLOATS}, got a ragged list."),
     "nested beyond the recursion limit": (DEEP, ""),
@@ -314,6 +318,38 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     ),
     "sparse": (GOOD.to_sparse(), "[0]: "),
 }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_no_items(cached: bool) -> None:
+    """An empty list is none, as in vLLM, alone and beside items of another modality."""
+    made, cache = processor(TWO), cache_of() if cached else None
+    none: Any = run(made, "a", {"actions": []}, cache=cache)
+    assert none["prompt_token_ids"] == ids("a")
+    assert not any(none["mm_kwargs"].values())
+    data = {"actions": ONES[None], "states": []}
+    assert summary(run(made, "a <item>", data, cache=cache)) == summary(run(made, "a <item>", {"actions": ONES}))
+    for written in ("<item>", "a <row>"):
+        with pytest.raises(InputError, match=r"^two\.actions: expected one item per placeholder"):
+            run(made, written, {"actions": []}, cache=cache)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_errors_of_a_process_are_named(cached: bool) -> None:
+    """Also those that vLLM's cache raises; the items of other requests stay in the cache."""
+
+    def picky(items: Any, scope: Any) -> Any:
+        if float(items[0].sum()) > 7:
+            raise AssertionError("too much")
+        return {"actions": items}
+
+    made = processor(actions(process=picky))
+    cache = cache_of() if cached else None
+    run(made, "<item>", {"actions": ONES}, cache=cache)
+    with pytest.raises(SpecError, match=r"^plain\.actions, process: .* got AssertionError: too much\.$") as refused:
+        run(made, "<item>", {"actions": 2 * ONES}, cache=cache)
+    assert isinstance(refused.value.__cause__, AssertionError)
+    assert cache is None or cache.is_cached(run(made, "<item>", {"actions": ONES})["mm_hashes"]["actions"]) == [True]
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -368,7 +404,11 @@ def test_prompts_without_items_are_guarded(prompt: list[Any]) -> None:
         ),
         (
             {"type": "multimodal", "mm_kwargs": {}},
-            "terra.features: expected raw items, got processed fields. Send the items to /v1/mm/generate.",
+            "terra.mm_kwargs: expected raw items, got processed fields. Send the items themselves.",
+        ),
+        (
+            {"type": "multimodal", "prompt_token_ids": [1], "mm_kwargs": {"x": []}, "mm_placeholders": {}},
+            "terra.multi_modal_data: expected modalities among ['actions'], got 'x'.",
         ),
     ],
 )
@@ -381,14 +421,154 @@ def test_the_guard_before_the_engine(prompt: dict[str, Any], sentence: str) -> N
     assert str(refused.value) == sentence
 
 
+VARIABLE = {
+    "item": Tensor(shape=(between(1, 4), 3)),
+    "layout": tok["<state>"] + embed(tok["<row>"]) * out.actions.shape[0],
+    "fields": {
+        "actions": batched(shape=(between(1, 4), 3)),
+        "rows": batched(dtype="int64", value=out.actions.shape[0]),
+    },
+    "process": lambda items, scope: {"actions": items},
+}
+
+
+def elsewhere(result: Any, **changes: Any) -> Any:
+    """A rendered request as it comes from another host: without masks, and with hashes of the sender's choice."""
+    items = {
+        name: [
+            None if one is None else MsgpackDecoder(MultiModalKwargsItem).decode(MsgpackEncoder().encode(one))
+            for one in found
+        ]
+        for name, found in {**result["mm_kwargs"], **changes}.items()
+    }
+    places = {
+        n: [PlaceholderRange(p.offset, p.length) for p in found] for n, found in result["mm_placeholders"].items()
+    }
+    return {**result, "mm_kwargs": MultiModalKwargsItems(items), "mm_placeholders": places, "mm_hashes": {}}
+
+
+def test_what_was_rendered_elsewhere() -> None:
+    made = processor(actions(**VARIABLE))
+    here = run(made, "a <item> <item> b", {"actions": [ONES, ONES[:1]]})
+    taken = rendered.checked(made, elsewhere(here))
+    assert summary(taken)[:3] == summary(here)[:3]
+    assert set(hashes(taken)).isdisjoint(hashes(here))
+    assert len(set(hashes(taken))) == 2
+    assert hashes(taken) == hashes(rendered.checked(made, elsewhere(here)))
+
+
+TWICE = torch.tensor(2)
+FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another field": ({"x": ONES}, {}, "actions[0]: expected the fields ['actions', 'rows'], got ['x']."),
+    "another shape": (
+        {"actions": ONES[:, :2], "rows": TWICE}, {},
+        "actions[0], actions: expected what the spec says, got item 0: expected shape (1..4, 3) per item, got (2, 2).",
+    ),
+    "another dtype": (
+        {"actions": ONES.double(), "rows": TWICE}, {},
+        "actions[0], actions: expected dtype torch.float32, got torch.float64.",
+    ),
+    "no tensor": ({"actions": [1.0], "rows": TWICE}, {}, "actions[0], actions: expected a Tensor, got a list."),
+    "another derived value": (
+        {"actions": ONES, "rows": TWICE + 1}, {},
+        "actions[0], rows: expected 2, as the spec derives it, got tensor(3)."
+    ),
+    "more rows than positions": (
+        {"actions": torch.ones(3, 3), "rows": TWICE + 1}, {},
+        "actions[0]: expected the 4 ids of its layout at the offset 1, got others.",
+    ),
+    "no place": (
+        {"actions": ONES, "rows": TWICE}, {"mm_placeholders": {}},
+        "actions: expected a placeholder for each of 1 items, got 0.",
+    ),
+    "a place before the prompt": (
+        {"actions": ONES, "rows": TWICE}, {"mm_placeholders": {"actions": [PlaceholderRange(-4, 3)]}},
+        "actions[0]: expected the 3 ids of its layout at the offset -4, got others.",
+    ),
+    "a shorter place": (
+        {"actions": ONES, "rows": TWICE}, {"mm_placeholders": {"actions": [PlaceholderRange(1, 2)]}},
+        "actions[0]: expected a placeholder of 3 ids, 2 of them embed(), got PlaceholderRange(offset=1, length=2, "
+        "is_embed=None).",
+    ),
+    "no lists": ({}, {"mm_kwargs": 7}, "mm_kwargs: expected lists by modality, got int."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_was_rendered_elsewhere_and_is_refused(name: str) -> None:
+    values, changes, sentence = FOREIGN[name]
+    made = processor(actions(**VARIABLE))
+    request = elsewhere(run(made, "a <item>", {"actions": ONES}))
+    fields = {key: types.SimpleNamespace(data=value) for key, value in values.items()}
+    with pytest.raises(InputError) as refused:
+        rendered.checked(made, {**request, "mm_kwargs": {"actions": [fields]}, **changes})
+    assert str(refused.value) == f"plain.{sentence} Send the items themselves."
+
+
+def test_items_rendered_elsewhere_stand_apart_and_are_known() -> None:
+    made = processor(actions(**VARIABLE))
+    request = elsewhere(run(made, "a <item> <item>", {"actions": [ONES, ONES]}))
+    twice = {"actions": [request["mm_placeholders"]["actions"][0]] * 2}
+    for changes, sentence in (
+        ({"mm_placeholders": twice}, "plain.mm_placeholders: expected items beside one another, got two at 1."),
+        ({"mm_kwargs": {"actions": [None, None]}}, "plain.actions[0]: expected processed fields, got NoneType. "),
+    ):
+        with pytest.raises(InputError) as refused:
+            rendered.checked(made, {**request, **changes})
+        assert str(refused.value).startswith(sentence)
+
+
+def named(names: list[str | None], salt: str | None, *, late: bool = True) -> Any:
+    """Uuids as vLLM's renderer hands them on; its chat adds the salt after the tokenization."""
+    prompt: Any = {"prompt_token_ids": terra_prompt(len(names)), "multi_modal_uuids": {"actions": names}}
+    prompt |= {"multi_modal_data": {"actions": []}} | ({} if late or salt is None else {"cache_salt": salt})
+    tokenized = terra_processor().info.default_tok_params.apply_post_tokenization(None, prompt)
+    tokenized.update({"cache_salt": salt} if late and salt is not None else {})
+    return parse_mm_uuids(tokenized["multi_modal_uuids"])
+
+
 def test_an_item_that_only_a_uuid_names() -> None:
-    cache = MultiModalProcessorOnlyCache(terra_processor().info.ctx.model_config)
-    uuids = {"actions": ["the-action"]}
-    first = run(terra_processor(), terra_prompt(1), {"actions": [GOOD]}, cache=cache, uuids=uuids)
-    again = run(terra_processor(), terra_prompt(1), {"actions": [None]}, cache=cache, uuids=uuids)
-    assert summary(again) == summary(first)
-    with pytest.raises(ValueError, match=r"data is not provided|no such item"):
-        run(terra_processor(), terra_prompt(1), {"actions": [None]}, cache=cache, uuids={"actions": ["another"]})
+    """It is one that a request of the same tenant has named, and that was not refused."""
+    processor = terra_processor()
+    cache = MultiModalProcessorOnlyCache(processor.info.ctx.model_config)
+
+    def ask(value: Any, salt: str | None, name: str = "x", prompt: Any = None, **options: Any) -> Any:
+        uuids = named([name], salt, **options)
+        return summary(run(processor, prompt or terra_prompt(1), {"actions": [value]}, cache=cache, uuids=uuids))
+
+    def unknown(*asked: Any) -> None:
+        with pytest.raises(ValueError, match=r"data is not provided|no such item"):
+            ask(None, *asked)
+
+    tenants = {"alice": GOOD, "bob": GOOD + 1, None: GOOD + 2}
+    for salt, value in tenants.items():
+        unknown(salt)
+        ask(value, salt)
+    for salt, value in tenants.items():
+        assert ask(None, salt) == ask(None, salt, late=False)
+        assert ask(None, salt)[:3] == ask(value, None, "another")[:3]
+    hashes = run(processor, terra_prompt(1), {"actions": [GOOD]}, uuids=named(["x"], "alice"))["mm_hashes"]["actions"]
+    for guess in (*hashes, *named(["x"], "alice")["actions"], '["alice", "x"]', "x-alice"):
+        unknown("bob", guess)
+    with pytest.raises(InputError, match="placeholder"):
+        ask(GOOD, "alice", "refused", [1])
+    unknown("alice", "refused")
+
+
+def test_names_take_little_memory() -> None:
+    """What is remembered of a name does not depend on its length, and one that is too long is refused at once."""
+    names = terra_processor()._hashes._names
+    before = len(names)
+    for length in (1, 256):
+        run(terra_processor(), terra_prompt(1), {"actions": [GOOD]}, uuids={"actions": ["n" * length]})
+    assert {len(text) for pair in list(names.items())[before:] for text in pair} == {48}
+    sentence = "terra.actions[1]: expected a uuid of at most 256 characters, got 257. Use a digest of it."
+    for refused in (
+        lambda: named(["n", "n" * 257], None),
+        lambda: run(terra_processor(), terra_prompt(2), {"actions": [GOOD] * 2}, uuids={"actions": ["n", "n" * 257]}),
+    ):
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            refused()
 
 
 # -- ways into the prompt ------------------------------------------------------------------------------------------
@@ -646,16 +826,16 @@ def test_a_uuid_of_another_modality_is_another_item() -> None:
         "values",
         item=Tensor(shape=(1,)),
         layout=embed(tok["<row>"]) * 2,
-        update=replace(tok["<item>"]),
+        update=replace(tok["<state>"]),
         fields={"values": batched()},
     )
     made = processor(ModelSpec("alike", actions()["actions"], values))
     cache = cache_of()
     run(made, "<item>", {"actions": ONES}, cache=cache, uuids={"actions": ["u"]})
-    result = run(made, "<item>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
+    result = run(made, "<state>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
     assert list(result["mm_kwargs"]) == ["values"]
     with pytest.raises(InputError, match=r"^alike\.values\[0\]: .* no such item in the cache"):
-        run(made, "<item>", {"values": [None]}, cache=cache, uuids={"values": ["v"]})
+        run(made, "<state>", {"values": [None]}, cache=cache, uuids={"values": ["v"]})
 
 
 def test_an_update_of_another_modality_is_refused() -> None:
@@ -681,6 +861,25 @@ def test_a_text_target_that_comes_once_is_not_found_twice() -> None:
         run(processor(spec), "<item> a", {"actions": [ONES, ONES], "states": torch.ones(1)})
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_parts_of_flat_fields(dim: int) -> None:
+    """Of a list of tensors, and of a tensor along any dimension: what `preview` tells is what the model gets."""
+
+    def joined(items: Any, scope: Any) -> dict[str, Any]:
+        rows = torch.cat(list(items))
+        return {"states": torch.stack([rows, rows], dim=1).movedim(0, dim) if dim else list(rows)}
+
+    spec = ModelSpec(
+        "plain", STATES.model_copy(update={"process": joined, "fields": {"states": flat(item.length, dim=dim)}})
+    )
+    made, data = processor(spec), {"states": [torch.ones(2), torch.arange(3.0)]}
+    expected = made.plan.preview(ids("<state> <state>"), data).fields["states"]
+    got = run(made, "<state> <state>", data)["mm_kwargs"]["states"]
+    for one, part in zip(got, expected, strict=True):
+        rows = zip(one["states"].data, part["states"], strict=True)
+        assert all(torch.equal(row, wanted) for row, wanted in rows)
+
+
 def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
     spec = actions(
         item=Tensor(shape=(between(1, 4), 3)),
@@ -704,6 +903,9 @@ def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
     assert len(ranges(expected)["actions"]) == 2
     run(made, list(tokens), {"actions": [one, two]}, cache=cache)
     assert summary(run(made, list(tokens), {"actions": [two, one]}, cache=cache)) == summary(expected)
+    for text in ("Item 2. Item 1.", "Item 1. a Item 2. Item 2."):
+        with pytest.raises(InputError, match=r"^plain\.actions"):
+            run(made, made.info.ctx.tokenizer.encode(text), {"actions": [one, two]})
 
 
 # -- prompts, derived fields, own processors, conditions on the request --------------------------------------------
@@ -719,6 +921,9 @@ def test_the_prompt_of_a_spec() -> None:
     params = made.info.get_default_tok_params()
     assert params.apply_post_tokenization(None, {"prompt_token_ids": ids("a")})["prompt_token_ids"] == ids("<s> a </s>")
     assert run(made, "a", {})["prompt_token_ids"] == ids("<s> a </s>")
+    assert run(made, "<s> <s> a <item> </s>", {"actions": ONES})["prompt_token_ids"] == ids(
+        "<s> <s> a <row> <row> </s>"
+    )
     assert spec.bind(made.info.get_hf_config(), made.info.ctx.tokenizer).preview(
         ids("a <item>"), {"actions": ONES}
     ).prompt_token_ids == list(result["prompt_token_ids"])
@@ -855,7 +1060,7 @@ def test_plans_for_mm_processor_kwargs_are_kept_but_not_without_end() -> None:
     assert plan.configured(odd, None).modalities["actions"].largest()[1] == 4
     for rows in range(200):
         plan.configured({"rows": rows}, None)
-    assert len(plan._configured) < 50
+    assert len(plan._configured._values) < 50
 
 
 # -- precomputed embeddings ----------------------------------------------------------------------------------------
@@ -912,8 +1117,8 @@ def test_embeddings_need_to_be_enabled() -> None:
 def test_embeddings_in_place_of_flat_fields() -> None:
     spec = actions(fields={"actions": flat(item.length)}, embeds=embed(tok["<row>"]) * item.length)
     made = processor(spec, enable_mm_embeds=True)
-    result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 3, HIDDEN)}})
-    assert ranges(result) == {"actions": [(1, 3, None)]}
+    result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 1, HIDDEN)}})
+    assert ranges(result) == {"actions": [(1, 1, None)]}
     assert list(fields(result)["actions"][0]) == ["actions_embeds"]
 
 
@@ -922,7 +1127,7 @@ def test_a_layout_of_its_own_for_embeddings() -> None:
         "pictures",
         Modality(
             "image",
-            item=Image(largest=(4, 2)),
+            item=Image(largest=(4, 2), arrays=True),
             layout=embed(tok["<row>"]) * (item.width * item.height),
             update=replace(tok["<item>"]),
             fields={"pixels": batched()},
@@ -933,6 +1138,14 @@ def test_a_layout_of_its_own_for_embeddings() -> None:
     made = processor(spec, enable_mm_embeds=True)
     raw = run(made, "<item>", {"image": np.zeros((2, 2, 3), dtype=np.uint8)})
     assert ranges(raw) == ranges(run(made, "<item>", {"image": torch.zeros(1, 4, HIDDEN)})) == {"image": [(0, 4, None)]}
+    assert ranges(run(made, "<item>", {"image": torch.zeros(3, 2, 2, dtype=torch.uint8)})) == {"image": [(0, 4, None)]}
+    assert ranges(run(made, "<item>", {"image": [torch.zeros(3, 2, 2)]})) == {"image": [(0, 4, None)]}
+    for ambiguous in (torch.zeros(3, 2, 2), [torch.zeros(1, 4, HIDDEN)]):
+        with pytest.raises(InputError, match="Send embeddings as"):
+            run(made, "<item>", {"image": ambiguous})
+    for large in (np.zeros((3, 3, 3), dtype=np.uint8), torch.zeros(1, 9, HIDDEN)):
+        with pytest.raises(InputError, match=r"at most 8 encoder row\(s\), as the stated largest item has, got 9"):
+            run(made, "<item>", {"image": large})
 
 
 # -- the worst case (L6) -------------------------------------------------------------------------------------------
@@ -980,6 +1193,29 @@ def test_dummy_inputs(spec: ModelSpec, counts: dict[str, int]) -> None:
         n: c for n, c in counts.items() if c
     }
     assert len(dummy["prompt_token_ids"]) == 512
+
+
+def blank(items: Any, scope: Any) -> dict[str, torch.Tensor]:
+    return {"x": torch.zeros(len(items))}
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "sizes", "facts"),
+    [
+        (Image(largest=[(40, 20), (8, 90)]), "image", {"width": 20, "height": 30}, {"width": 20, "height": 20}),
+        (Video(largest=(9, 8, 7)), "video", {"num_frames": 3, "width": 99}, {"frames": 3, "width": 8, "height": 7}),
+        (Audio(largest=90), "audio", {"length": 5}, {"length": 5}),
+    ],
+)
+def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str, sizes: Any, facts: Any) -> None:
+    """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
+    options = dict(layout=embed(9) * 3, update=in_place(), fields={"x": batched()})
+    spec = ModelSpec("sized", Modality(name, item=item, process=blank, **options))
+    made = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
+    _, items = made.worst(512, {name: 2}, made.info.ctx.get_mm_config().limit_per_prompt)
+    found = [vars(made.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]
+    assert [{key: told[key] for key in facts} for told in found] == [facts] * 2
+    assert len(made.get_dummy_mm_inputs({name: 2})["mm_placeholders"][name]) == 2
 
 
 def test_dummy_inputs_without_a_tokenizer() -> None:
@@ -1073,7 +1309,7 @@ def test_subclasses_can_be_registered() -> None:
 
     made = processor(spec, register={"processor": Sub, "info": Info})
     assert run(made, "<item>", {"actions": ONES})["prompt_token_ids"] == [ROW, ROW, B]
-    with pytest.raises(InputError, match="at most 1 item"):
+    with pytest.raises(InputError, match="At most 1 "):
         run(made, "<item> <item>", {"actions": [ONES, ONES]})
 
 
@@ -1190,7 +1426,7 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_vllm_of_no_known_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*names: str) -> None:
-        raise ImportError
+        raise ImportError(name="vllm.multimodal.processing")
 
     monkeypatch.setattr(vllm_api, "import_module", missing)
     with pytest.raises(VllmApiError, match=": expected the processor API of a known vLLM, got another one"):

@@ -16,7 +16,7 @@ CASES = {
         {"L11": "pass the parser, then RuntimeError: Expected there to be 1 audio items in keyword arguments"},
     ),
     "qwen2_vl": (  # images and videos
-        ["L2", "L4", "L6", "L8", "L11"],
+        ["L2", "L4", "L6", "L8"],
         {"L9": "one item of image too few: accepted", "L10": "2 ids became 3"},
     ),
     "paligemma": (  # nothing in the prompt stands for an image
@@ -37,8 +37,9 @@ def test_check_registered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda call: call())
     holding, violated = CASES[name]
     length = 64 if name == "whisper" else 2048
+    examples = 50 if name == "deepseek_vl2" else 20  # three images are rare
     options = {"enable_mm_embeds": True, "max_model_len": length}
-    report = check_registered(checkpoint(name), laws=[*holding, *violated], examples=20, **options)
+    report = check_registered(checkpoint(name), laws=[*holding, *violated], examples=examples, **options)
     assert report.violations == report.results[len(holding) :]
     assert [result.law for result in report.violations] == [LAWS[number].name for number in violated]
     assert {result.status for result in report.results[: len(holding)]} == {"holds"}

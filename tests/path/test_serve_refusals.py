@@ -6,20 +6,27 @@ The routes, the door and the processor are the real ones; tests/engine/terra_ser
 import asyncio
 import contextlib
 import functools
+import json
 import sys
 from types import SimpleNamespace
 
+import hypothesis.strategies as st
 import pytest
 from fastapi import FastAPI
+from hypothesis import given
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+from vllm import SamplingParams
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
-from mmkit import MmkitError, testing
-from mmkit.serve import errors, routes
+from mmkit import InputError, MmkitError, SpecError, testing
+from mmkit.serve import errors, routes, weigh
 from mmkit.serve.door import Door
 from mmkit.serve.engine import Engine, EngineDeadError, Lost
+from mmkit.serve.gate import Gate
 from mmkit.serve.limits import Limits
 from mmkit.serve.process import Server
 
@@ -45,20 +52,27 @@ async def endless(prompt, *, special):
     await asyncio.Event().wait()
 
 
+async def other(request: Request):
+    """A route that says what it was sent."""
+    return Response(await request.body(), int(request.headers.get("wanted", 200)))
+
+
 @contextlib.contextmanager
-def serving(*, spec=True):
+def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B008
     """A client of the routes."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
-        door = Door(engine(), Limits(body_bytes=200, sessions=1), ["terra"])
+        door = Door(engine(), limits, ["terra"])
         if spec:
             app.state.mmkit_door = door
         yield
         door._watch.cancel()
 
     app = FastAPI(lifespan=lifespan)
+    app.add_middleware(Gate)
     app.include_router(routes.router)
+    app.post("/v1/other")(other)
     with TestClient(app) as client:
         yield client
 
@@ -76,11 +90,12 @@ def test_a_model_without_a_spec(method, path):
 BODIES = {
     "sampling: expected parameters that vLLM takes, got min_tokens must be less than or equal to max_tokens=1, "
     "got 5.": {"min_tokens": 5, "max_tokens": 1},
-    "n: expected a valid integer, got a str like '111111111111111111111111111111111111111....": {"n": "1" * 100},
+    'n: expected a whole number, got "111111111111111111111111111111111111111....': {"n": "1" * 100},
     "items.actions[0].safetensors: expected a safetensors file, got SafetensorError: Error while deserializing: "
     "header too small.": {"items": {"actions": [{"safetensors": "AAAA"}]}},
-    "items.actions[0]: expected a URL with an item of kind image, got ValueError: Failed to load image: cannot "
-    "identify image file.": {"items": {"actions": [{"image_url": {"url": "data:image/png;base64,AAAA"}}]}},
+    "items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.": {
+        "items": {"actions": [{"image_url": {"url": "data:image/png;base64,AAAA"}}]}
+    },
 }
 
 
@@ -93,13 +108,28 @@ def test_bodies(message):
     assert answer.json() == {"error": error}
 
 
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists), st.sampled_from([1, 2, 3, 10**6]), st.booleans())
+def test_values_in_json_are_counted_outside_of_texts(value, step, ascii):
+    """However the body is cut."""
+
+    def values(part):
+        return 1 + sum(map(values, part)) if isinstance(part, list) else 1
+
+    raw = json.dumps({"a": value}, ensure_ascii=ascii).encode()
+    scale = weigh.Scale(Limits(), "body")
+    for at in range(0, len(raw), step):
+        scale.add(raw[at : at + step])
+    assert values(value) <= scale.listed + 1 <= 2 * values(value) + 2
+    with pytest.raises(InputError, match=r"at most 3 values"):
+        weigh.Scale(Limits(listed=3), "body").add('"' * 2**10)
+
+
 def test_a_body_that_takes_too_long():
     async def silent():
         await asyncio.Event().wait()
 
-    request = Request({"type": "http", "method": "POST"}, silent)
     with pytest.raises(errors.Slow) as caught:
-        asyncio.run(routes._read(request, Limits(idle_seconds=0.01)))
+        asyncio.run(weigh.read(silent, Limits(idle_seconds=0.01)))
     assert str(caught.value) == "body: expected more of it within 0.01 s, got nothing."
     assert errors.info(caught.value, None, "generate").code == 408
 
@@ -110,8 +140,22 @@ STOPPING = RuntimeError("cannot schedule new futures after shutdown")
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
+        (
+            ValueError("a bug of a process"),
+            500,
+            "expected to serve the request, got an error of its own. Its log says which.",
+        ),
+        (
+            SpecError("terra", "fields", "none"),
+            500,
+            "expected to serve the request, got an error of its own. Its log says which.",
+        ),
         (OSError("disk"), 500, "expected to serve the request, got an error of its own. Its log says which."),
-        (EngineDeadError(), 503, "expected a living engine, got a dead one. Start the server anew."),
+        (
+            EngineDeadError(),
+            503,
+            "expected a living engine, got one that is dead or stopped. Send it to another server.",
+        ),
         (STOPPING, 503, "expected to serve the request, got the order to stop. Send it to another one."),
         (Lost(), 503, "expected an item in its cache, got none, several times. Send the request again."),
     ],
@@ -121,12 +165,56 @@ def test_errors_of_the_server(error, code, message):
     assert (found.code, found.message) == (code, f"server: {message}")
 
 
+def test_an_error_is_short_whatever_was_sent():
+    told = errors.info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
+    assert len(json.dumps(errors.body(told))) < 2048
+
+
+def test_a_mistake_that_vllm_finds_is_the_callers():
+    with pytest.raises(Exception, match="at least 1") as caught:
+        SamplingParams(n=0)
+    without_kind = ValueError("x").with_traceback(caught.value.__traceback__)
+    assert [errors.info(error, None, "generate").code for error in (caught.value, without_kind)] == [400, 400]
+
+
+FEW, MANY, COMMAS = ["1"] * 20_000, [1] * 20_000, r"[,\"\\" * 400_000
+OTHERS = [
+    ({"prompt": MANY}, 200, ""),
+    ({"token_ids": MANY}, 200, ""),
+    ({"messages": [{"content": COMMAS}]}, 200, ""),
+    ({"prompt": COMMAS}, 200, ""),
+    (
+        {"prompt": "x", "messages": FEW},
+        413,
+        "body: expected at most 16384 values in JSON beside those of a prompt, got",
+    ),
+    ({"prompt": [*MANY, {}]}, 400, "prompt[20000]: expected a whole number, a text or a list, got an object."),
+    ({"prompt": [*MANY, "a"]}, 400, "prompt: expected a list of ids, of texts or of lists of ids, got a mixed one."),
+    ({"prompt": [[1] * 2**20]}, 413, "body: expected at most 1048576 values in JSON, got more."),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "message"), OTHERS)
+def test_vllms_own_routes_are_behind_the_gate(body, code, message):
+    with serving(Limits()) as client:
+        answer = client.post("/v1/other", json=body)
+        assert answer.status_code == code
+        assert message in answer.text
+        assert code == 200 or len(answer.content) < 2048
+        assert client.post("/v1/other", files={"file": b"\0,[" * 10**6}).status_code == 200
+        wide = client.post("/v1/other", content='{"∀":[]}'.encode("utf-16"))  # U+2200 has the byte of a quote
+        assert (wide.status_code, wide.json()["error"]["message"][:31]) == (400, "body: expected JSON in UTF-8, g")
+        for length in (10, 10**6):
+            answer = client.post("/v1/other", content=b"x" * length, headers={"wanted": "404"})
+            assert (answer.status_code, len(answer.content) < 2048) == (404, True)
+
+
 def test_messages_of_a_session():
     with serving() as client, client.websocket_connect("/v1/mm/session") as socket:
         assert socket.receive_json()["type"] == "ready"
         socket.send_text("x" * 201)
         assert socket.receive_json()["error"]["message"] == (
-            "message: expected at most 200 characters, got 201. Send less at once, or raise MMKIT_SERVE_BODY_BYTES on "
+            "message: expected at most 200 bytes, got more. Send less at once, or raise MMKIT_SERVE_BODY_BYTES on "
             "the server."
         )
         socket.send_json({"type": "start", "max_tokens": 1})
@@ -140,6 +228,15 @@ def test_messages_of_a_session():
         )
         socket.send_json({"type": "close"})
         assert socket.receive_json()["reason"] == "the client closed it"
+
+
+def test_a_page_of_another_origin_opens_no_session():
+    for headers, opens in (({}, True), ({"origin": "http://good"}, True), ({"origin": "http://evil"}, False)):
+        with serving() as client:
+            client.app.state.mmkit_door.origins = frozenset({"http://good"})
+            context = contextlib.nullcontext() if opens else pytest.raises(WebSocketDisconnect)
+            with context, client.websocket_connect("/v1/mm/session", headers=headers):
+                pass
 
 
 def test_seconds_from_the_environment():

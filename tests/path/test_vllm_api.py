@@ -9,12 +9,16 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm
 
 import mmkit.vllm_api
+from mmkit.errors import VllmApiError
+from mmkit.serve.urls import Connector
 from mmkit.vllm_api.hooks import complaints
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer
 from tests import ROOT
@@ -105,6 +109,35 @@ def test_a_newer_vllm_that_fits_is_taken_with_a_warning(said: dict[str, list[str
     assert not newer()  # this one: no warning
 
 
+@pytest.mark.parametrize(
+    ("mistake", "ours"),
+    [
+        ("from vllm.multimodal.processing import Nothing", False),
+        ("import vllm.multimodal.nothing", False),
+        ("import vllm.config; vllm.config.nothing", False),
+        ("from vllm.config import ModelConfig; ModelConfig.nothing", False),
+        ("from mmkit.vllm_api.moved import find; find('multimodal:nothing')", False),
+        ("from mmkit.vllm_api.requests import Nothing", True),
+        ("import nothing", True),
+        ("from mmkit import vllm_api; vllm_api.nothing", True),
+    ],
+)
+def test_only_what_vllm_lacks_selects_an_older_generation(
+    mistake: str, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in the newest generation's module is not a reason to take the one before."""
+
+    def importing(name: str, package: str) -> Any:
+        if name == ".generation_d":
+            exec(mistake, {})
+        return import_module(name, package)
+
+    monkeypatch.setattr(mmkit.vllm_api, "import_module", importing)
+    with pytest.raises((ImportError, AttributeError) if ours else VllmApiError) as raised:
+        mmkit.vllm_api._fitting()
+    assert ours or "expected" in str(raised.value)  # what the next one misses of this vLLM
+
+
 def test_every_override_is_called() -> None:
     """Of the generation in use; marks are not lost on the way."""
     marked = {
@@ -114,7 +147,7 @@ def test_every_override_is_called() -> None:
         for name, value in vars(base).items()
         if getattr(value, "__override__", False)
     }
-    assert not complaints(mmkit.vllm_api.generation.HOOKS)
+    assert not complaints((*mmkit.vllm_api.generation.HOOKS, Connector))
     assert {"_get_prompt_updates", "_get_mm_fields_config", "_apply_prompt_updates", "get_data_parser"} <= marked
 
 

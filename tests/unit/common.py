@@ -14,6 +14,8 @@ CONFIG = SimpleNamespace(vocab_size=200, n=2, size=7, minus=-1, text="x")
 class Tokenizer:
     """One id per character, and a few tokens, one of them outside the vocabulary."""
 
+    all_special_ids = (7, 8, 181, 182)
+
     def get_vocab(self):
         return {"<image>": 7, "<im_end>": 8, "<|image_1|>": 181, "<|image_2|>": 182, "<far>": 200}
 

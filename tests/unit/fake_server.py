@@ -205,7 +205,8 @@ class Fake:
             remaining -= len(asked.prompt) if kind == "start" else 6
             tokens = [1, 2]
             if len(frame) == TOKENS_PER_FRAME:
-                actions = wire.Decoder(10**6, 100).decode(asked.items).get("actions") or [make_action(0, 0)]
+                named = wire.by_modality(asked.items, ["actions"], "items")
+                actions = wire.Decoder(10**6, 100).decode(named).get("actions") or [make_action(0, 0)]
                 frame = following(frame, np.asarray(actions[-1]))
                 tokens = frame[: asked.max_tokens or chunk_tokens]
             remaining -= len(tokens)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, batched, between, cfg, flat, item, out, shared
+from mmkit import SpecError, Tensor, batched, between, cfg, flat, item, out, shared
 from mmkit.expr import Scope
 
 from .common import NAMES
@@ -118,3 +118,8 @@ def test_structure(field):
     assert eval(repr(field), dict(NAMES)) == field
     assert pickle.loads(pickle.dumps(field)) == field
     assert hash(pickle.loads(pickle.dumps(field))) == hash(field)
+
+
+def test_a_dtype_or_its_name():
+    assert batched(dtype=torch.bfloat16) == batched(dtype="bfloat16")
+    assert Tensor(shape=(), dtype=torch.int32) == Tensor(shape=(), dtype="int32")

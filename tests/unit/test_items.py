@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,6 +72,8 @@ def containers(array):
         made |= {"list": array.tolist(), "tuple": tuple(array.tolist())}
         if np.array_equal(array, np.trunc(array)):
             made["integers"] = array.astype(int).tolist()
+            made["int64"] = torch.from_numpy(array.astype(np.int64))
+            made["int16"] = array.astype(np.int16)
     return made
 
 
@@ -191,8 +194,10 @@ def test_bound_of_integers():
     kind = Tensor(shape=(2,), dtype="int64", bound=cfg.big).bind(CONFIG)
     assert kind.canonical([100, -100], AT).tolist() == [100, -100]
     assert kind.canonical(np.array([7, 0], np.uint64), AT).tolist() == [7, 0]
-    unlimited = Tensor(shape=(1,), dtype="int64", bound=math.inf).bind(CONFIG)
-    assert unlimited.canonical(np.array([-(2**63)]), AT).tolist() == [-(2**63)]
+    for bound in (None, math.inf):
+        unlimited = Tensor(shape=(1,), dtype="int64", bound=bound).bind(CONFIG)
+        assert unlimited.canonical(np.array([-(2**63)]), AT).tolist() == [-(2**63)]
+        assert unlimited.canonical([-(2**63)], AT).tolist() == [-(2**63)]
 
 
 def test_bools():
@@ -232,8 +237,8 @@ SCALAR = Tensor(shape=()).bind(CONFIG)
         (VIDEO, 0, [[]]),
         (VIDEO, 1, [FRAMES, list(FRAMES), (PICTURE, PICTURE), (FRAMES, META), (FRAMES, None), [FRAMES]]),
         (VIDEO, 2, [np.stack([FRAMES] * 2), [(FRAMES, META), (FRAMES, META)], [list(FRAMES), list(FRAMES)]]),
-        (AUDIO, 1, [SOUND, (SOUND, 8000), (SOUND, np.int64(1)), [0.0, 0.5], torch.zeros(3).bfloat16(), [SOUND]]),
-        (AUDIO, 2, [np.zeros((2, 3)), [(SOUND, 8000), SOUND], (SOUND, SOUND), [[0.0], [0.5]]]),
+        (AUDIO, 1, [SOUND, (SOUND, 16000), (SOUND, np.int64(16000)), [0.0, 0.5], torch.zeros(3).bfloat16(), [SOUND]]),
+        (AUDIO, 2, [np.zeros((2, 3)), [(SOUND, 16000), SOUND], (SOUND, SOUND), [[0.0], [0.5]]]),
     ],
 )
 def test_splitting(kind, count, datas):
@@ -340,7 +345,7 @@ def test_largest(kind, shapes):
         (VIDEO, SimpleNamespace(media=(FRAMES, META)), dict(frames=2, width=5, height=4, metadata=META)),
         (VIDEO, (SimpleNamespace(media=FRAMES), META), dict(frames=2, width=5, height=4, metadata=META)),
         (AUDIO, SOUND, dict(length=3)),
-        (AUDIO, (SOUND, 8000), dict(length=3)),
+        (AUDIO, (SOUND, 16000), dict(length=3)),
     ],
 )
 def test_facts(kind, value, facts):
@@ -362,8 +367,21 @@ def test_equal_rgb_pixels_have_one_form():
 
 
 def test_other_images_stay_as_they_are():
-    for value in (PICTURE, SimpleNamespace(media=PICTURE), np.zeros((4, 5, 3)), np.zeros((3, 4, 5), np.uint8)):
+    for value in (PICTURE, SimpleNamespace(media=PICTURE), np.zeros((4, 5, 3)), np.zeros((4, 4, 5), np.uint8)):
         assert IMAGE.canonical(value, AT) is value
+
+
+def test_equal_8_bit_pixels_have_one_form():
+    first = np.moveaxis(PIXELS, -1, 0)
+    for way in (
+        PIXELS,
+        first,
+        np.ascontiguousarray(first),
+        torch.tensor(PIXELS),
+        torch.tensor(PIXELS).permute(2, 0, 1),
+    ):
+        assert np.array_equal(np.asarray(IMAGE.canonical(way, AT)), PIXELS)
+        assert np.array_equal(np.asarray(IMAGE.for_function().canonical(way, AT)), PIXELS)
 
 
 def test_equal_frames_have_one_form():
@@ -395,6 +413,19 @@ def test_equal_samples_have_one_form(values):
         samples = AUDIO.canonical(audio, AT)
         assert type(samples) is np.ndarray
         assert (samples.dtype, samples.flags.c_contiguous, samples.tolist()) == (np.float32, True, values)
-        (pair,) = AUDIO.split((way, 8000), AT)
-        samples, rate = AUDIO.canonical(pair, AT)
-        assert (samples.dtype, samples.tolist(), rate) == (np.float32, values, 8000)
+        (pair,) = AUDIO.split((way, 16000), AT)
+        samples = AUDIO.canonical(pair, AT)
+        assert (samples.dtype, samples.tolist()) == (np.float32, values)
+
+
+def test_resampling():
+    """By whichever library there is: as many seconds of the same tone, or a sentence."""
+    kind, times = Audio(largest=32000, rate=16000).bind(CONFIG), np.arange(16000) / 16000
+    sent = np.sin(2 * np.pi * 440 * times[::2]), 8000
+    if any(map(find_spec, ("torchaudio", "soxr", "scipy"))):
+        samples = kind.canonical(sent, AT)
+        assert samples.shape == (16000,)
+        assert np.abs(samples - np.sin(2 * np.pi * 440 * times))[1000:-1000].max() < 0.01
+    else:
+        with pytest.raises(InputError, match="got 8000 Hz, and no library that resamples"):
+            kind.canonical(sent, AT)

@@ -282,10 +282,16 @@ def test_bad_ids_and_counts_are_refused(bad):
             each(cfg.bad, lambda x: 1).lay(scope)
 
 
-@pytest.mark.parametrize("make", [lambda: token(out.n), lambda: embed(1) * out.n, lambda: embed(out.n)])
+@pytest.mark.parametrize("make", [lambda: embed(1) * out.n, lambda: embed(out.n), lambda: token(out.n[None])])
 def test_tensors_of_several_elements_are_refused(make):
     with pytest.raises(SpecError, match=r"out\.n"):
         make().lay(Scope(out={"n": torch.tensor([1, 2])}))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, list])
+def test_ids_of_a_field(make):
+    assert token(out.n).lay(Scope(out={"n": make([1, 2])})).ids == [1, 2]
+    assert token(lambda s: s.out["n"]).lay(Scope(out={"n": make([])})).ids == []
 
 
 def test_embed_takes_tokens_apart():

@@ -28,6 +28,7 @@ from mmkit import (
     cfg,
     each,
     embed,
+    end,
     flat,
     fmt,
     hf,
@@ -53,7 +54,13 @@ from .common import CONFIG, bound, modality, plan_of
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 
 SPEC = ModelSpec("spec", modality())
+NUMBERED = replace(tok[fmt("<|image_{}|>", item.index + 1)])
 PLAN = plan_of(modality())
+
+
+CLIP = plan_of(modality(item=Audio(largest=3), layout=embed(5) * item.length, embeds=embed(5) * item.length,
+                        process=lambda items, scope: {"x": items}))  # fmt: skip
+PICTURES = bound(item=Image(largest=(9, 9)), process=hf(), embeds=True)
 
 
 def nested(levels):
@@ -72,8 +79,19 @@ def put(prompt, kind, target, ids=(5, 5), count=1):
     return place(prompt, {"m": [[way]] * count}, "spec")
 
 
+def raised(error):
+    raise error
+
+
 def rewritten(value):
     return plan_of(modality(), prompt=value).rewrite("prompt", [1, 2])
+
+
+def picky(items, scope):
+    """A process that refuses some items itself."""
+    if items[0].any():
+        raise InputError("spec.m[0]", "an item of mine", "another")
+    return {"x": items}
 
 
 # fmt: off
@@ -98,7 +116,7 @@ MODALITIES = [
      dict(fields={"x": "batched"})),
     ("modality 'm': fields.5.[key]: Input should be a valid string, got 5.", dict(fields={5: batched()})),
     ("modality 'm': expected a Tensor item and one field for identity(), got Tensor(shape=(2, cfg.n), "
-     "dtype='float32', finite=True, bound=65504.0, largest=None) and fields ['x', 'y'].",
+     "dtype='float32', finite=True, bound=None, largest=None) and fields ['x', 'y'].",
      dict(process=identity(), fields={"x": batched(), "y": batched()})),
     ("modality 'm': expected a Tensor item and one field for identity(), got Audio(largest=5, rate=None) and fields "
      "['x'].",
@@ -131,6 +149,8 @@ SPECS = [
      lambda: ModelSpec("a", [modality()])),
     ("spec 'a': expected one modality named 'm', got several.",
      lambda: ModelSpec("a", modality(), modality(fields={"y": batched()}))),
+    ("spec 'a', m: hf(inputs=...): expected arguments among ['audios'], got ['audio'].",
+     lambda: ModelSpec("a", modality(item=Audio(largest=3), process=hf(inputs={"audio": "sound"})))),
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
     ("spec 'a': expected one field named 'm_embeds', got several.",
      lambda: ModelSpec("a", modality(embeds=True), modality("n", fields={"m_embeds": batched()}))),
@@ -146,7 +166,7 @@ SPECS = [
      lambda: embed(embed(1) * 2)),
     ("where(): expected an expression, got False. Compare with equal(a, b), not with ==.",
      lambda: where(cfg.n == 3, 1, 2)),
-    ("dtype of a field: expected the name of a torch dtype, got 'nn'.", lambda: batched(dtype="nn")),
+    ("dtype of a field: expected a torch dtype or its name, got 'nn'.", lambda: batched(dtype="nn")),
     ("Tensor.dtype: expected one of float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool, got"
      " 'float'.",
      lambda: Tensor(shape=(), dtype="float")),
@@ -179,6 +199,17 @@ SPECS = [
      lambda: rewritten(token(prompt) + token(200))),
     ("spec.m, x: expected a batched or flat field for identity(), got shared.",
      lambda: bound(fields={"x": shared()}).process([torch.zeros(2, 2)])),
+    ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each a "
+     "token of its own.",
+     lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
+    ("spec.m, update: expected no insert(end()) beside a prompt= that puts ids at the end of the prompt, got "
+     "insert(end()). Put these ids into the layout of the item.",
+     lambda: plan_of(modality(update=insert(end())), prompt=token(prompt) + token(7))),
+    ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State "
+     "`largest=`, the shape of the item with the most.",
+     lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
+    ("config: expected a vocab_size of at most 1114112, got 2000000.",
+     lambda: SPEC.bind(SimpleNamespace(n=2, vocab_size=2_000_000))),
     ("spec.m: expected a process that runs without vLLM, got hf().",
      lambda: plan_of(modality(process=hf())).preview([5], {"m": torch.zeros(2, 2)})),
 ]
@@ -218,12 +249,14 @@ BOUND = [
     ("layout: tok[2]: expected the text of one token, got int. Use an id as it is.", dict(layout=embed(tok[cfg.n]))),
     ("limit: cfg.size // (cfg.n - 2) has no value: integer division or modulo by zero, with 7, 0.",
      dict(limit=cfg.size // (cfg.n - 2))),
-    ("layout: cfg.n * 0.5: expected a token id, a whole number >= 0, got 1.0.", dict(layout=embed(cfg.n * 0.5))),
+    ("layout: cfg.n * 0.5: expected a token id, a whole number >= 0, got 1.0. Use // or ceil_div(), which give whole "
+     "numbers.", dict(layout=embed(cfg.n * 0.5))),
     ("layout: cfg.minus: expected a token id, a whole number >= 0, got -1.", dict(layout=embed(cfg.minus))),
     ("layout: cfg.minus: expected a repetition count, a whole number >= 0, got -1.", dict(layout=embed(5) * cfg.minus)),
     ("layout: cfg.minus: expected the number of elements of each(), or a sequence, a whole number >= 0, got -1.",
      dict(layout=embed(5) + each(cfg.minus, token))),
-    ("layout: cfg.n * 0.5: expected the number of elements of each(), or a sequence, a whole number >= 0, got 1.0.",
+    ("layout: cfg.n * 0.5: expected the number of elements of each(), or a sequence, a whole number >= 0, got 1.0. Use "
+     "// or ceil_div(), which give whole numbers.",
      dict(layout=embed(5) + each(cfg.n * 0.5, token))),
     ("layout: embed(5) * 1000000000: expected at most 4194304 ids, got 1000000000.", dict(layout=embed(5) * 10**9)),
     ("layout: each(3, lambda x: embed(5) * 2000000): expected at most 4194304 ids, got 6000000.",
@@ -268,7 +301,13 @@ BOUND = [
      "vLLM refuses prompts with other ids.",
      dict(update=replace([1, 200])), dict(update=[in_place(), replace(200)])),
     ("update: expected a target of at least one token, got none.", dict(update=replace([]))),
-    ("process: expected to take a well-formed item, got KeyError: 'x'.", dict(process=lambda items, scope: {}["x"])),
+    ("process: expected to take well-formed items, got KeyError: 'x'.", dict(process=lambda items, scope: {}["x"])),
+    ("layout: expected a value, got AssertionError.", dict(layout=lambda s: raised(AssertionError()))),
+    ("layout: expected a value, got AttributeError: 'dict' object has no attribute 'x'. Write ['x']: processed fields "
+     "are a dict in a function of a Scope.",
+     dict(layout=lambda s: embed(5) * len(s.out.x))),
+    ("update: expected a value, got AttributeError: 'types.SimpleNamespace' object has no attribute 'x'.",
+     dict(update=replace(lambda s: s.item.x))),
 ]
 """Options of a modality that is bound; after `spec.m, `."""
 
@@ -291,7 +330,8 @@ PROCESSED = [
      ({"x": torch.zeros(4)}, {"x": flat(item.length, dim=-2)})),
     (", fields['x']: expected a tensor with a dimension 1, got ndarray.",
      ({"x": np.zeros((3, 4))}, {"x": flat(item.length, dim=1)})),
-    (", fields['x']: <lambda>: expected a size, a whole number >= 0, got 0.5.",
+    (", fields['x']: <lambda>: expected a size, a whole number >= 0, got 0.5. Use // or ceil_div(), which give whole "
+     "numbers.",
      ({"x": torch.zeros(4)}, {"x": flat(lambda s: 0.5)})),
     (", fields['x']: <lambda>: expected a size, a whole number >= 0, got -1.",
      ({"x": torch.zeros(4)}, {"x": flat(lambda s: -1)})),
@@ -317,16 +357,15 @@ PROCESSED = [
 TENSORS = [
     ("dict {'a': 1}.", [{"a": 1}]),
     ("a list that holds bool True.", [[0, 1], [2, True]]),
-    ("dtype int64. Convert it to float32.",
-     np.zeros((2, 2), int), np.zeros((2, 2), np.uint16), torch.zeros(2, 2, dtype=torch.int64)),
     ("dtype bool. Convert it to float32.", np.zeros((2, 2), bool), torch.zeros(2, 2, dtype=torch.bool)),
     ("dtype >f4. Convert it to float32.", np.zeros((2, 2), ">f4")),
     ("dtype object. Convert it to float32.", np.zeros((2, 2), object)),
     ("dtype <U1. Convert it to float32.", np.full((2, 2), "a")),
-    ("shape (2,). Send one tensor per item.", np.zeros(2, np.float32)),
-    ("shape (3, 2). Send one tensor per item.", np.zeros((3, 2), np.float32), [[[1.0] * 2, [1.0] * 2, [1.0] * 2]]),
-    ("shape (0, 2). Send one tensor per item.", torch.zeros(0, 2)),
-    ("shape (2, 0). Send one tensor per item.", [[], []]),
+    ("shape (2,).", np.zeros(2, np.float32)),
+    ("shape (3, 2).", np.zeros((3, 2), np.float32), [[[1.0] * 2, [1.0] * 2, [1.0] * 2]]),
+    ("shape (0, 2).", torch.zeros(0, 2)),
+    ("shape (2, 0).", [[], []]),
+    ("shape (1, 2, 2). Send one tensor per item.", [torch.zeros(1, 2, 2)]),
     ("a ragged list.", [[1.0, 2.0], [3.0]], [[1.0, 2.0], 1.0], [[[1.0, 2.0], [3.0]]]),
     ("a list that holds None.", [[1.0, 2.0], [1.0, None]], [[1.0, 2.0], None]),
     ("a list that holds 9223372036854775808.", [[0, 1], [2, 2**63]]),
@@ -342,7 +381,6 @@ TENSORS = [
 
 CONTAINERS = [
     ("a (2, 2) float32 tensor or a list of them, got None. Send the item, or leave the modality out.", None),
-    ("at least one item, got none. Send the items, or leave the modality out.", [], torch.zeros(0, 2, 2)),
     ("a (2, 2) float32 tensor or a list of them, got a str.", "x" * 100),
     ("a (2, 2) float32 tensor or a list of them, got float 3.0.", 3.0),
     ("a (2, 2) float32 tensor or a list of them, got dict {'a': 1}.", {"a": 1}),
@@ -360,11 +398,30 @@ VALUES = [
      (Tensor(shape=(2,), bound=0.1), np.full(2, np.nextafter(np.float32(0.1), np.float32(1))))),
     ("finite values of magnitude <= 65504, got 70000 at [0]. Check the units.",
      (Tensor(shape=(2,), dtype="float16", bound=1e6), [7e4, 0])),
-    ("values that fit uint8, at most 255, got values from 1 to 256.", (Tensor(shape=(2,), dtype="uint8"), [1, 256])),
-    ("values that fit uint8, at most 255, got values from -1 to 1.", (Tensor(shape=(2,), dtype="uint8"), [1, -1])),
-    ("values that fit int64, at most 2, got values from -3 to 1.",
+    ("integers that float16 holds exactly, got 2049 at [1, 0]. Send floats to have them rounded.",
+     (Tensor(shape=(2, 2), dtype="float16"), np.array([[4096, 0], [2049, 1]], np.uint16)),
+     (Tensor(shape=(2, 2), dtype="float16"), torch.tensor([[4096, 0], [2049, 1]]))),
+    ("integers that float32 holds exactly, got 9223372036854775807 at [0]. Send floats to have them rounded.",
+     (Tensor(shape=(1,), bound=math.inf), np.array([2**63 - 1]))),
+    ("finite values of magnitude <= 65504, got -65505 at [1]. Check the units.",
+     (Tensor(shape=(2,)), np.array([65504, -65505]))),
+    ("int32 values from -2147483648 to 2147483647, got values from 0 to 2147483648.",
+     (Tensor(shape=(2,), dtype="int32"), [0, 2**31])),
+    ("int32 values from -65504 to 65504, got values from 0 to 65505.",
+     (Tensor(shape=(2,), dtype="int32", bound=65504.0), [0, 65505])),
+    ("at most 4 samples at 16000 Hz, got 48000 of them from 3 at 1 Hz. Send less.",
+     (Audio(largest=4, rate=16000), (np.zeros(3), 1))),
+    ("a PIL image or 8-bit RGB pixels, got float32 values of shape (3, 4, 5). Convert it to uint8 values from 0 to "
+     "255.",
+     (Image(largest=(4, 4), arrays=False), torch.zeros(3, 4, 5))),
+    ("a PIL image or 8-bit RGB pixels, got uint8 values of shape (1, 4, 5). Convert it to uint8 values from 0 to "
+     "255.",
+     (Image(largest=(4, 4), arrays=False), torch.zeros(1, 4, 5, dtype=torch.uint8))),
+    ("uint8 values from 0 to 255, got values from 1 to 256.", (Tensor(shape=(2,), dtype="uint8"), [1, 256])),
+    ("uint8 values from 0 to 255, got values from -1 to 1.", (Tensor(shape=(2,), dtype="uint8"), [1, -1])),
+    ("int64 values from -2 to 2, got values from -3 to 1.",
      (Tensor(shape=(2,), dtype="int64", bound=cfg.n), [-3, 1])),
-    ("values that fit int64, at most 2, got values from 1 to 3.",
+    ("int64 values from -2 to 2, got values from 1 to 3.",
      (Tensor(shape=(2,), dtype="int64", bound=cfg.n), [3, 1])),
     ("a (2,) int64 tensor, got dtype float64. Convert it to int64.", (Tensor(shape=(2,), dtype="int64"), [0.0, 1.0])),
     ("a (2,) int64 tensor, got dtype bool. Convert it to int64.",
@@ -418,27 +475,50 @@ SOUNDS = [
      torch.zeros(3).to_sparse()),
     ("a 1-D float array or an (array, sampling rate) pair, got list [[1.0], [1.0, 2.0]].", [[[1.0], [1.0, 2.0]]]),
     ("a 1-D float array or an (array, sampling rate) pair, got shape (2,), dtype object.", [1.0, None]),
-    ("a sampling rate > 0 in Hz, got 0.", (np.zeros(3), 0)),
-    ("a sampling rate > 0 in Hz, got inf.", (np.zeros(3), math.inf)),
-    ("a sampling rate > 0 in Hz, got True.", (np.zeros(3), True)),
+    ("a sampling rate >= 1 in Hz, got 0.", (np.zeros(3), 0)),
+    ("samples alone, since the spec states no sampling rate, got 8000 Hz. Send the array.", (np.zeros(3), 8000)),
+    ("a sampling rate >= 1 in Hz, got inf.", (np.zeros(3), math.inf)),
+    ("a sampling rate >= 1 in Hz, got True.", (np.zeros(3), True)),
     ("finite values of magnitude <= 65504, got NaN or an infinity.", [1.0, math.nan], np.array([math.inf])),
     ("finite values of magnitude <= 65504, got 1e+300.", np.array([1e300])),
 ]
 
 REQUESTS = [
+    ("spec.m, limit_mm_per_prompt: expected a count and length, got width=3. State other sizes as largest in the spec.",
+     lambda: bound(item=Audio(largest=4)).largest(sizes={"width": 3})),
     ("spec.m: expected a video with metadata or a list of them, got None. Send the item, or leave the modality out.",
      lambda: parse(Video(largest=(4, 4, 4), metadata=True), None)),
     ("spec.prompt: expected a prompt that the spec can rewrite, got ValueError: 7 is not in list.",
      lambda: rewritten(lambda s: s.prompt.index(7))),
     ("spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
      lambda: plan_of(modality(layout=embed(5) * out.x.shape[0], process=hf())).spell({"m": torch.zeros(2, 2)})),
-    ("spec.m[1]: expected a (2, 2) float32 tensor, got None.", lambda: PLAN.spell({"m": [torch.zeros(2, 2), None]})),
+    ("spec.m[1]: expected a (2, 2) float32 tensor, got None. Send the item itself.",
+     lambda: PLAN.spell({"m": [torch.zeros(2, 2), None]}),
+     lambda: PLAN.preview([5, 5], {"m": [torch.zeros(2, 2), None]})),
+    ("spec.m[0]: expected an item of mine, got another.",
+     lambda: plan_of(modality(process=picky)).preview([5], {"m": torch.ones(2, 2)})),
     ("spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
      lambda: PLAN.spell({"x": [0.0]}), lambda: PLAN.preview([5], {"x": [0.0]})),
     ("spec.multi_modal_data: expected modalities among ['m'], got 'm_embeds'. "
      'Send embeddings as {"m": {"m_embeds": ...}}.',
      lambda: plan_of(modality(embeds=True)).preview([5], {"m_embeds": torch.zeros(1, 2, 2)})),
-    ("spec.m: expected at most 1 item(s), got 2. Send fewer items.",
+    ("spec.multi_modal_data: expected modalities among ['m'], got 'm_embeds'. "
+     "Send the raw items of m: the spec takes no embeddings of them.",
+     lambda: PLAN.preview([5], {"m_embeds": torch.zeros(1, 2, 2)})),
+    ("spec.m: expected a (2, 2) float32 tensor, got m_embeds. Send the raw item.",
+     lambda: PLAN.preview([5], {"m": {"m_embeds": torch.zeros(1, 2, 2)}})),
+    ("spec.m[0]: expected at most 3 encoder row(s), as the stated largest item has, got 4. Send a smaller item.",
+     lambda: CLIP.preview([5] * 4, {"m": {"m_embeds": torch.zeros(4, 2)}}),
+     lambda: CLIP.preview([5] * 4, {"m": [0.0] * 4})),
+    ("spec.m[0]: expected 1 embedding row(s), got 2.",
+     lambda: plan_of(modality(embeds=True)).preview([5], {"m": {"m_embeds": torch.zeros(2, 4)}})),
+    ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. "
+     'Send embeddings as {"m_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
+     lambda: PICTURES.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
+    ("spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5). "
+     'Send embeddings as {"m_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
+     lambda: PICTURES.take(torch.zeros(3, 4, 5), 6)),
+    ("spec.m: expected fewer items, got 2. At most 1 m(s) may be provided in one prompt.",
      lambda: plan_of(modality(limit=1)).preview([5, 5], {"m": torch.zeros(2, 2, 2)})),
     ("spec.prompt[1]: expected a token id from 0 to 199, got -1. Check the tokenizer.",
      lambda: PLAN.preview([1, -1], {}), lambda: PLAN.check_ids([1, -1])),
@@ -449,7 +529,7 @@ REQUESTS = [
     ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": '
      "[...]}, or leave the placeholders out.",
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
-    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 2, and 1 placeholder id(s) in all. Write "
+    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 2, and 1 placeholder id(s) beside. Write "
      "one placeholder per item, and nothing else with its id.",
      lambda: put([3, 1, 3, 5], "replace", [3])),
     ("spec.m: expected a prompt without placeholder ids, got 1 of them. Leave them out: the items' placeholders are "
@@ -460,20 +540,20 @@ REQUESTS = [
      lambda: place([1, 2], {}, "spec", {(2,): "m"})),
     ("spec.m[0]: expected a (frames, metadata) pair, got frames without metadata.",
      lambda: parse(Video(largest=(2, 4, 4), metadata=True), FRAMES)),
-    ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,). Send one tensor per item.",
+    ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).",
      lambda: parse(Tensor(shape=(2, 2)), [torch.zeros(2, 2), torch.zeros(3)])),
 ]
 """Requests that are refused."""
 
 MISSING = [
-    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0, and 0 placeholder id(s) in all. Write "
+    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write "
      "one placeholder per item, and nothing else with its id.",
      lambda: put([1], "replace", [3])),
-    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 3 placeholder id(s) in all. "
+    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder id(s) beside. "
      "Write one placeholder per item, and nothing else with its id.",
      lambda: put([5, 5, 5], "in_place", [], count=2)),
-    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in the prompt for 1 item, got 0, and 0 placeholder "
-     "id(s) in all. Write one placeholder per item, and nothing else with its id.",
+    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in the prompt for 1 item, got 0. "
+     "Write one placeholder per item, and nothing else with its id.",
      lambda: put([1], "replace", range(20))),
     ("spec.m: expected a prompt that starts with [7, 8], got one that starts with [1, 2].",
      lambda: put([1, 2, 3], "after", [7, 8])),

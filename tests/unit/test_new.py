@@ -36,6 +36,12 @@ def test_names(name: str, modality: str, message: str, tmp_path: Path) -> None:
     assert str(caught.value) == message
 
 
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MmkitError, match="expected a folder that can be written, got not a directory"):
+        new("weather", "series", tmp_path / "file")
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "weather").mkdir()
     with pytest.raises(MmkitError, match="expected no such folder yet, got one"):

@@ -1,5 +1,6 @@
 """Plans: what a bound spec makes of data, prompts and requests, without vLLM."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from mmkit import (
     Image,
     InputError,
     Modality,
+    ModelSpec,
     SpecError,
     Tensor,
     Video,
@@ -19,6 +21,7 @@ from mmkit import (
     call,
     cfg,
     embed,
+    end,
     equal,
     flat,
     fmt,
@@ -38,7 +41,7 @@ from mmkit import (
     where,
 )
 
-from .common import bound, modality, plan_of
+from .common import CONFIG, Tokenizer, bound, modality, plan_of
 
 IMAGE = Modality(
     "image",
@@ -161,6 +164,18 @@ def test_rewriting():
     assert plan.rewrite("decoder_prompt", ids) == [7, 1, 2]
 
 
+@given(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 3), max_size=2), st.lists(st.integers(1, 3)))
+def test_what_stands_around_a_prompt_stands_there_once(ids, before, after):
+    plan = plan_of(modality(), prompt=token(before) + token(prompt) + token(after))
+    once = plan.rewrite("prompt", ids)
+    assert once in ([*front, *ids, *back] for front in ([], before) for back in ([], after))
+    assert (once[: len(before)], once[len(once) - len(after) :]) == (before, after)
+    assert len(once) >= len(before) + len(after)
+    assert plan.rewrite("prompt", once) == once
+    twice = plan_of(modality(), prompt=token(prompt) + token(prompt))
+    assert twice.rewrite("prompt", ids) == ids * 2, "a use that has no sides"
+
+
 def test_request_options():
     sized = modality(layout=embed(5) * option("size", proc.n), item=Tensor(shape=(2,)))
     plan = plan_of(sized, processor=SimpleNamespace(n=1))
@@ -199,28 +214,99 @@ def test_rows():
     assert by_out.rows({"y": 4}) is None
 
 
-def test_the_largest_item_by_what_is_processed():
+def test_the_largest_item_by_what_is_processed(caplog):
     options = dict(item=Tensor(shape=(between(1, 4),), largest=[(4,), (1,)]), layout=embed(5) * out.x[0])
     called = bound(process=hf(), **options)
     value, rows = called.largest(lambda value: {"x": [9 - len(value)]})
     assert (tuple(value.shape), rows) == ((1,), 8)
+    assert "the Hugging Face processor takes 2 items to tell the largest" in caplog.text
     own = bound(process=lambda items, scope: {"x": [[9 - len(value)] for value in items]}, **options)
     assert own.largest()[1] == 8
     assert [b.needs_hf for b in (called, own, bound(process=hf()))] == [True, False, False]
     assert bound(process=hf()).largest()[1] == 1, "nothing is processed where the layout does not read it"
 
 
-def test_numbered_targets_stand_for_items():
-    assert bound(update=[in_place(), NUMBERED]).numbered() == [(181,), (182,)]
-    assert bound(update=NUMBERED, limit=1).numbered() == [(181,)]
-    assert bound(update=replace(7)).numbered() == bound(update=insert(start())).numbered() == []
+def test_targets_that_stand_for_items_alone():
+    assert bound(update=[in_place(), NUMBERED]).targets() == {(181,): True, (182,): True}
+    assert bound(update=NUMBERED, limit=1).targets() == {(181,): True}
+    assert bound(update=[replace(9), replace(tok("a") + 10)]).targets() == {(9,): False, (97, 10): False}
+    assert bound(update=[replace(tok["<image>"]), insert(start())]).targets() == {(7,): True}
+    assert bound(update=replace(lambda s: 7)).targets() == bound(update=insert(start())).targets() == {}
     for limit in (None, 100):
-        assert bound(update=replace(item.index + 1), limit=limit).numbered() == [(n,) for n in range(1, 65)]
-    plan = plan_of(modality(update=NUMBERED))
-    plan.check_bare([182], ["m"])
-    for ids, items in (([182, 1], {}), ([181, 182], {"m": torch.zeros(2, 2)})):
-        with pytest.raises(InputError, match=r"^spec\.m: .* the placeholder \[182\] without its item"):
-            plan.preview(ids, items)
+        assert len(bound(update=replace(item.index + 1), limit=limit).targets()) == 64
+    bare = ModelSpec("spec", modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
+    assert bare.modalities["m"].targets() == {(9,): True, (9, 10): False}
+
+
+@pytest.mark.parametrize(("update", "ids"), [(NUMBERED, [182]), (replace(tok["<image>"]), [7])])
+def test_a_forgotten_item(update, ids):
+    """Refused, whatever other items there are; what may be an ordinary word is not."""
+    plan = plan_of(modality(update=update), modality("other", update=replace(9), fields={"y": batched()}))
+    one = torch.zeros(2, 2)
+    plan.preview([9], {"other": one})
+    plan.preview([1, 9, 97], {})
+    for written, data in (([*ids, 1], {}), ([1, *ids, 9], {"other": one})):
+        with pytest.raises(InputError, match=r"^spec\.m: .* the placeholder \[\d+\] without its item"):
+            plan.preview(written, data)
+
+
+@pytest.mark.parametrize(
+    ("updates", "ids"),
+    [
+        ((insert(start()), insert(start())), [1]),
+        ((insert(end()), replace(9)), [9]),
+        ((replace([9, 10]), replace([10, 11])), [9, 10, 11, 9, 10]),
+        ((replace([9, 10]), replace(9)), [9, 10, 9]),
+    ],
+    ids=repr,
+)
+def test_the_order_of_the_data_means_nothing(updates, ids):
+    """Nor where targets overlap, or several modalities have one anchor."""
+    plan = plan_of(
+        modality("a", layout=embed(5) * 2, update=updates[0]),
+        modality("b", layout=embed(6), update=updates[1], fields={"y": batched()}),
+    )
+    one = torch.zeros(2, 2)
+
+    def result(*names):
+        try:
+            preview = plan.preview(ids, dict.fromkeys(names, one))
+        except InputError as error:
+            return str(error)
+        return preview.prompt_token_ids, preview.placements
+
+    assert result("a", "b") == result("b", "a")
+
+
+class Merging(Tokenizer):
+    """A digit before a full stop is another token than elsewhere, as tokenizers of texts have them."""
+
+    def encode(self, text, add_special_tokens):
+        return [ord(part) if len(part) == 1 else ord(part[0]) + 140 for part in re.findall(r"\d\.|.", text)]
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(chr(i) if i < 180 else f"{chr(i - 140)}." for i in ids)
+
+
+def test_targets_that_the_tokenizer_splits_otherwise():
+    numbered = modality(
+        item=Tensor(shape=(between(1, 4),)),
+        layout=embed(150) * item.length,
+        update=replace(tok(fmt("x{}", item.index + 1))),
+    )
+    merging = Merging()
+    plan = ModelSpec("spec", numbered).bind(CONFIG, merging)
+    one, two = torch.zeros(1), torch.zeros(2)
+
+    def preview(text):
+        return plan.preview(merging.encode(text, False), {"m": [one, two]})
+
+    made = preview("a x1. x2.")
+    assert made.prompt_token_ids == [*b"a ", 150, *b". ", 150, 150, ord(".")]
+    assert [(p.index, p.start) for p in made.placements] == [(0, 2), (1, 5)]
+    for text in ("x2. a x1.", "x1. x1. x2.", "x1. x2. x3.", "x1."):
+        with pytest.raises(InputError, match=r"^spec\.m"):
+            preview(text)
 
 
 def test_layouts_of_embeddings():
@@ -244,15 +330,24 @@ def test_functions_may_read_anything():
     assert bound(layout=lambda s: embed(5), process=hf()).needs_hf
 
 
-def test_the_oldest_layout_goes(monkeypatch):
-    monkeypatch.setattr("mmkit.plan._GEOMETRIES", 2)
+def test_layouts_are_kept_up_to_a_size(monkeypatch):
+    """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
+    monkeypatch.setattr("mmkit.plan._LAYOUT_IDS", 2000)
     by_index = bound(layout=embed(5) * (item.index + 1))
-    scopes = [by_index.scope(torch.zeros(2, 2), index) for index in range(3)]
-    first, second = by_index.ways(scopes[0]), by_index.ways(scopes[1])
-    assert by_index.ways(scopes[0]) is first
-    by_index.ways(scopes[2])
-    assert by_index.ways(scopes[1]) is second
-    assert by_index.ways(scopes[0]) is not first
+
+    def ways(index):
+        return by_index.ways(by_index.scope(torch.zeros(2, 2), index))
+
+    first, second = ways(600), ways(601)
+    assert ways(600) is first
+    third = ways(400)
+    assert (ways(600) is first, ways(400) is third, ways(601) is second) == (True, True, False)
+    assert ways(3000) is not ways(3000)
+    assert ways(601) is ways(601), "what is too large lets nothing go"
+    by_values = bound(layout=embed(5) * call(len, out.x), fields={"x": batched()})
+    for length, kept in ((256, True), (257, False)):
+        scope = by_values.scope(torch.zeros(2, 2), 0, {"x": torch.zeros(length)})
+        assert (by_values.ways(scope) is by_values.ways(scope)) == kept
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmkit import InputError, after, cfg, end, fmt, in_place, insert, item, replace, start, tok
 from mmkit.expr import Scope
 from mmkit.layout import Laid, nothing
-from mmkit.updates import EMPTY, Placement, Resolved, find, place
+from mmkit.updates import EMPTY, Placement, Resolved, place
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
@@ -191,8 +191,7 @@ def test_a_missing_placeholder_is_refused(request_, data):
     lost = data.draw(st.sampled_from(where))
     (only,) = items[lost.modality][lost.index]
     text = list(only.target) if only.kind == "replace" else only.laid.ids
-    begin = find(prompt, text, 0)
-    assert begin is not None
+    begin = next(i for i in range(len(prompt)) if prompt[i : i + len(text)] == list(text))
     assert run(prompt[:begin] + prompt[begin + len(text) :], items) is None
 
 
@@ -315,12 +314,6 @@ def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():
 def test_an_anchor_inside_a_target_is_refused():
     items = {"a": [[way("after", [1, 2], [8], {8})]], "b": [[way("replace", [2, 3], [9], {9})]]}
     assert run([1, 2, 3], items) is None
-
-
-@given(st.lists(small, max_size=12), st.lists(small, max_size=3), st.integers(0, 12))
-def test_find(prompt, target, begin):
-    places = [i for i in range(begin, len(prompt)) if target and prompt[i : i + len(target)] == target]
-    assert find(prompt, target, begin) == (places[0] if places else None)
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------

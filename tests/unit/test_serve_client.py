@@ -137,7 +137,7 @@ def test_stream_that_is_left(client: Any) -> None:
 
 
 def test_options_are_those_of_the_protocol() -> None:
-    assert set(get_type_hints(SamplingOptions)) == set(protocol.Sampling.model_fields)
+    assert set(get_type_hints(SamplingOptions)) == set(protocol.Sampling.__struct_fields__)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

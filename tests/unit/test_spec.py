@@ -71,7 +71,11 @@ FIELDS.append({"x": batched(value=item.n + 1, dtype="int64"), "z": shared(value=
 def modalities(draw):
     fields = draw(st.sampled_from(FIELDS))
     kind = draw(st.sampled_from(ITEMS))
-    processes = [hf(), hf(inputs={"a": "b"}, outputs={"c": "x"}, text="t", unpad={"x": (item.n, 2)}), len]
+    processes = [
+        hf(),
+        hf(inputs={kind.argument or "m": "b"}, outputs={"c": "x"}, text="t", unpad={"x": (item.n, 2)}),
+        len,
+    ]
     processes.append(hf(call(len, cfg.n), text="t"))
     processes += [None] if not isinstance(kind, Tensor) or len(fields) == 1 else []
     return dict(

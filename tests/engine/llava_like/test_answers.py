@@ -44,6 +44,41 @@ def test_greedy_ids_are_those_of_vllms_own_class(
     assert type(model_of(own)).__module__ == "vllm.model_executor.models.llava"
     assert type(model_of(llava)).__module__ == "examples.llava_like.model"
     assert answer(own, [case.request() for case in cases]) == answers
+    # compiled code rounds in another way
+    eager = engines.enter_context(engine(checkpoint, seed=0, enforce_eager=True))
+    assert reported(eager, cases[:12]) == reported(own, cases[:12])
+
+
+def reported(llm: Any, cases: list[Case]) -> list[Any]:
+    """What vLLM says of ids, sampled and of the prompt, bit for bit: placeholders are among them in both."""
+    from vllm import SamplingParams
+
+    options = {"max_tokens": 4, "ignore_eos": True, "logprobs": 5, "prompt_logprobs": 2}
+    sampling = [SamplingParams(temperature=0.0, **options)]
+    sampling += [SamplingParams(temperature=0.0, allowed_token_ids=[40, 50], **options)]
+    sampling += [SamplingParams(temperature=1.0, seed=0, top_k=20, **options)]
+    requests = [case.request() for case in cases for _ in sampling]
+    results = llm.generate(requests, sampling * len(cases), use_tqdm=False)
+    return [(r.outputs[0].token_ids, _numbers(r.outputs[0].logprobs), _numbers(r.prompt_logprobs)) for r in results]
+
+
+def _numbers(logprobs: Any) -> list[Any]:
+    return [one and {token: (known.logprob, known.rank) for token, known in one.items()} for one in logprobs]
+
+
+def test_rendered_requests_keep_their_items(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
+    """vLLM alone would answer their ids without the items. Those from another host have lost the mark of this one."""
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    chosen = [i for i, case in enumerate(cases) if case.images][:4]
+    renderer = llava.llm_engine.renderer
+    rendered = renderer.render_cmpl([cases[i].request() for i in chosen], skip_mm_cache=True)
+    foreign = [{**one, "mm_kwargs": MultiModalKwargsItems(dict(one["mm_kwargs"]))} for one in rendered]
+    for requests in (rendered, foreign):
+        assert answer(llava, requests) == [answers[i] for i in chosen]
+    with pytest.raises(InputError, match=r"^llava_like\.image\[0\]: expected the fields \['pixel_values'\], got \[\]"):
+        answer(llava, [{**foreign[0], "mm_kwargs": {"image": [{}] * len(cases[chosen[0]].images)}}])
+    assert answer(llava, [cases[chosen[0]].request()]) == [answers[chosen[0]]]
 
 
 def test_the_spec_on_vllms_own_class(
@@ -120,6 +155,9 @@ def test_placeholder_is_never_sampled(llava: Any) -> None:
     (result,) = llava.generate(["USER: hello"], sampling, use_tqdm=False)
     assert len(result.outputs[0].token_ids) == 64
     assert IMAGE not in result.outputs[0].token_ids
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True, seed=0, allowed_token_ids=[IMAGE, 40])
+    (result,) = llava.generate(["USER: hello"], sampling, use_tqdm=False)
+    assert set(result.outputs[0].token_ids) == {40}
 
 
 def test_chat_is_the_prompt_that_the_template_makes(llava: Any) -> None:
@@ -133,11 +171,23 @@ def test_chat_is_the_prompt_that_the_template_makes(llava: Any) -> None:
     assert [list(chat.outputs[0].token_ids)] == expected
 
 
+def test_what_leaves_only_placeholders_is_refused(llava: Any) -> None:
+    from vllm import SamplingParams
+
+    with pytest.raises(InputError) as refusal:
+        llava.generate(["USER: hello"], SamplingParams(allowed_token_ids=[IMAGE]), use_tqdm=False)
+    assert str(refusal.value) == (
+        "llava_like.allowed_token_ids: expected an id that is not a placeholder, got [3]. Placeholder ids are never "
+        "sampled."
+    )
+    assert not llava.llm_engine.has_unfinished_requests()
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an image too many": (
         Case("see <image>", (PICTURE, PICTURE)).request(),
-        "llava_like.image: expected 2 placeholder(s) [3] in the prompt for 2 items, got 1, and 1 placeholder id(s) in "
-        "all. Write one placeholder per item, and nothing else with its id.",
+        "llava_like.image: expected 2 placeholder(s) [3] in the prompt for 2 items, got 1. "
+        "Write one placeholder per item, and nothing else with its id.",
     ),
     "not an image": (
         Case("see <image>", (PICTURE,)).request([b"picture"]),
@@ -149,7 +199,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "embeddings of another width": (
         Case("see <image>", (PICTURE,)).request(torch.zeros(1, 16, 32)),
-        "llava_like.image[0]: expected a finite floating (rows, 64) tensor, got shape (16, 32).",
+        "llava_like.image[0]: expected a finite floating (rows, 64) tensor, got shape (16, 32). Send embeddings as "
+        '{"image_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
     ),
     "embeddings that are not finite": (
         Case("see <image>", (PICTURE,)).request(torch.full((1, 16, 64), torch.nan)),

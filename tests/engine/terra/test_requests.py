@@ -41,7 +41,8 @@ def without_items(ids: list[Any]) -> dict[str, Any]:
 SHAPES = [(5, 3), (7, 3), (6, 4), (3, 6), (18,), (1, 6, 3), (), (0,), (0, 3)]
 MALFORMED = {
     **{f"shape {shape}": with_second(np.zeros(shape, np.float32)) for shape in SHAPES},
-    **{dtype: with_second(ACTION.astype(dtype)) for dtype in ("complex64", "bool", "int32")},
+    **{dtype: with_second(ACTION.astype(dtype)) for dtype in ("complex64", "bool")},
+    "integers that no float32 is": with_second(np.full_like(ACTION, 2**24 + 1, dtype=np.int32)),
     **{f"value {value}": with_value(value) for value in (np.nan, -np.inf, 1e38)},
     "a string": with_second("x"),
     "a ragged list": with_second([[0.0, 1.0, 2.0], [0.0]]),

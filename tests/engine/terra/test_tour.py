@@ -45,7 +45,7 @@ def test_every_cell_says_what_the_text_promises(engines: ExitStack, monkeypatch:
     _, declared, picture, plan, held, broken, ran, refused, source, ejected = outputs
     assert declared.startswith("ModelSpec('terra', Modality('actions'")
     assert "<svg" in picture
-    assert "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3). Send one tensor per item." in plan
+    assert "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)." in plan
     assert held.count("holds") == 6
     assert "violated" not in held
     assert "L5 independence" in broken

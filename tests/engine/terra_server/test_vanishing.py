@@ -4,6 +4,7 @@ folder, since it kills what the others share."""
 import base64
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -247,6 +248,10 @@ def test_silence(impatient: Server) -> None:
         flooded.sendall(framed(start(stream=True, max_tokens=1000)))
         assert until(lambda: scraped(impatient)["vllm:generation_tokens_total"] > 4)  # those of the other session
         slow = stack.enter_context(plain(impatient, "POST", GENERATE, "Content-Length: 100"))
+        trickling = stack.enter_context(plain(impatient, "POST", "/v1/completions", "Content-Length: 1000000"))
+        while not select.select([trickling], [], [], 0.1)[0]:
+            trickling.sendall(b" ")
+        assert trickling.recv(12) == b"HTTP/1.1 408"
         for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
             messages = rest(session)
             assert [message["type"] for message in messages] == types
@@ -285,8 +290,10 @@ def ends(server: Server, processes: list[psutil.Process]) -> None:
 
 
 def test_stopped(impatient: Server) -> None:
-    """SIGTERM: whoever waits is told or cut, and no process stays."""
-    with busy(impatient) as (processes, waiting, generating, lines):
+    """SIGTERM: whoever waits is told or cut, and no process stays for a body that does not come."""
+    with busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
+        paths = (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize")
+        halves = [stack.enter_context(plain(impatient, "POST", path, "Content-Length: 100")) for path in paths]
         assert processes
         assert impatient.process is not None
         impatient.process.send_signal(signal.SIGTERM)
@@ -294,6 +301,7 @@ def test_stopped(impatient: Server) -> None:
         messages = rest(generating) + rest(waiting)
         assert {message["type"] for message in messages} <= {"tokens", "chunk", "error", "closed"}
         ends(impatient, processes)
+        assert [half.recv(12) for half in halves] == [b"HTTP/1.1 503"] * len(paths)
 
 
 def test_engine_killed(server: Server) -> None:

@@ -1,0 +1,150 @@
+"""What every route of the server has in front of it, those of vLLM among them: bodies are weighed, refusals are short.
+
+vLLM's own routes collect every mistake of a body, at about a kilobyte each, and repeat in the refusal what was sent.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from fastapi.responses import JSONResponse
+from msgspec import UNSET, UnsetType
+from starlette.requests import ClientDisconnect
+
+from ..errors import InputError
+from . import errors
+from .door import Door
+from .protocol import ErrorInfo, decoded, decoder
+from .weigh import Scale, read
+from .wire import TooLarge
+
+_OWN = "/v1/mm/"
+
+FEW = 2**14
+"""Values in the JSON of a request to one of vLLM's routes, beside those of a prompt."""
+
+_LARGE = 2**20
+"""Bytes of a body whose copies are worth a look before they are made."""
+
+_LONGEST = 2**11
+"""Bytes of the body of a refusal."""
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Prompted(msgspec.Struct):
+    """The fields that may be long, by route; what is wrong in them is refused here, at the first mistake."""
+
+    prompt: str | list[str | _Id | list[_Id]] | UnsetType | None = UNSET
+    tokens: list[_Id] | UnsetType | None = UNSET
+    token_ids: list[_Id] | UnsetType | None = UNSET
+
+    def values(self) -> int:
+        """How many there are in these fields.
+
+        Raises:
+            InputError: a prompt is no list of one kind.
+        """
+        fields = [field for field in (self.prompt, self.tokens, self.token_ids) if isinstance(field, list)]
+        if any(len(set(map(type, field))) > 1 for field in fields):
+            raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
+        return sum(1 + len(part) if isinstance(part, list) else 1 for field in fields for part in field)
+
+
+class _Named(msgspec.Struct):
+    """The field that vLLM repeats in its refusal, several times over."""
+
+    model: Annotated[str, msgspec.Meta(max_length=2**10)] | UnsetType | None = UNSET
+
+
+class Gate:
+    """ASGI middleware.
+
+    Args:
+        app: the routes.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, if need be by 400, 408 or 413."""
+        door: Door | None = getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
+        if door is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = _Short(send)
+        if not scope["path"].startswith(_OWN) and scope["method"] in ("POST", "PUT", "PATCH"):
+            try:
+                receive = _again(await _weighed(scope, receive, door), receive)
+            except ClientDisconnect:
+                return
+            except Exception as error:
+                told = errors.info(error, door.plan, "vllm")
+                response = JSONResponse(errors.body(told), told.code, headers={"connection": "close"})
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
+    """The body of a request to one of vLLM's routes."""
+    kind = dict(scope["headers"]).get(b"content-type", b"")
+    limits = door.limits
+    scale = Scale(limits, "body", json=not kind.lower().startswith(b"multipart/"))
+    body = bytes(await read(receive, limits, scale))
+    if not scale.json:
+        return body
+    if b"\0" in body:  # Python also reads UTF-16, in which the scale does not know a text's end
+        raise InputError("body", "JSON in UTF-8", "a zero byte")
+    if len(body) > _LARGE and body.startswith(b"{"):
+        decoded(decoder(_Named), body)
+    if scale.listed > FEW and scale.listed - decoded(decoder(_Prompted), body).values() > FEW:
+        raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
+    return body
+
+
+def _again(body: bytes, receive: Any) -> Any:
+    """What a route receives of a body that has been read."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+class _Short:
+    """Sends an answer; the body of a refusal is short, whatever a route repeats in it."""
+
+    def __init__(self, send: Any) -> None:
+        self._send, self._start, self._body = send, None, bytearray()
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+            self._start = message
+            return
+        if self._start is None or message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        self._body += message.get("body", b"")
+        if message.get("more_body", False):
+            return
+        start, body = self._start, bytes(self._body)
+        if len(body) > _LONGEST:
+            status = HTTPStatus(start["status"])
+            text = body[: _LONGEST // 4].decode(errors="replace")
+            body = msgspec.json.encode(
+                errors.body(ErrorInfo(message=f"{text}...", type=errors.kind(status), param=None, code=status))
+            )
+            kept = [(name, value) for name, value in start["headers"] if name.lower() not in _OF_BODY]
+            size = str(len(body)).encode()
+            start = {**start, "headers": [*kept, (b"content-length", size), (b"content-type", b"application/json")]}
+        await self._send(start)
+        await self._send({**message, "body": body})
+
+
+_OF_BODY = (b"content-length", b"content-type")

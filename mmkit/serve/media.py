@@ -1,0 +1,61 @@
+"""How large media are, told from their headers, before anybody decodes a pixel."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from io import BytesIO
+from typing import Any
+
+from .wire import Media
+
+FRAMES = 32
+"""Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
+
+
+def pixels(media: Media, frames: int = FRAMES) -> int:
+    """Pixels of an image, or of the frames of a video; 0 for what is no data URL, and for what cannot be told, which
+    vLLM's loader refuses, or bounds by limits of its own (VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_BYTES).
+
+    Args:
+        media: as a client sends it.
+        frames: how many of a video vLLM takes; all of them if it is negative.
+    """
+    start, _, content = media.url.partition(",")
+    if start[:5].lower() != "data:" or media.kind == "audio":
+        return 0
+    if media.kind == "image":
+        return _of_image(content)
+    if start[5:].partition(";")[0].lower() == "video/jpeg":
+        parts = content.split(",", frames)[:frames] if frames > 0 else content.split(",")
+        return sum(map(_of_image, parts))
+    return _of_video(content, frames)
+
+
+def _of_image(content: str) -> int:
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(base64.b64decode(content, validate=True))) as image:
+            return image.width * image.height
+    except Image.DecompressionBombError:
+        return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
+    except (OSError, ValueError, SyntaxError, binascii.Error):  # the kinds of plugins differ
+        return 0
+
+
+def _of_video(content: str, frames: int) -> int:
+    try:
+        import cv2
+        from cv2 import videoio_registry
+    except ImportError:
+        return 0
+    try:
+        stream: Any = BytesIO(base64.b64decode(content, validate=True))
+        (backend, *_) = videoio_registry.getStreamBufferedBackends()
+        video = cv2.VideoCapture(stream, backend, [])
+    except (ValueError, TypeError, cv2.error):  # an older cv2 reads no streams
+        return 0
+    size = [int(video.get(of)) for of in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
+    count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    return size[0] * size[1] * (min(count, frames) if frames > 0 else count)

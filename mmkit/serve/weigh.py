@@ -1,0 +1,106 @@
+"""What a body weighs, told from its bytes while they come, before anything is made of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from ..errors import InputError
+from .limits import Limits
+from .wire import TooLarge
+
+_OPENING = (b",", b"[", b"{")
+"""Outside of texts there are at most as many values in JSON as these, and one more."""
+
+_TEXTS = 2
+"""Texts per value, at most: a key and the value itself. Each has two quotes."""
+
+_PIECE = 2**16
+"""Bytes that are looked at in one go."""
+
+
+class Slow(InputError):
+    """A client that keeps the server waiting."""
+
+
+class Scale:
+    """Weighs one body or session message.
+
+    Args:
+        limits: what it may weigh.
+        where: what it is, in errors.
+        json: whether it is; else its bytes alone count.
+
+    Attributes:
+        json: whether it is JSON.
+        listed: values in its JSON, at most.
+    """
+
+    def __init__(self, limits: Limits, where: str, *, json: bool = True) -> None:
+        self._limits, self._where, self.json = limits, where, json
+        self._size = self._quotes = self.listed = 0
+        self._escape = b""
+
+    def add(self, part: bytes | str) -> None:
+        """Take some more of it.
+
+        Raises:
+            TooLarge: it is beyond a limit.
+        """
+        for at in range(0, len(part), _PIECE):
+            piece = part[at : at + _PIECE]
+            self._add(piece.encode(errors="replace") if isinstance(piece, str) else piece)
+
+    def _add(self, piece: bytes) -> None:
+        limits = self._limits
+        self._size += len(piece)
+        if self._size > limits.body_bytes:
+            remedy = "Send less at once, or raise MMKIT_SERVE_BODY_BYTES on the server."
+            raise TooLarge(self._where, f"at most {limits.body_bytes} bytes", "more", remedy)
+        if not self.json:
+            return
+        for outside in self._outside(piece):
+            self.listed += sum(outside.count(sign) for sign in _OPENING)
+        if max(self.listed, self._quotes // (2 * _TEXTS) - 1) > limits.listed:
+            remedy = "Send numbers as base64, or raise MMKIT_SERVE_LISTED on the server."
+            raise TooLarge(self._where, f"at most {limits.listed} values in JSON", "more", remedy)
+
+    def _outside(self, piece: bytes) -> list[bytes]:
+        """What of the next piece is not in a text. Commas in texts are no values: a long text has many."""
+        piece = (self._escape + piece).replace(rb"\\", b"")
+        self._escape = piece[-1:] if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
+        is_text = self._quotes % 2
+        self._quotes += len(parts) - 1
+        return parts[is_text::2]
+
+
+async def read(receive: Any, limits: Limits, scale: Scale | None = None) -> bytearray:
+    """The body of a request.
+
+    Args:
+        receive: ASGI's.
+        limits: how much it may be, and how long it may take.
+        scale: what weighs it; None for one of these limits.
+
+    Raises:
+        TooLarge: it is beyond a limit; the rest is not read.
+        Slow: it does not come.
+        ClientDisconnect: the client left.
+    """
+    body, scale = bytearray(), scale or Scale(limits, "body")
+    while True:
+        try:
+            async with asyncio.timeout(limits.idle_seconds):
+                message = await receive()
+        except TimeoutError:
+            raise Slow("body", f"more of it within {limits.idle_seconds:g} s", "nothing") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        scale.add(part)
+        body += part
+        if not message.get("more_body", False):
+            return body

@@ -1,0 +1,210 @@
+"""Requests whose items were processed elsewhere: one host renders, another one generates.
+
+vLLM hands such fields to the model as they come, and keeps them under the hashes that the request gives them. So they
+are compared with the spec as far as it says what they are, built again from their data alone, and named by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from transformers.feature_extraction_utils import BatchFeature
+from vllm.multimodal.inputs import MultiModalKwargsItems
+
+from ..errors import InputError, SpecError, VllmApiError
+from ..expr import evaluate
+from ..layout import Laid
+from ..plan import BoundModality, Processed
+from ..process import Identity
+from .common import field_configs
+from .moved import PlaceholderFeaturesInfo, find
+from .processor import CommonProcessor
+
+REMEDY = "Send the items themselves."
+_STATE = "Where items differ, state the field's shape in the spec."
+
+try:
+    find("multimodal.cache.base:MultiModalCacheMissError", "multimodal.cache:MultiModalCacheMissError")
+    TAKEN = True
+except VllmApiError:
+    # items that pass no processor put others out of the engine's cache, which was no request's mistake before
+    TAKEN = False
+
+
+class _Item(NamedTuple):
+    """One item: the data of its fields, whether these are precomputed embeddings, its layout, and where that starts."""
+
+    fields: dict[str, Any]
+    embeds: bool
+    laid: Laid
+    start: int
+
+
+def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """A rendered request as the engine may have it.
+
+    Args:
+        processor: that of the model.
+        prompt: vLLM's `MultiModalInput`; its ids have been checked.
+
+    Raises:
+        InputError: the fields, or where the items stand, are not what the spec says, or it does not say enough.
+    """
+    plan, ids = processor.plan, prompt["prompt_token_ids"]
+    sent, ranges = (_by_modality(processor, prompt, part) for part in ("mm_kwargs", "mm_placeholders"))
+    plan.check_names([*sent, *ranges])
+    plan.check_bare(ids, [name for name, items in sent.items() if items])
+    items: dict[str, list[_Item]] = {}
+    for name in sent.keys() | ranges.keys():
+        modality, parts, places = plan.modalities[name], sent.get(name, ()), ranges.get(name, ())
+        if len(parts) != len(places):
+            raise InputError(modality.where, f"a placeholder for each of {len(parts)} items", str(len(places)), REMEDY)
+        modality.check_count(len(parts), processor.info.allowed_mm_limits[name])
+        known = [_item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)]
+        items[name] = [_placed(modality, *one, places[i], i, ids) for i, one in enumerate(known)]
+    _apart(processor, items)
+    return {
+        **prompt,
+        "mm_kwargs": _built(processor, items),
+        "mm_hashes": {
+            name: [processor.hash_of_fields(name, item.fields) for item in known] for name, known in items.items()
+        },
+        "mm_placeholders": {
+            name: [
+                PlaceholderFeaturesInfo(name, i, item.start, item.laid.ids, item.laid.is_embed).to_range()
+                for i, item in enumerate(known)
+            ]
+            for name, known in items.items()
+        },
+    }
+
+
+def _by_modality(processor: CommonProcessor, prompt: Mapping[str, Any], part: str) -> Mapping[str, Sequence[Any]]:
+    sent = prompt.get(part)
+    if not isinstance(sent, Mapping) or not all(isinstance(items, Sequence) for items in sent.values()):
+        raise InputError(f"{processor.plan.spec.name}.{part}", "lists by modality", type(sent).__name__, REMEDY)
+    return sent
+
+
+def _item(
+    processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int
+) -> tuple[dict[str, Any], bool, Laid]:
+    """The data of one item, whether it is embeddings, and its layout."""
+    where = f"{modality.where}[{index}]"
+    if not isinstance(sent, Mapping):
+        remedy = "Send them: what another process has kept of an item is not known here."
+        raise InputError(where, "processed fields", type(sent).__name__, remedy)
+    fields = {key: getattr(element, "data", None) for key, element in sent.items()}
+    embeds = modality.embeds is not None and set(fields) == {modality.embeds_field}
+    facts = SimpleNamespace(index=index)
+    if embeds:
+        if not processor.takes_embeds:
+            raise InputError(
+                where, modality.item.expected, modality.embeds_field, "Start vLLM with --enable-mm-embeds."
+            )
+        width = processor.data_parser.hidden_size
+        (rows,), _ = modality.take({modality.embeds_field: [fields[modality.embeds_field]]}, width)
+        facts.length = len(rows)
+    elif set(fields) != set(modality.fields):
+        raise InputError(where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY)
+    scope = modality.scope(facts, index, None if embeds else fields, count)
+    if not embeds:
+        _compare(processor, modality, fields, scope, index)
+    with _refusing(where):
+        return fields, embeds, modality.ways(scope, embeds=embeds)[0].laid
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """What contradicts the spec, or what it derives from facts of the item that are not here, is the caller's."""
+    try:
+        yield
+    except SpecError as error:
+        raise InputError(where, "what the spec says", str(error).rstrip("."), REMEDY) from error
+
+
+def _compare(
+    processor: CommonProcessor, modality: BoundModality, fields: Mapping[str, Any], scope: Any, index: int
+) -> None:
+    """Compare the fields of an item with what is stated of them; where nothing is, with those of another item."""
+    sample = processor.sample(modality.name)
+    for name, declared in modality.fields.items():
+        part, like, where = fields[name], sample[name], f"{modality.where}[{index}], {name}"
+        if type(part) is not type(like):
+            raise InputError(where, f"a {type(like).__name__}", f"a {type(part).__name__}", REMEDY)
+        with _refusing(where):
+            value = declared.derive(scope) if declared.value is not None else part
+            size = evaluate(declared.sizes, scope) if declared.kind == "flat" else None
+            declared.check(part, scope, index)
+        if not _equal(part, value):
+            raise InputError(where, f"{value}, as the spec derives it", str(part), REMEDY)
+        if not isinstance(part, torch.Tensor):
+            continue
+        if part.dtype != like.dtype:
+            raise InputError(where, f"dtype {like.dtype}", str(part.dtype), REMEDY)
+        wanted = list(part.shape if declared.shape is not None else like.shape)
+        if size is not None:
+            wanted[declared.dim] = size
+        if list(part.shape) != wanted:
+            raise InputError(where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}")
+    if isinstance(modality.spec.process, Identity):
+        modality.item.canonical(next(iter(fields.values())), f"{modality.where}[{index}]")
+
+
+def _equal(part: Any, value: Any) -> bool:
+    if part is value:
+        return True
+    if isinstance(part, torch.Tensor):
+        return part.shape == torch.as_tensor(value).shape and bool((part == torch.as_tensor(value)).all())
+    return bool(part == value)
+
+
+def _placed(
+    modality: BoundModality, fields: dict[str, Any], embeds: bool, laid: Laid, place: Any, index: int, ids: Any
+) -> _Item:
+    """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the layout."""
+    where, start = f"{modality.where}[{index}]", getattr(place, "offset", None)
+    rows = laid.num_embeds
+    if embeds:
+        modality.check_rows(index, rows, sent=len(fields[modality.embeds_field]), most=None)
+    if not isinstance(start, int) or start < 0 or list(ids[start : start + len(laid)]) != list(laid.ids):
+        raise InputError(where, f"the {len(laid)} ids of its layout at the offset {start}", "others", REMEDY)
+    mask = getattr(place, "is_embed", None)
+    as_laid = mask is None or [*map(bool, mask)] == [*map(bool, laid.mask)]
+    if getattr(place, "length", None) != len(laid) or not as_laid:
+        raise InputError(where, f"a placeholder of {len(laid)} ids, {rows} of them embed()", repr(place), REMEDY)
+    return _Item(fields, embeds, laid, start)
+
+
+def _apart(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> None:
+    """Refuse items that stand in one another."""
+    spans = sorted((item.start, item.start + len(item.laid)) for known in items.values() for item in known)
+    for (_, end), (start, _) in pairwise(spans):
+        if start < end:
+            where = f"{processor.plan.spec.name}.mm_placeholders"
+            raise InputError(where, "items beside one another", f"two at {start}", REMEDY)
+
+
+def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
+    """The fields of all items as vLLM's processing builds them."""
+    modalities: dict[str, list[Any]] = {}
+    for name, known in items.items():
+        modality = processor.plan.modalities[name]
+        modalities[name] = []
+        for item in known:  # one by one: an item of embeddings may stand beside others
+            data, sizes = {}, {}
+            for key, part in item.fields.items():
+                declared = modality.fields.get(key)
+                kind = "batched" if declared is None else declared.kind
+                data[key] = [part] if kind == "batched" else part
+                if kind == "flat" and declared is not None:
+                    sizes[key] = [part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)]
+            configs = field_configs(modality, Processed(data, sizes, [item.fields]))
+            built = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), configs)
+            modalities[name] += built[name]
+    return MultiModalKwargsItems(modalities)

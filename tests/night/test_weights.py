@@ -1,0 +1,80 @@
+"""A server under a bound of memory, refusals that want more of it, and requests drawn from the published schema."""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mmkit.serve.process import Server
+from tests.night.malformed import GREEDY, HEADERS, KEY
+from tests.night.soak import metrics
+from tests.night.weights import MIB, Watch, measure, serving
+
+pytestmark = pytest.mark.timeout(3000)
+
+ROOM = 512 * MIB
+"""Address space that the front process may take beside what it has once it serves; the refusals of before took more."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("weights")) as server:
+        assert server.process is not None
+        most = Watch(server).memory("VmSize") + ROOM
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (most, most))
+        yield server
+
+
+def test_a_refusal_costs_little_more_than_what_was_sent(server: Server) -> None:
+    assert [row for row in measure(server) if not row["held"]] == []
+
+
+UNREAD = httpx.HTTPTransport(
+    limits=httpx.Limits(max_connections=None), socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)]
+)
+"""Its sockets hold little, so that an answer of some 200 KB waits in the server."""
+
+
+def test_streams_that_nobody_reads(server: Server) -> None:
+    body = {"prompt": [1], "max_tokens": 256, "stream": True, "logprobs": 20, **GREEDY}
+    watch = Watch(server)
+    with httpx.Client(timeout=600, transport=UNREAD, headers=HEADERS) as client:
+
+        def hundred() -> int:
+            """Memory when all of them have been generated, and none was read."""
+            with ExitStack() as stack:
+                streams = [client.stream("POST", f"{server.url}/v1/mm/generate", json=body) for _ in range(100)]
+                assert {stack.enter_context(stream).status_code for stream in streams} == {200}
+                while "vllm:num_requests_running" in (text := client.get(f"{server.url}/metrics").text):
+                    gauges = metrics(text)
+                    if gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"] == 0:
+                        break
+                    time.sleep(0.5)
+                return watch.memory("VmRSS")
+
+        first, *others = [hundred() for _ in range(3)]
+    print(f"MiB with 100 unread streams: {[size / MIB for size in (first, *others)]}")
+    assert max(others) - first < 20 * MIB
+
+
+def test_requests_of_the_published_schema(server: Server, tmp_path: Path) -> None:
+    """No answer is the server's fault, none is another than the schema says."""
+    schema = httpx.get(f"{server.url}/openapi.json", timeout=240).json()
+    schema["paths"] = {path: of for path, of in schema["paths"].items() if path.startswith("/v1/mm/")}
+    published = tmp_path / "openapi.json"
+    published.write_text(json.dumps(schema))
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    command = ["-m", "schemathesis.cli", "run", str(published), "--url", server.url, "--checks", checks]
+    command += ["--max-examples", "5000", "--phases", "examples,coverage,fuzzing", "--warnings", "off"]
+    command += ["--header", f"Authorization: Bearer {KEY}"]
+    ran = subprocess.run([sys.executable, *command], cwd=tmp_path, env=os.environ, text=True, capture_output=True)
+    assert ran.returncode == 0, ran.stdout[-5000:]

@@ -1,0 +1,87 @@
+"""What is wrong with a model class is said when it is registered, or by L1, and not by an engine that ends."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mmkit import MmkitError, MultiModalModel, SpecError, plugin
+from mmkit.testing import Violation, check_law
+
+from .planted import HIDDEN, MIXED, ByHand, Derived, _Encoders, with_model
+
+
+class Series:
+    def embed_series(self, values: Any, length: Any, version: Any) -> Any: ...
+
+
+CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
+    "no mixin": (
+        (nn.Module,), {},
+        "mixed, Robot: expected a multimodal model, got a class without MultiModalModel. Write class "
+        "Robot(MultiModalModel, ...).",
+    ),
+    "mixin second": (
+        (_Encoders, MultiModalModel), {},
+        "mixed, Robot: expected MultiModalModel first among the bases, got _Encoders before it, whose __init__ hides "
+        "the mixin's. Write class Robot(MultiModalModel, ...).",
+    ),
+    "no encoder": (
+        (Series, MultiModalModel, nn.Module), {},
+        "mixed, Robot: expected a method embed_frames(self, frames), got none.",
+    ),
+    "other names": (
+        (Derived,), {"embed_series": lambda self, values, lengths: None},
+        "mixed, Robot.embed_series: expected the fields (length, values, version) as parameters, got (values, "
+        "lengths).",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_that_cannot_run_the_spec(name: str) -> None:
+    bases, methods, sentence = CLASSES[name]
+    with pytest.raises(SpecError) as refused:
+        MIXED.register(type("Robot", bases, methods))
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived)])
+def test_a_class_that_can(bases: tuple[type, ...]) -> None:
+    from mmkit.model import check_class
+
+    check_class(MIXED, type("Robot", bases, {"embed_frames": lambda self, **fields: None}))
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (
+            torch.zeros(4, HIDDEN),
+            ": expected a list of tensors, or one with a dimension for the items, got shape (4, 8). Return one (rows, "
+            "hidden_size) tensor per item. `rows.split([...])` cuts one that holds them all.",
+        ),
+        ([torch.zeros(HIDDEN)], ", item 0: expected a floating (rows, 8) tensor, got shape (8,) of torch.float32."),
+        ([torch.zeros(2, 7)], ", item 0: expected a floating (rows, 8) tensor, got shape (2, 7) of torch.float32."),
+        ([[0.0] * HIDDEN], ", item 0: expected a floating (rows, 8) tensor, got a list."),
+    ],
+)
+def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
+    class Odd(Derived):
+        def embed_frames(self, frames: torch.Tensor) -> Any:
+            return returned if isinstance(returned, torch.Tensor) else returned * len(frames)
+
+    with pytest.raises(Violation) as said:
+        check_law("L1", with_model(Odd), examples=20, database=False)
+    assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(said.value)
+
+
+def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugin.VARIABLE, "json,no_such_package.model")
+    with pytest.raises(MmkitError) as refused:
+        plugin.load()
+    assert str(refused.value) == (
+        "MMKIT_MODULES, no_such_package.model: expected a module that every process can import, got No module named "
+        "'no_such_package'. Install its package, or set PYTHONPATH."
+    )

@@ -1,0 +1,58 @@
+"""Encoder rows that a language model cannot carry: items of them become zeros, and no other item changes."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmkit.sound import Reporter, Tally, contained, largest_magnitude
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+VALUES = [0.0, -1.5, 16384.0, 16392.0, -65504.0, 2.0**53, 2.0**54, -3e38, torch.inf, -torch.inf, torch.nan]
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.lists(st.lists(st.sampled_from(VALUES), max_size=4)))
+def test_an_item_is_contained_as_a_whole_and_alone(model: Any, encoder: Any, items: list[list[float]]) -> None:
+    """Whatever the dtypes of the encoder and of the model."""
+    items = items or [[]]
+    rows = [torch.tensor([[1.0, value] for value in values], dtype=encoder).reshape(-1, 2) for values in items]
+    bound = largest_magnitude(model)
+    sound = [bool(one.isfinite().all()) and all(abs(x) <= bound for x in one.flatten().tolist()) for one in rows]
+    got, unsound = contained(rows, bound)
+    assert int(unsound) == sound.count(False)
+    for one, other, whole in zip(rows, got, sound, strict=True):
+        assert torch.equal(other, one if whole else torch.zeros_like(one))
+        assert other.to(model).isfinite().all()
+
+
+def test_the_bounds_leave_room_for_norms_and_sums() -> None:
+    for dtype in DTYPES:
+        largest = torch.tensor(largest_magnitude(dtype), dtype=dtype)
+        assert (largest + largest).isfinite()
+        assert (largest.float().square() * 2**21).isfinite()
+
+
+def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Each item counts once; the log has one line for many of them, and then is quiet."""
+    pytest.importorskip("prometheus_client")
+    from mmkit.serve.metrics import UNSOUND
+
+    told: Counter[str] = Counter()
+    report = Reporter("robot", 16384.0)
+    tally = Tally(lambda name, number: (told.update({name: number}), report(name, number)))  # type: ignore[func-returns-value]
+    before = UNSOUND.labels("actions")._value.get()
+    with caplog.at_level(logging.WARNING):
+        for name, number in [("actions", 0), ("actions", 2), ("images", 1), ("actions", 1)]:
+            tally.add(name, torch.tensor(number))
+            tally.poll()
+    assert told == {"actions": 3, "images": 1}
+    assert UNSOUND.labels("actions")._value.get() == before + 3
+    (line,) = caplog.messages
+    assert line == (
+        "mmkit: robot.actions: the encoder rows of 2 item(s) were not finite, or larger than 16384 in magnitude. The "
+        "requests were answered as if these rows were zeros."
+    )
