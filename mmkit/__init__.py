@@ -102,4 +102,4 @@ def __getattr__(name: str) -> Any:
         from .model import MultiModalModel
 
         return MultiModalModel
-    raise AttributeError(f"module 'mmkit' has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

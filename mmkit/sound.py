@@ -10,6 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -103,13 +105,25 @@ class Tally:
                 self._report(name, grown)
 
 
+@cache
+def unsound_items() -> Any:
+    """The metric, a Prometheus counter with the label `modality`; made where a model runs."""
+    from prometheus_client import Counter
+
+    return Counter(
+        "mmkit:unsound_items",
+        "Items whose encoder rows, or embeddings, were not finite or too large for the model's dtype, by modality. "
+        "Their requests were answered as if the rows were zeros. Counted in the worker, once per tensor-parallel "
+        "group.",
+        ["modality"],
+    )
+
+
 class Reporter:
     """Tells the operator of items that are not sound: a metric, and a line in the log now and then."""
 
     def __init__(self, spec: str, bound: float) -> None:
-        from .serve.metrics import UNSOUND
-
-        self._spec, self._bound, self._metric = spec, bound, UNSOUND
+        self._spec, self._bound, self._metric = spec, bound, unsound_items()
         self._unsaid: dict[str, int] = {}
         self._quiet_until = -math.inf
 

@@ -115,17 +115,12 @@ def app() -> Any:
 
     @made.command()
     def eject(
-        spec: Target,
-        output: Annotated[
-            Path | None,
-            typer.Option("--output", "-o", metavar="FILE", help="Where it goes; standard output if left out."),
-        ] = None,
-        config: Annotated[Path | None, folder] = None,
+        package: Annotated[str, typer.Argument(help="A package of yours, as my_package.", show_default=False)],
     ) -> None:
-        """Write the classes of a spec as one file of plain vLLM, which needs no mmkit."""
+        """Copy what a package needs of mmkit into it, so that it needs no mmkit. Run it again to update the copy."""
         from .eject import command
 
         quiet()
-        command(spec, output, config)
+        command(package)
 
     return made

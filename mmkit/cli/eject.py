@@ -1,35 +1,26 @@
-"""``mmkit eject``: the vLLM classes of a spec as one file of plain Python."""
+"""``mmkit eject``: a copy of mmkit inside a package, which then needs no mmkit."""
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 from ..eject import eject
-from ..expr import Scope
-from .common import load_spec, open_checkpoint, write
+from .common import plural
 
 
-def command(target: str, output: Path | None = None, config: Path | None = None) -> str:
-    """Write the file that replaces a spec, or print it.
+def command(package: str) -> None:
+    """Copy what a package needs of mmkit into it, and print what was written.
 
     Args:
-        target: ``package.module:SPEC``.
-        output: the file; None for standard output.
-        config: the folder of a checkpoint, for specs that read entries of mappings in it as attributes.
-
-    Returns:
-        The text of the file.
+        package: dotted name; packages of the working directory are found too.
 
     Raises:
-        UsageError: there is no such spec or checkpoint, or the file cannot be written.
-        SpecError: the spec uses something that cannot be copied.
+        MmkitError: see `mmkit.eject.eject`.
     """
-    spec = load_spec(target)
-    sample: Scope | None = None if config is None else open_checkpoint(spec, config).scope
-    text = eject(spec, sample)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        write(output, text, "--output")
-    return text
+    if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
+        sys.path.insert(0, os.getcwd())
+    *modules, copy = eject(package)
+    print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {plural(len(modules), 'module')}:")
+    for module in modules:
+        print(f"  {module}")

@@ -11,9 +11,3 @@ REFUSED = Counter(
     ["route", "modality", "reason"],
 )
 SESSIONS = Gauge("mmkit:sessions_open", "Sessions open now.", multiprocess_mode="livesum")
-UNSOUND = Counter(
-    "mmkit:unsound_items",
-    "Items whose encoder rows, or embeddings, were not finite or too large for the model's dtype, by modality. Their "
-    "requests were answered as if the rows were zeros. Counted in the worker, once per tensor-parallel group.",
-    ["modality"],
-)

@@ -33,6 +33,8 @@ except ImportError as error:
 from .hooks import complaints
 from .moved import NEWEST_TESTED, REMEDY, installed, newer
 
+_GENERATIONS = (".generation_d", ".generation_c", ".generation_b", ".generation_a")
+
 
 def check(classes: Iterable[type]) -> None:
     """Refuse a vLLM without a method that these classes override.
@@ -52,9 +54,9 @@ def _fitting() -> Any:
         ImportError: a module of ours, or of another package, cannot be imported; likewise AttributeError.
     """
     closest: list[tuple[str, str, str]] = []
-    for letter in "dcba":
+    for name in _GENERATIONS:
         try:
-            module = import_module(f".generation_{letter}", __name__)
+            module = import_module(name, __name__)
             found = complaints(module.HOOKS)
         except (ImportError, AttributeError, VllmApiError) as error:
             if not _of_vllm(error):

@@ -35,7 +35,8 @@ _STEPS = [name for name in ("_process_tokens", "_process_tokens_async") if hasat
 """What makes a request for the engine of a tokenized prompt."""
 
 _PARTS = ("encoder_prompt", "decoder_prompt")
-_MARK = "mmkit_processed"
+_MARK = f"{__name__} processed"
+"""Of this copy of mmkit: another in the process guards its own models, and only those."""
 
 
 _BASES: tuple[Any, ...] = (InputError,) if VLLMValidationError is InputError else (InputError, VLLMValidationError)

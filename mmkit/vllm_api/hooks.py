@@ -15,6 +15,8 @@ from typing import Any
 
 from .moved import installed
 
+_OURS = __name__.removesuffix("vllm_api.hooks")
+
 _CALLERS = (
     "multimodal/processing/*.py",
     "multimodal/parse.py",
@@ -35,7 +37,7 @@ def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     """What is wrong with the marked methods of some classes of ours: where, expected, got."""
     found: dict[tuple[str, str, str], None] = {}
     for cls in classes:
-        theirs = [base for base in cls.__mro__ if not base.__module__.startswith("mmkit.")]
+        theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
         for ours in cls.__mro__:
             for name, value in vars(ours).items():
                 if ours not in theirs and getattr(value, "__override__", False):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit.sound import Reporter, Tally, contained, largest_magnitude
+from mmkit.sound import Reporter, Tally, contained, largest_magnitude, unsound_items
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 VALUES = [0.0, -1.5, 16384.0, 16392.0, -65504.0, 2.0**53, 2.0**54, -3e38, torch.inf, -torch.inf, torch.nan]
@@ -39,18 +39,17 @@ def test_the_bounds_leave_room_for_norms_and_sums() -> None:
 def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Each item counts once; the log has one line for many of them, and then is quiet."""
     pytest.importorskip("prometheus_client")
-    from mmkit.serve.metrics import UNSOUND
 
     told: Counter[str] = Counter()
     report = Reporter("robot", 16384.0)
     tally = Tally(lambda name, number: (told.update({name: number}), report(name, number)))  # type: ignore[func-returns-value]
-    before = UNSOUND.labels("actions")._value.get()
+    before = unsound_items().labels("actions")._value.get()
     with caplog.at_level(logging.WARNING):
         for name, number in [("actions", 0), ("actions", 2), ("images", 1), ("actions", 1)]:
             tally.add(name, torch.tensor(number))
             tally.poll()
     assert told == {"actions": 3, "images": 1}
-    assert UNSOUND.labels("actions")._value.get() == before + 3
+    assert unsound_items().labels("actions")._value.get() == before + 3
     (line,) = caplog.messages
     assert line == (
         "mmkit: robot.actions: the encoder rows of 2 item(s) were not finite, or larger than 16384 in magnitude. The "

@@ -1,5 +1,0 @@
-"""A spec's vLLM classes as one file of plain Python, with no dependency on mmkit."""
-
-from .source import eject
-
-__all__ = ["eject"]
