@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Annotated, Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from inspect import isawaitable
+from typing import Annotated, Any, ClassVar, Protocol, Required, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,9 +25,20 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ..errors import InputError, MmkitError
-from . import protocol, wire
-from .protocol import ChunkMessage, ClosedMessage, ErrorMessage, Generation, Modalities, ReadyMessage, TokensMessage
+from . import wire
+from .protocol import (
+    ChunkMessage,
+    ClosedMessage,
+    ErrorBody,
+    ErrorInfo,
+    ErrorMessage,
+    Generation,
+    Modalities,
+    ReadyMessage,
+    TokensMessage,
+)
 
+T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _SHOWN = 200
@@ -43,8 +53,12 @@ class _Array(Protocol):
     def tolist(self) -> Any: ...
 
 
-Prompt = str | Sequence[int] | _Array
-"""A text, or token ids."""
+Prompt = str | Sequence[int] | _Array | None
+"""A text, or token ids; None where a session needs neither."""
+Items = Mapping[str, Any] | None
+"""Per modality a list of items or a batch, as in vLLM's ``multi_modal_data``."""
+Uuids = Mapping[str, Sequence[str | None]] | None
+"""Per modality and item a name, under which the server caches the processed item."""
 OnTokens = Callable[[TokensMessage], object]
 
 
@@ -72,7 +86,7 @@ class SamplingOptions(_Choosing, total=False):
 
 
 class _Processing(TypedDict, total=False):
-    uuids: Mapping[str, Sequence[str | None]] | None
+    uuids: Uuids
     mm_processor_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
 
@@ -93,14 +107,30 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
 
 
 class SessionOptions(_Choosing, _Processing, total=False):
-    """What the start of a session can say besides its prompt, its items and `max_tokens`; it holds for all chunks.
+    """What the start of a session can say besides its prompt and its items; it holds for all chunks.
 
     Attributes:
+        max_tokens: the most tokens of each chunk.
         uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the start's items.
         stream: whether the server sends tokens as they come.
+        on_tokens: a plain function, called with the new tokens of a chunk before it is whole; implies ``stream=True``.
     """
 
+    max_tokens: Required[int]
     stream: bool
+    on_tokens: OnTokens | None
+
+
+class NextOptions(TypedDict, total=False):
+    """What one step of a session can say besides its prompt and its items.
+
+    Attributes:
+        uuids: as in `GenerateOptions`.
+        max_tokens: instead of the session's.
+    """
+
+    uuids: Uuids
+    max_tokens: int | None
 
 
 class RequestError(MmkitError):
@@ -119,10 +149,37 @@ class RequestError(MmkitError):
 
 
 class ServerGone(MmkitError):
-    """No server is there, it went away or fell silent before the answer was whole, or it speaks something else."""
+    """No server, one that went away or fell silent before the answer was whole, or another one."""
 
 
-class Client:
+class _Client:
+    """What both clients are: coroutines that suspend where the I/O does, which is nowhere in `Client`."""
+
+    _http_class: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0, model: str | None = None
+    ) -> None:
+        self._server = _Server.at(base_url, api_key, timeout, model)
+        self._http = self._http_class(headers=self._server.headers, timeout=timeout)
+
+    async def _call(self, model: type[M], name: str, body: bytes | None = None) -> M:
+        url = self._server.url(name)
+        method = "GET" if body is None else "POST"
+        with self._server.failures(url):
+            response = await _settled(self._http.request(method, url, content=body))
+        if not response.is_success:
+            raise _refused(response.status_code, response.content, url)
+        return _parsed(model, response.content, url)
+
+    def _streaming(self, *request: Any) -> tuple[_Events, Any]:
+        """The reader of a stream, and the response to open."""
+        url = self._server.url("generate")
+        body = self._server.request(*request, stream=True)
+        return _Events(url), self._http.stream("POST", url, content=body)
+
+
+class Client(_Client):
     """A connection to one server.
 
     Args:
@@ -139,18 +196,12 @@ class Client:
     and `InputError` for an item that has no form on the wire.
     """
 
-    def __init__(
-        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0, model: str | None = None
-    ) -> None:
-        self._server = _Server.at(base_url, api_key, timeout, model)
-        self._http = httpx.Client(headers=self._server.headers, timeout=timeout)
+    _http_class = httpx.Client
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -159,14 +210,9 @@ class Client:
 
     def modalities(self) -> Modalities:
         """What the served model accepts, and the limits of the server."""
-        url = self._server.url("modalities")
-        with self._server.failures(url):
-            response = self._http.get(url)
-        return _answer(Modalities, response, url)
+        return _run(self._call(Modalities, "modalities"))
 
-    def generate(
-        self, prompt: Prompt, items: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation:
+    def generate(self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]) -> Generation:
         """One request, answered as a whole.
 
         Args:
@@ -175,67 +221,44 @@ class Client:
                 images or nested lists. Shapes and dtypes are those that `modalities` tells.
             options: see `GenerateOptions` and `protocol.Sampling`.
         """
-        url = self._server.url("generate")
         body = self._server.request(prompt, items, options, stream=False)
-        with self._server.failures(url):
-            response = self._http.post(url, content=body)
-        return _answer(Generation, response, url)
+        return _run(self._call(Generation, "generate", body))
 
     def stream(
-        self, prompt: Prompt, items: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Generation, None, None]:
         """As `generate`, but yields an event for each step; the last one has the usage. The request is sent, and an
         error raised, when the first event is asked for; closing the generator ends the request."""
-        url = self._server.url("generate")
-        body = self._server.request(prompt, items, options, stream=True)
-        events = _Events(url)
-        with self._server.failures(url), self._http.stream("POST", url, content=body) as response:
+        events, opening = self._streaming(prompt, items, options)
+        with self._server.failures(events.url), opening as response:
             if not response.is_success:
-                response.read()
-                raise _refused(response.status_code, response.content, url)
+                raise _refused(response.status_code, response.read(), events.url)
             for part in response.iter_bytes():
                 yield from events.feed(part)
                 if events.done:
                     return
         raise events.cut()
 
-    def session(
-        self,
-        prompt: Prompt | None = None,
-        items: Mapping[str, Any] | None = None,
-        *,
-        max_tokens: int,
-        on_tokens: OnTokens | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> Session:
+    def session(self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]) -> Session:
         """A generation that goes on with more items, chunk by chunk: ``with client.session(...) as session``.
 
         Args:
             prompt: what comes before the first chunk, as in `generate`.
             items: those of that prompt.
-            max_tokens: the most tokens of each chunk.
-            on_tokens: called with the new tokens of a chunk before it is whole; implies ``stream=True``.
-            options: see `SessionOptions` and `protocol.Sampling`.
+            options: `max_tokens`, and more: see `SessionOptions` and `protocol.Sampling`.
         """
-        start = self._server.start(prompt, items, max_tokens, on_tokens, options)
-        return Session(self._server, start, on_tokens)
+        return Session(self._server, prompt, items, options)
 
 
-class AsyncClient:
+class AsyncClient(_Client):
     """`Client`, with coroutines."""
 
-    def __init__(
-        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0, model: str | None = None
-    ) -> None:
-        self._server = _Server.at(base_url, api_key, timeout, model)
-        self._http = httpx.AsyncClient(headers=self._server.headers, timeout=timeout)
+    _http_class = httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -244,33 +267,22 @@ class AsyncClient:
 
     async def modalities(self) -> Modalities:
         """See `Client.modalities`."""
-        url = self._server.url("modalities")
-        with self._server.failures(url):
-            response = await self._http.get(url)
-        return _answer(Modalities, response, url)
+        return await self._call(Modalities, "modalities")
 
-    async def generate(
-        self, prompt: Prompt, items: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation:
+    async def generate(self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]) -> Generation:
         """See `Client.generate`."""
-        url = self._server.url("generate")
         body = self._server.request(prompt, items, options, stream=False)
-        with self._server.failures(url):
-            response = await self._http.post(url, content=body)
-        return _answer(Generation, response, url)
+        return await self._call(Generation, "generate", body)
 
     async def stream(
-        self, prompt: Prompt, items: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Generation, None]:
         """See `Client.stream`: ``async for event in client.stream(...)``."""
-        url = self._server.url("generate")
-        body = self._server.request(prompt, items, options, stream=True)
-        events = _Events(url)
-        with self._server.failures(url):
-            async with self._http.stream("POST", url, content=body) as response:
+        events, opening = self._streaming(prompt, items, options)
+        with self._server.failures(events.url):
+            async with opening as response:
                 if not response.is_success:
-                    await response.aread()
-                    raise _refused(response.status_code, response.content, url)
+                    raise _refused(response.status_code, await response.aread(), events.url)
                 async for part in response.aiter_bytes():
                     for event in events.feed(part):
                         yield event
@@ -278,67 +290,85 @@ class AsyncClient:
                         return
         raise events.cut()
 
-    def session(
-        self,
-        prompt: Prompt | None = None,
-        items: Mapping[str, Any] | None = None,
-        *,
-        max_tokens: int,
-        on_tokens: OnTokens | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> AsyncSession:
-        """See `Client.session`: ``async with client.session(...) as session``. `on_tokens` is a plain function."""
-        start = self._server.start(prompt, items, max_tokens, on_tokens, options)
-        return AsyncSession(self._server, start, on_tokens)
+    def session(self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]) -> AsyncSession:
+        """See `Client.session`: ``async with client.session(...) as session``."""
+        return AsyncSession(self._server, prompt, items, options)
 
 
 class _Session:
-    """What both kinds of session are, without any I/O."""
+    """What both kinds of session are, as `_Client` is for the clients."""
 
     first: ChunkMessage
-    """The chunk that follows the start."""
     id: str
-    """The server's name of the session."""
     model: str
+    remaining: int = 0
 
-    def __init__(self, server: _Server, start: str, on_tokens: OnTokens | None) -> None:
-        self._server, self._start, self._on_tokens = server, start, on_tokens
-        self._url = server.session_url
+    @staticmethod
+    def _connect(url: str, **options: Any) -> Any:
+        """A websocket, or an awaitable of one."""
+
+    @staticmethod
+    def _receive(socket: Any, seconds: float | None) -> Any:
+        """The next message, or an awaitable of it."""
+
+    def __init__(self, server: _Server, prompt: Prompt, items: Items, options: SessionOptions) -> None:
+        self._server, self._url = server, server.session_url
+        self._on_tokens = options.pop("on_tokens", None)
+        if self._on_tokens:
+            options["stream"] = True
+        self._start = _message("start", prompt, items, {"model": server.model, **options})
+        self._socket: Any = None
         self._open = self._waiting = False
-        self._remaining = 0
 
-    @property
-    def remaining(self) -> int:
-        """Tokens that still fit into the session, those of the prompt and of items among them."""
-        return self._remaining
+    async def _enter(self) -> None:
+        try:
+            with self._server.failures(self._url):
+                self._socket = await _settled(self._connect(self._url, **self._server.connecting()))
+            self._open = self._waiting = True
+            ready = await self._answer(ReadyMessage)
+            self.id, self.model = ready.session, ready.model
+            self.first = await self._ask(self._start, ChunkMessage)
+        except BaseException:
+            await self._leave()
+            raise
 
-    def _connecting(self) -> dict[str, Any]:
-        timeout = self._server.timeout
-        return {
-            "additional_headers": self._server.headers,
-            "open_timeout": timeout,
-            "ping_timeout": timeout,
-            "close_timeout": _GOODBYE_SECONDS,
-            "compression": None,  # base64 of floats hardly shrinks
-            "max_size": None,
-            "max_queue": None,  # a full one would hold up the end of a session
-        }
+    async def _leave(self) -> None:
+        try:
+            if self._open and not self._waiting:
+                with suppress(MmkitError):  # over it is in any case
+                    await self._ask(_CLOSE, ClosedMessage)
+        finally:
+            self._open = False
+            if self._socket:
+                await _settled(self._socket.close())
 
-    def _patience(self, most: float) -> float | None:
-        """Seconds to wait for a message."""
-        seconds = min(most, math.inf if self._server.timeout is None else self._server.timeout)
-        return None if seconds == math.inf else seconds
-
-    def _begin(self) -> None:
-        """An answer is awaited from here on; it stays so if the wait for it is interrupted."""
+    async def _ask(self, text: str, expected: type[M]) -> M:
         if not self._open:
             raise ServerGone(self._url, "an open session", "a closed one", "Open a new one.")
         if self._waiting:
             remedy = "Await one call before the next; open a new session if one was interrupted."
             raise InputError(self._url, "the last chunk to be whole", "another message", remedy)
-        self._waiting = True
+        self._waiting = True  # it stays so if the wait for the answer is interrupted
+        with suppress(ConnectionClosed):  # what the server said before is still to be read
+            await _settled(self._socket.send(text))
+        return await self._answer(expected)
 
-    def _take(self, raw: str | bytes, wanted: type[M]) -> M | None:
+    async def _answer(self, expected: type[M]) -> M:
+        seconds = self._server.timeout
+        if expected is ClosedMessage:
+            seconds = min(seconds or _GOODBYE_SECONDS, _GOODBYE_SECONDS)
+        while True:
+            try:
+                with self._server.failures(self._url):
+                    raw = await _settled(self._receive(self._socket, seconds))
+            except ServerGone:
+                self._open = False
+                raise
+            answer = self._take(raw, expected)
+            if answer is not None:
+                return answer
+
+    def _take(self, raw: str | bytes, expected: type[M]) -> M | None:
         """The answer, or None if this message is not it yet."""
         try:
             message = _MESSAGE.validate_json(raw)
@@ -346,8 +376,8 @@ class _Session:
             self._open = False
             remedy = "Check that it is a server of mmkit."
             raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN]), remedy) from None
-        self._remaining = message.remaining
-        if isinstance(message, wanted):
+        self.remaining = message.remaining
+        if isinstance(message, expected):
             self._waiting = False
             return message
         if isinstance(message, TokensMessage) and self._on_tokens:
@@ -357,11 +387,9 @@ class _Session:
             raise _request_error(message.error)
         elif isinstance(message, ClosedMessage):
             self._open = False
-            raise ServerGone(self._url, "an answer", f"the end of the session ({message.reason})", "Open a new one.")
+            got = f"the end of the session ({message.reason})"
+            raise ServerGone(self._url, "an answer", got, "Open a new one.")
         return None
-
-    def _entered(self, ready: ReadyMessage) -> None:
-        self.id, self.model = ready.session, ready.model
 
 
 class Session(_Session):
@@ -371,45 +399,31 @@ class Session(_Session):
         first: the chunk that follows the start.
         id: the server's name of the session.
         model: the served model.
+        remaining: tokens that still fit into the session, those of the prompt and of items among them.
     """
 
-    def __init__(self, server: _Server, start: str, on_tokens: OnTokens | None) -> None:
-        super().__init__(server, start, on_tokens)
-        self._stack = ExitStack()
+    @staticmethod
+    def _connect(url: str, **options: Any) -> Any:
+        return websockets.sync.client.connect(url, **options).__enter__()
+
+    @staticmethod
+    def _receive(socket: Any, seconds: float | None) -> Any:
+        return socket.recv(seconds)
 
     def __enter__(self) -> Self:
-        try:
-            with self._server.failures(self._url):
-                connection = websockets.sync.client.connect(self._url, **self._connecting())
-                self._socket = self._stack.enter_context(connection)
-            self._open = self._waiting = True
-            self._entered(self._receive(ReadyMessage))
-            self.first = self._ask(self._start, ChunkMessage)
-        except BaseException:
-            self.close()
-            raise
+        _run(self._enter())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def next(
-        self,
-        items: Mapping[str, Any] | None = None,
-        prompt: Prompt | None = None,
-        *,
-        uuids: Mapping[str, Sequence[str | None]] | None = None,
-        max_tokens: int | None = None,
-    ) -> ChunkMessage:
+    def next(self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]) -> ChunkMessage:
         """The chunk that follows more items, more prompt, or both.
 
         Args:
             items: as in `Client.generate`; without a prompt, the server writes their placeholders.
             prompt: a text, or token ids (tokens,), with the placeholders of the items.
-            uuids: as in `GenerateOptions`.
-            max_tokens: instead of the session's.
+            options: see `NextOptions`.
 
         Raises:
             RequestError: the server refused this. The session is as it was before, unless the next call raises
@@ -417,101 +431,38 @@ class Session(_Session):
             ServerGone: the session is over.
             InputError: an item that has no form on the wire, or the last call was interrupted.
         """
-        return self._ask(_next(items, prompt, uuids, max_tokens), ChunkMessage)
+        return _run(self._ask(_message("next", prompt, items, options), ChunkMessage))
 
     def close(self) -> None:
         """Say goodbye, and wait until the server has let go of the session. Does nothing the second time."""
-        try:
-            if self._open and not self._waiting:
-                with suppress(MmkitError):  # over it is in any case
-                    self._ask(_CLOSE, ClosedMessage, _GOODBYE_SECONDS)
-        finally:
-            self._open = False
-            self._stack.close()
-
-    def _ask(self, text: str, wanted: type[M], most: float = math.inf) -> M:
-        self._begin()
-        with suppress(ConnectionClosed):  # what the server said before is still to be read
-            self._socket.send(text)
-        return self._receive(wanted, most)
-
-    def _receive(self, wanted: type[M], most: float = math.inf) -> M:
-        seconds = self._patience(most)
-        while True:
-            try:
-                with self._server.failures(self._url):
-                    raw = self._socket.recv(seconds)
-            except ServerGone:
-                self._open = False
-                raise
-            if (answer := self._take(raw, wanted)) is not None:
-                return answer
+        _run(self._leave())
 
 
 class AsyncSession(_Session):
     """A session of `AsyncClient.session`, once entered; see `Session`."""
 
-    def __init__(self, server: _Server, start: str, on_tokens: OnTokens | None) -> None:
-        super().__init__(server, start, on_tokens)
-        self._stack = AsyncExitStack()
+    @staticmethod
+    def _connect(url: str, **options: Any) -> Any:
+        return websockets.asyncio.client.connect(url, **options)
+
+    @staticmethod
+    def _receive(socket: Any, seconds: float | None) -> Any:
+        return asyncio.wait_for(socket.recv(), seconds)
 
     async def __aenter__(self) -> Self:
-        try:
-            with self._server.failures(self._url):
-                connection = websockets.asyncio.client.connect(self._url, **self._connecting())
-                self._socket = await self._stack.enter_async_context(connection)
-            self._open = self._waiting = True
-            self._entered(await self._receive(ReadyMessage))
-            self.first = await self._ask(self._start, ChunkMessage)
-        except BaseException:
-            await self.close()
-            raise
+        await self._enter()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def next(
-        self,
-        items: Mapping[str, Any] | None = None,
-        prompt: Prompt | None = None,
-        *,
-        uuids: Mapping[str, Sequence[str | None]] | None = None,
-        max_tokens: int | None = None,
-    ) -> ChunkMessage:
+    async def next(self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]) -> ChunkMessage:
         """See `Session.next`."""
-        return await self._ask(_next(items, prompt, uuids, max_tokens), ChunkMessage)
+        return await self._ask(_message("next", prompt, items, options), ChunkMessage)
 
     async def close(self) -> None:
         """See `Session.close`."""
-        try:
-            if self._open and not self._waiting:
-                with suppress(MmkitError):
-                    await self._ask(_CLOSE, ClosedMessage, _GOODBYE_SECONDS)
-        finally:
-            self._open = False
-            await self._stack.aclose()
-
-    async def _ask(self, text: str, wanted: type[M], most: float = math.inf) -> M:
-        self._begin()
-        with suppress(ConnectionClosed):
-            await self._socket.send(text)
-        return await self._receive(wanted, most)
-
-    async def _receive(self, wanted: type[M], most: float = math.inf) -> M:
-        seconds = self._patience(most)
-        while True:
-            try:
-                with self._server.failures(self._url):
-                    async with asyncio.timeout(seconds):
-                        raw = await self._socket.recv()
-            except ServerGone:
-                self._open = False
-                raise
-            if (answer := self._take(raw, wanted)) is not None:
-                return answer
+        await self._leave()
 
 
 # -- what both share ---------------------------------------------------------------------------------------------------
@@ -545,27 +496,22 @@ class _Server:
     def session_url(self) -> str:
         return f"ws{self.url('session').removeprefix('http')}"
 
-    def request(
-        self, prompt: Prompt, items: Mapping[str, Any] | None, options: GenerateOptions, *, stream: bool
-    ) -> bytes:
-        """Body of a generation."""
-        fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model, **options, "stream": stream}
-        return _json(fields).encode()
+    def connecting(self) -> dict[str, Any]:
+        """Options of a websocket."""
+        return {
+            "additional_headers": self.headers,
+            "open_timeout": self.timeout,
+            "ping_timeout": self.timeout,
+            "close_timeout": _GOODBYE_SECONDS,
+            "compression": None,  # base64 of floats hardly shrinks
+            "max_size": None,
+            "max_queue": None,  # a full one would hold up the end of a session
+        }
 
-    def start(
-        self,
-        prompt: Prompt | None,
-        items: Mapping[str, Any] | None,
-        max_tokens: int,
-        on_tokens: OnTokens | None,
-        options: SessionOptions,
-    ) -> str:
-        """First message of a session."""
-        fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model, **options}
-        fields |= {"type": "start", "max_tokens": max_tokens}
-        if on_tokens:
-            fields["stream"] = True
-        return _json(fields)
+    def request(self, prompt: Prompt, items: Items, options: GenerateOptions, *, stream: bool) -> bytes:
+        """Body of a generation."""
+        fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model}
+        return _json({**fields, **options, "stream": stream}).encode()
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:
@@ -590,23 +536,13 @@ def _cause(error: Exception) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-_MESSAGE: TypeAdapter[ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage] = TypeAdapter(
-    Annotated[
-        ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage, Field(discriminator="type")
-    ]
-)  # fmt: skip
-
+_Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
+_MESSAGE: TypeAdapter[_Message] = TypeAdapter(Annotated[_Message, Field(discriminator="type")])
 _CLOSE = '{"type": "close"}'
 
 
-def _next(
-    items: Mapping[str, Any] | None,
-    prompt: Prompt | None,
-    uuids: Mapping[str, Sequence[str | None]] | None,
-    max_tokens: int | None,
-) -> str:
-    encoded = wire.encode(items or {})
-    return _json({"type": "next", "prompt": prompt, "items": encoded, "uuids": uuids, "max_tokens": max_tokens})
+def _message(kind: str, prompt: Prompt, items: Items, options: Mapping[str, Any]) -> str:
+    return _json({"type": kind, "prompt": prompt, "items": wire.encode(items or {}), **options})
 
 
 def _json(fields: Mapping[str, Any]) -> str:
@@ -621,12 +557,6 @@ def _plain(value: Any) -> Any:
     raise InputError("request", "values that JSON has", f"a {type(value).__name__}")
 
 
-def _answer(model: type[M], response: httpx.Response, url: str) -> M:
-    if not response.is_success:
-        raise _refused(response.status_code, response.content, url)
-    return _parsed(model, response.content, url)
-
-
 def _parsed(model: type[M], raw: bytes, url: str) -> M:
     try:
         return model.model_validate_json(raw)
@@ -635,28 +565,26 @@ def _parsed(model: type[M], raw: bytes, url: str) -> M:
         raise ServerGone(url, f"a {model.__name__} in JSON", got, "Check that it is a server of mmkit.") from None
 
 
-def _request_error(info: protocol.ErrorInfo) -> RequestError:
+def _request_error(info: ErrorInfo) -> RequestError:
     return RequestError(info.message, code=info.code, param=info.param, type=info.type)
+
+
+_REMEDIES = {
+    401: "Give the client the server's api_key.",
+    403: "Check that it is a server of mmkit, for a model with a spec.",  # what a refused websocket gets
+    404: "Check that it is a server of mmkit.",
+}
 
 
 def _refused(status: int, raw: bytes, url: str) -> RequestError:
     """The server's error; one sentence about the status where the body is none of its own."""
     with suppress(ValidationError):
-        return _request_error(protocol.ErrorBody.model_validate_json(raw).error)
+        return _request_error(ErrorBody.model_validate_json(raw).error)
     reason = httpx.codes.get_reason_phrase(status)
-    said: Any = raw.decode(errors="replace").strip()
-    with suppress(ValueError):
-        body = json.loads(said)
-        if isinstance(body, dict):
-            said = body.get("error") or body.get("message") or body.get("detail") or body
-    said = str(said)[:_SHOWN]
-    remedy = {
-        401: "Give the client the server's api_key.",
-        403: "Check that it is a server of mmkit, for a model with a spec.",  # what a refused websocket gets
-        404: "Check that it is a server of mmkit.",
-    }.get(status, "")
-    told = f" {reason}" + (f" ({said})" if said and said != reason else "")
-    message = MmkitError(url, "an answer", f"HTTP {status}{told.rstrip()}", remedy)
+    body = raw.decode(errors="replace").strip()[:_SHOWN]
+    shown = f"({body})" if body else ""
+    got = f"HTTP {status} {reason} {shown}".strip()
+    message = MmkitError(url, "an answer", got, _REMEDIES.get(status, ""))
     return RequestError(str(message), code=status, type=reason.replace(" ", "") or "HTTPError")
 
 
@@ -667,24 +595,36 @@ class _Events:
     """
 
     def __init__(self, url: str) -> None:
-        self.done = False
-        self._url, self._rest, self._count = url, b"", 0
+        self.url, self.done = url, False
+        self._rest, self._count = b"", 0
 
     def feed(self, part: bytes) -> Iterator[Generation]:
         *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if not line.startswith(b"data:"):
-                continue
+        for data in (line[5:].strip() for line in lines if line.startswith(b"data:")):
             if data == b"[DONE]":
                 self.done = True
                 return
             with suppress(ValidationError):
-                raise _request_error(protocol.ErrorBody.model_validate_json(data).error)
+                raise _request_error(ErrorBody.model_validate_json(data).error)
             self._count += 1
-            yield _parsed(Generation, data, self._url)
+            yield _parsed(Generation, data, self.url)
 
     def cut(self) -> ServerGone:
         """The error of a stream that ends too early."""
         got = f"its end after {self._count} events"
-        return ServerGone(self._url, "[DONE] at the end of a stream", got, "See the server's log.")
+        return ServerGone(self.url, "[DONE] at the end of a stream", got, "See the server's log.")
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine whose I/O blocks, so that it never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("a blocking call that suspends")
+
+
+async def _settled(value: Any) -> Any:
+    """What a call of either kind of library comes to."""
+    return await value if isawaitable(value) else value

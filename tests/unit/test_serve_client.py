@@ -181,7 +181,7 @@ def test_answers_of_unknown_form(client: Any, prompt: str, code: int | None, wor
 def test_api_key(make: Any, fake: Fake) -> None:
     assert make(fake.url, api_key="right").modalities()
     wrong = make(fake.url, api_key="wrong")
-    with pytest.raises(RequestError, match=r"HTTP 401 Unauthorized\. Give the client") as caught:
+    with pytest.raises(RequestError, match=r"HTTP 401 Unauthorized .*\. Give the client") as caught:
         wrong.modalities()
     assert caught.value.code == 401
     with pytest.raises(RequestError, match="HTTP 401 Unauthorized") as caught, wrong.session([1], max_tokens=1):
@@ -192,7 +192,7 @@ def test_api_key(make: Any, fake: Fake) -> None:
 
 
 def test_other_paths(make: Any, fake: Fake) -> None:
-    with pytest.raises(RequestError, match=r"HTTP 404 Not Found\. Check that it is a server of mmkit") as caught:
+    with pytest.raises(RequestError, match=r"HTTP 404 Not Found .*\. Check that it is a server of mmkit") as caught:
         make(f"{fake.url}/elsewhere").modalities()
     assert caught.value.code == 404
     with pytest.raises(RequestError, match="HTTP 403"), make(f"{fake.url}/elsewhere").session([1], max_tokens=1):
