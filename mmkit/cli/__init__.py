@@ -71,14 +71,13 @@ def app() -> Any:
             typer.Option(metavar="MODALITY=FORM", help="An item: zeros, sizes as 640x480, or a file. Can be repeated."),
         ] = None,
         svg: Annotated[str | None, writing("--svg", "a picture for light and dark pages")] = None,
-        html: Annotated[str | None, writing("--html", "a page with the picture")] = None,
         json: Annotated[str | None, writing("--json", "everything, as data")] = None,
     ) -> None:
         """Show a spec, its values for a checkpoint, and what becomes of a prompt."""
         from .show import run
 
         quiet()
-        run(load_spec(spec), config, prompt=prompt, items=item or (), svg=svg, html=html, json=json)
+        run(load_spec(spec), config, prompt=prompt, items=item or (), svg=svg, json=json)
 
     @made.command()
     def check(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, root
@@ -17,7 +17,8 @@ from ..spec import Modality, ModelSpec
 from .runs import notation, runs
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One part of a modality: as declared, and its value for the checkpoint, empty where there is none to tell."""
 
     name: str

@@ -1,7 +1,4 @@
-"""``mmkit show``: a spec with its values for one checkpoint, and what becomes of a prompt.
-
-`show` collects the facts; `to_json` and the functions of `draw` write them down.
-"""
+"""``mmkit show``: a spec with its values for one checkpoint, and what becomes of a prompt."""
 
 from __future__ import annotations
 
@@ -9,21 +6,22 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from ..errors import InputError, MmkitError
-from ..items import Audio, Between, Image, ItemType, Tensor, Video
+from ..items import Audio, Between, Image, ItemType, Tensor, Video, shape_text
 from ..layout import as_text
 from ..plan import BoundModality, Plan
 from ..spec import Modality, ModelSpec
 from .common import Opened, UsageError, brief, open_checkpoint, reason, write
-from .draw import Example, ItemFacts, ModalityFacts, RequestFacts, Shown, Slice, to_html, to_rich, to_svg
+from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
 from .runs import notation, runs
 
@@ -59,9 +57,9 @@ def show(
     facts = [_facts(modality, Names.of(spec), opened, processor) for modality in spec.modalities]
     data = _data(plan, forms) if forms or prompt is not None else _example_items(plan, processor)
     ids = _example_prompt(processor, data) if prompt is None else parse_prompt(prompt, processor)
-    request = _request(processor, ids, data)
-    used = {*request.prompt, *request.expanded}
-    return Shown(spec.name, opened.architecture, facts, request, _texts(opened.info.ctx.tokenizer, used))
+    expanded, request = _request(processor, ids, data)
+    tokens = _texts(opened.info.ctx.tokenizer, sorted({*ids, *expanded}))
+    return Shown(spec.name, opened.architecture, facts, ids, expanded, request, tokens)
 
 
 def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
@@ -154,10 +152,6 @@ def _read(path: Path, where: str) -> Any:
         raise UsageError(where, f"a {path.suffix} file that can be read", got) from error
 
 
-def _read_array(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
-
-
 def _read_safetensors(path: Path) -> Any:
     from safetensors.torch import load_file
 
@@ -172,7 +166,7 @@ def _read_image(path: Path) -> Any:
 
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {
-    ".npy": _read_array,
+    ".npy": np.load,  # which unpickles nothing
     ".safetensors": _read_safetensors,
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
 }
@@ -215,7 +209,8 @@ def _example(processor: Any, modality: BoundModality, value: Any) -> Example | N
         (piece,) = harness.pieces(processor, modality.name, [value])
     except Exception:  # too small for the Hugging Face processor
         return None
-    return Example(describe(value), len(piece.ids), sum(piece.mask), runs(piece.ids, piece.mask))
+    layout = notation(runs(piece.ids, piece.mask))
+    return Example(describe(value), len(piece.ids), sum(piece.mask), layout)
 
 
 def _data(plan: Plan, forms: Sequence[str]) -> dict[str, list[Any]]:
@@ -311,33 +306,36 @@ def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
     return [free[:3], free[3:6], free[6:9]]
 
 
-def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -> RequestFacts:
+def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -> tuple[list[int], list[ItemFacts]]:
+    """The expanded prompt, and the items where they stand in it."""
     from ..testing import harness
 
     plan: Plan = processor.plan
     if not data:
         plan.check_ids(prompt)
         plan.check_bare(prompt)
-        return RequestFacts(prompt, plan.rewrite("prompt", prompt), [])
+        return plan.rewrite("prompt", prompt), []
     try:
         outcome = harness.run(processor, prompt, data)
     except MmkitError:
         raise
     except Exception as error:
         got = reason(error)
-        raise InputError(f"{plan.spec.name}.request", "items that the processor takes", got) from error
-    items = []
-    places = [(*place, name, index) for name, found in outcome.ranges.items() for index, place in enumerate(found)]
+        where = f"{plan.spec.name}.request"
+        raise InputError(where, "items that the processor takes", got) from error
+    items, cursor = [], 0
     pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
-    cursor, ends = 0, _extents(plan, outcome.fields)
+    fields = {name: _fields(plan.modalities[name], parts) for name, parts in outcome.fields.items()}
+    places = [(*place, name, index) for name, ranges in outcome.ranges.items() for index, place in enumerate(ranges)]
     for start, length, mask, name, index in sorted(places):
-        ids = outcome.ids[start : start + length]
+        stop = start + length
+        ids = outcome.ids[start:stop]
         written = _written(prompt, [pieces[name][index].written, ids], cursor)
         cursor = written[1] if written else cursor
-        fields = _slices(plan.modalities[name], index, outcome.fields[name], ends[name])
-        value = describe(data[name][index])
-        items.append(ItemFacts(name, index, value, written, start, mask, runs(ids, mask), fields))
-    return RequestFacts(prompt, outcome.ids, items)
+        item = describe(data[name][index])
+        layout = runs(ids, mask)
+        items.append(ItemFacts(name, index, item, written, start, stop, sum(mask), layout, fields[name][index]))
+    return outcome.ids, items
 
 
 def _written(prompt: list[int], forms: Sequence[Sequence[int]], cursor: int) -> tuple[int, int] | None:
@@ -349,93 +347,32 @@ def _written(prompt: list[int], forms: Sequence[Sequence[int]], cursor: int) -> 
     return None
 
 
-Extents: TypeAlias = Mapping[str, list[int]]
-
-
-def _extents(plan: Plan, fields: Mapping[str, list[dict[str, Any]]]) -> dict[str, Extents]:
-    """Per modality and flat field, the extent of each item."""
-    made: dict[str, Extents] = {}
-    for name, parts in fields.items():
-        flat = {key: f.dim for key, f in plan.modalities[name].fields.items() if f.kind == "flat"}
-        made[name] = {key: [int(np.shape(part[key])[dim]) for part in parts] for key, dim in flat.items()}
-    return made
-
-
-def _slices(modality: BoundModality, index: int, parts: list[dict[str, Any]], extents: Extents) -> list[Slice]:
-    made = []
-    order = list(modality.fields)
-    for name, value in sorted(parts[index].items(), key=lambda part: order.index(part[0]) if part[0] in order else -1):
-        kind = modality.fields[name].kind if name in modality.fields else "batched"
-        at = "" if kind == "shared" else f"[{index}]"
-        if kind == "flat":
-            begin = sum(extents[name][:index])
-            at = f"[{':, ' * modality.fields[name].dim}{begin}:{begin + extents[name][index]}]"
-        shape = tuple(value.shape) if hasattr(value, "shape") else None
-        dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-        made.append(Slice(name, at, shape, dtype))
-    return made
-
-
-# -- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def to_json(shown: Shown) -> str:
-    """All facts, with keys that do not change."""
-    return json.dumps(as_dict(shown), indent=2, ensure_ascii=False, default=str) + "\n"
-
-
-def as_dict(shown: Shown) -> dict[str, Any]:
-    """All facts, as JSON has them."""
-    request = shown.request
-    return {
-        "spec": shown.spec,
-        "architecture": shown.architecture,
-        "modalities": [
-            {
-                "name": modality.name,
-                "present": modality.present,
-                "parts": [part._asdict() for part in modality.parts],
-                "named": [part._asdict() for part in modality.named],
-                "values": modality.values,
-                "smallest": _example_dict(modality.smallest),
-                "largest": _example_dict(modality.largest),
-            }
-            for modality in shown.modalities
-        ],
-        "request": request
-        and {
-            "prompt": request.prompt,
-            "expanded": request.expanded,
-            "items": [_item_dict(item) for item in request.items],
-        },
-        "tokens": {str(token): text for token, text in sorted(shown.tokens.items())},
-    }
-
-
-def _example_dict(example: Example | None) -> dict[str, Any] | None:
-    if example is None:
-        return None
-    return {"item": example.item, "tokens": example.tokens, "rows": example.rows, "layout": notation(example.layout)}
-
-
-def _item_dict(item: ItemFacts) -> dict[str, Any]:
-    return {
-        "modality": item.modality,
-        "index": item.index,
-        "item": item.item,
-        "written": item.written and list(item.written),
-        "range": [item.start, item.stop],
-        "rows": item.rows,
-        "layout": notation(item.layout),
-        "mask": [[flag, sum(1 for _ in same)] for flag, same in groupby(item.mask)],
-        "fields": [
-            {"name": part.name, "slice": part.name + part.index, "shape": part.shape, "dtype": part.dtype}
-            for part in item.fields
-        ],
-    }
+def _fields(modality: BoundModality, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Per item, its part of each processed tensor: ``pixel_values[3:8] (5, 3, 64, 64) float32``."""
+    slices: list[list[str]] = [[] for _ in parts]
+    for name in sorted(parts[0], key=[*modality.fields, *parts[0]].index):
+        values = [part[name] for part in parts]
+        field = modality.fields.get(name)
+        places = [f"[{index}]" for index in range(len(parts))]
+        if field and field.kind == "shared":
+            places = [""] * len(parts)
+        elif field and field.kind == "flat":
+            ends = [0, *accumulate(int(np.shape(value)[field.dim]) for value in values)]
+            before = ":, " * field.dim
+            places = [f"[{before}{ends[i]}:{ends[i + 1]}]" for i in range(len(parts))]
+        for item, place, value in zip(slices, places, values, strict=True):
+            shape = f" {shape_text(tuple(value.shape))}" if getattr(value, "shape", ()) else ""
+            dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+            item.append(f"{name}{place}{shape} {dtype}")
+    return slices
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
+
+
+def to_json(shown: Shown) -> str:
+    """All facts."""
+    return json.dumps(asdict(shown), indent=2, ensure_ascii=False, default=str) + "\n"
 
 
 def run(
@@ -445,22 +382,14 @@ def run(
     prompt: str | None = None,
     items: Iterable[str] = (),
     svg: str | None = None,
-    html: str | None = None,
     json: str | None = None,
-    console: Console | None = None,
 ) -> None:
     """Print what there is to show, or write it to the files that are named; ``-`` is standard output."""
     shown = show(spec, folder, prompt=prompt, items=items)
-    wanted = [(svg, "--svg", to_svg), (html, "--html", to_html), (json, "--json", to_json)]
-    named = [(name, option, make) for name, option, make in wanted if name is not None]
-    for name, option, make in named:
-        _write(name, make(shown), option)
-    if not named:
-        (console or Console()).print(to_rich(shown))
-
-
-def _write(name: str, text: str, option: str) -> None:
-    if name == "-":
-        sys.stdout.write(text)
-        return
-    write(name, text, option)
+    if svg is None and json is None:
+        Console().print(to_rich(shown))
+    for name, option, to_text in ((svg, "--svg", to_svg), (json, "--json", to_json)):
+        if name == "-":
+            sys.stdout.write(to_text(shown))
+        elif name is not None:
+            write(name, to_text(shown), option)
