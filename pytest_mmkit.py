@@ -18,6 +18,7 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--mmkit", metavar="MODULE:SPEC", help="check the laws on this spec; `registered`: on vLLM's own")
     group.addoption("--mmkit-model", metavar="DIR", help="checkpoint folder: config, tokenizer and processor files")
     group.addoption("--mmkit-load", action="store_true", help="load the model too, with dummy weights: L1, L13, L14")
+    group.addoption("--mmkit-trust-remote-code", action="store_true", help="run code that the checkpoint brings")
     group.addoption("--mmkit-examples", type=int, metavar="N", help="Hypothesis examples per law")
 
 

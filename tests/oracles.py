@@ -108,7 +108,8 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     MULTIMODAL_REGISTRY.register_processor(
         spec.classes.processor, info=spec.classes.info, dummy_inputs=spec.classes.dummy_inputs
     )(model)
-    config = model_config(checkpoint or system.checkpoint, hf_overrides={"architectures": [architecture]}, **options)
+    folder, overrides = checkpoint or system.checkpoint, {"architectures": [architecture]}
+    config = model_config(folder, hf_overrides=overrides, trust_remote_code=True, **options)
     made = MULTIMODAL_REGISTRY.create_processor(config)
     assert type(made) is spec.classes.processor
     return made
@@ -117,7 +118,8 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
 @functools.cache
 def hand_written(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     """vLLM's own processor of a system's architecture, on its stored checkpoint or another."""
-    made = MULTIMODAL_REGISTRY.create_processor(model_config(checkpoint or SYSTEMS[name].checkpoint, **options))
+    folder = checkpoint or SYSTEMS[name].checkpoint
+    made = MULTIMODAL_REGISTRY.create_processor(model_config(folder, trust_remote_code=True, **options))
     assert type(made).__module__.startswith("vllm.")
     return made
 

@@ -57,6 +57,7 @@ def app() -> Any:
     )
     Target = Annotated[str, typer.Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
     folder = typer.Option("--config", metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
+    Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
 
     def writing(name: str, what: str) -> Any:
         return typer.Option(name, metavar="FILE", help=f"Write {what}; - for standard output.")
@@ -72,12 +73,14 @@ def app() -> Any:
         ] = None,
         svg: Annotated[str | None, writing("--svg", "a picture for light and dark pages")] = None,
         json: Annotated[str | None, writing("--json", "everything, as data")] = None,
+        trust_remote_code: Trust = False,
     ) -> None:
         """Show a spec, its values for a checkpoint, and what becomes of a prompt."""
         from .show import run
 
         quiet()
-        run(load_spec(spec), config, prompt=prompt, items=item or (), svg=svg, json=json)
+        asked: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg, "json": json}
+        run(load_spec(spec), config, **asked, trust_remote_code=trust_remote_code)
 
     @made.command()
     def check(
@@ -85,13 +88,16 @@ def app() -> Any:
         config: Annotated[Path, folder],
         laws: Annotated[str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")] = None,
         examples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")] = None,
+        trust_remote_code: Trust = False,
     ) -> None:
         """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it fails."""
         from .check import run
 
         quiet()
         wanted = None if laws is None else [law for law in laws.split(",") if law.strip()]
-        raise typer.Exit(run(load_spec(spec), config, laws=wanted, examples=examples))
+        raise typer.Exit(
+            run(load_spec(spec), config, laws=wanted, examples=examples, trust_remote_code=trust_remote_code)
+        )
 
     @made.command()
     def doctor(json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,11 +38,13 @@ class Checked:
         spec: name of the spec.
         errors: why it cannot be bound; empty if it can.
         results: what came of the laws, which are not checked if there are errors.
+        remedy: what may help against the errors.
     """
 
     spec: str
     errors: list[str]
     results: list[Result] = field(default_factory=list)
+    remedy: str = ""
 
     def __bool__(self) -> bool:
         return not self.errors and all(result.status != "violated" for result in self.results)
@@ -53,6 +57,7 @@ def check(
     laws: Iterable[str] | None = None,
     examples: int | None = None,
     progress: Callable[[Result], None] | None = None,
+    trust_remote_code: bool = False,
 ) -> Checked:
     """Bind a spec to a checkpoint and check its laws, without an engine and without weights.
 
@@ -62,17 +67,20 @@ def check(
         laws: their numbers; None for all that need no model.
         examples: Hypothesis examples per law.
         progress: called with each result as it comes.
+        trust_remote_code: run code that the checkpoint brings.
 
     Raises:
         UsageError: an unknown law, or a folder that cannot be read.
     """
-    opened = open_checkpoint(spec, folder)
+    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     numbers = chosen(laws)
     if errors := binding_errors(spec, opened.scope):
-        return Checked(spec.name, errors)
+        return Checked(spec.name, errors, remedy=opened.remedy)
     import mmkit.testing
 
-    report = mmkit.testing.check(spec, folder, laws=numbers, examples=examples, progress=progress)
+    report = mmkit.testing.check(
+        spec, folder, laws=numbers, examples=examples, progress=progress, trust_remote_code=trust_remote_code
+    )
     return Checked(spec.name, [], report.results)
 
 
@@ -167,6 +175,9 @@ def _refusals(bind: Callable[[], Any], where: str = "") -> list[str]:
 
 # -- output ----------------------------------------------------------------------------------------------------------
 
+_QUIET = 5.0
+"""Seconds between two lines that say how far a check is."""
+
 _STYLE = {"holds": ("✓", "green"), "violated": ("✗", "bold red"), "skipped": ("–", "dim")}
 
 
@@ -187,28 +198,40 @@ def run(
     *,
     laws: Iterable[str] | None = None,
     examples: int | None = None,
+    trust_remote_code: bool = False,
     console: Console | None = None,
 ) -> int:
-    """Check a spec and print what came of it.
+    """Check a spec and print what came of it. Without a terminal, a line on standard error says now and then how far
+    it is.
 
     Returns:
         The exit status: 1 if the spec cannot be bound or violates a law.
     """
     console = console or Console()
     wanted = None if laws is None else [*laws]
+    begun = said = time.monotonic()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("binding", total=None)
 
         def came(result: Result) -> None:
-            bar.update(task, total=len(chosen(wanted)), advance=1, description=f"after {result.law}")
+            nonlocal said
+            total = len(chosen(wanted))
+            bar.update(task, total=total, advance=1, description=f"after {result.law}")
+            now = time.monotonic()
+            if not console.is_terminal and now - said >= _QUIET:
+                said = now
+                done = int(bar.tasks[task].completed)
+                print(f"{spec.name}: {done} of {total} laws after {now - begun:.0f} s", file=sys.stderr, flush=True)
 
-        checked = check(spec, folder, laws=wanted, examples=examples, progress=came)
+        checked = check(
+            spec, folder, laws=wanted, examples=examples, progress=came, trust_remote_code=trust_remote_code
+        )
     for error in checked.errors:
         console.print(Text.assemble(("✗ ", "bold red"), error))
     if checked.errors:
         told = plural(len(checked.errors), "error")
-        console.print(f"\n{spec.name} cannot be bound: {told}.", markup=False, highlight=False)
+        console.print(f"\n{spec.name} cannot be bound: {told}. {checked.remedy}", markup=False, highlight=False)
     else:
         console.print(to_rich(checked.results))
         console.print(f"\n{spec.name}: {_told(checked.results)}.", markup=False, highlight=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MmkitError
+from ..errors import MmkitError, SpecError
 from ..expr import Scope
 from ..spec import ModelSpec
 from ..vocabulary import Vocabulary
@@ -72,10 +72,12 @@ class Opened:
     Attributes:
         spec: the declaration.
         info: vLLM's processing info, which binds the spec when it is asked for its plan.
+        remedy: what may help where the spec does not fit.
     """
 
     spec: ModelSpec
     info: Any
+    remedy: str = ""
 
     @property
     def scope(self) -> Scope:
@@ -102,7 +104,10 @@ class Opened:
             SpecError: the spec cannot be bound.
         """
         made = self.spec.classes
-        return made.processor(self.info, made.dummy_inputs(self.info))
+        try:
+            return made.processor(self.info, made.dummy_inputs(self.info))
+        except SpecError as error:
+            raise SpecError(f"{error} {self.remedy}".rstrip()) from error
 
 
 class _InfoOnly:
@@ -112,8 +117,13 @@ class _InfoOnly:
         self.info = info
 
 
-def open_checkpoint(spec: ModelSpec, folder: str | Path) -> Opened:
+def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False) -> Opened:
     """Read the config, the tokenizer and the processor files of a checkpoint, by vLLM; no weights are needed.
+
+    Args:
+        spec: the declaration.
+        folder: of the checkpoint.
+        trust_remote_code: run code that the checkpoint brings.
 
     Raises:
         UsageError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the checkpoint.
@@ -124,15 +134,26 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path) -> Opened:
 
         from ..testing import harness
     made = spec.classes
+    remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         known, _ = PretrainedConfig.get_config_dict(str(path))
         harness.stand_in(*known.get("architectures") or [])
         embeds = any(modality.embeds for modality in spec.modalities)
-        config = harness.model_config(path, enable_mm_embeds=embeds)
-        return Opened(spec, harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info)
+        config = harness.model_config(path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code)
+        info = harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info
+        return Opened(spec, info, remedy)
     except Exception as error:
-        got = reason(error)
-        raise UsageError(f"--config {folder}", "a checkpoint that vLLM can read", got) from error
+        needs_code = remedy and "trust_remote_code" in str(error)
+        got = "one that needs its own code" if needs_code else reason(error)
+        raise UsageError(f"--config {folder}", "a checkpoint that vLLM can read", got, remedy) from error
+
+
+_UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it."
+
+
+def _brings_code(folder: Path) -> bool:
+    """Whether a file of a checkpoint names Python code beside it."""
+    return any('"auto_map"' in file.read_text(errors="replace") for file in folder.glob("*config.json"))
 
 
 @contextmanager

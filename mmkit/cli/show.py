@@ -29,7 +29,12 @@ from .runs import notation, runs
 
 
 def show(
-    spec: ModelSpec, folder: str | Path | None = None, *, prompt: str | None = None, items: Iterable[str] = ()
+    spec: ModelSpec,
+    folder: str | Path | None = None,
+    *,
+    prompt: str | None = None,
+    items: Iterable[str] = (),
+    trust_remote_code: bool = False,
 ) -> Shown:
     """Collect the facts about a spec.
 
@@ -39,6 +44,7 @@ def show(
         prompt: a text, or ids as ``1,2,3``; None for one that suits the items.
         items: the items of the request, as ``image=640x480``; see `parse_item`. None at all, and no prompt, for
             examples.
+        trust_remote_code: run code that the checkpoint brings.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
@@ -51,7 +57,7 @@ def show(
             got = "none beside --prompt or --item"
             raise UsageError("--config", "the folder of a checkpoint", got, "A request wants a config.")
         return Shown(spec.name, "", [_facts(modality, Names.of(spec)) for modality in spec.modalities])
-    opened = open_checkpoint(spec, folder)
+    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     processor = opened.processor()
     plan: Plan = processor.plan
     facts = [_facts(modality, Names.of(spec), opened, processor) for modality in spec.modalities]
@@ -383,9 +389,10 @@ def run(
     items: Iterable[str] = (),
     svg: str | None = None,
     json: str | None = None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Print what there is to show, or write it to the files that are named; ``-`` is standard output."""
-    shown = show(spec, folder, prompt=prompt, items=items)
+    shown = show(spec, folder, prompt=prompt, items=items, trust_remote_code=trust_remote_code)
     if svg is None and json is None:
         Console().print(to_rich(shown))
     for name, option, to_text in ((svg, "--svg", to_svg), (json, "--json", to_json)):

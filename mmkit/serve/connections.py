@@ -1,7 +1,8 @@
-"""What one connection may cost: a body that does not come, frames without end, an answer that nobody reads at the end.
+"""What one connection may cost: a body that does not come, frames without end, an answer that nobody reads.
 
-uvicorn waits for a body as long as it takes, also when it is to stop, and reads the frames of a websocket as fast as
-they come. The middleware and the protocol here bound both, on every route of the server.
+uvicorn waits for a body and for the reader of an answer as long as it takes, also when it is to stop, and reads the
+frames of a websocket as fast as they come. The middleware and the protocols here bound that, on every route of the
+server.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ def settle(app: Any, limits: Limits) -> None:
 
     Args:
         app: vLLM's, which knows its server.
-        limits: of which `body_bytes` holds for messages.
+        limits: of which `body_bytes` holds for messages, and `idle_seconds` for clients that do not read.
     """
     server = getattr(app.state, "server", None)
     if server is None:
-        logger.warning("mmkit: this vLLM does not tell of its HTTP server, so floods of websockets are not bounded.")
+        logger.warning(
+            "mmkit: this vLLM does not tell of its HTTP server, so what clients send and leave unread is not bounded."
+        )
         return
     config = server.config
     config.timeout_graceful_shutdown = UNREAD
@@ -60,6 +63,7 @@ def settle(app: Any, limits: Limits) -> None:
     config.ws_per_message_deflate = False  # a few KB would become `ws_max_size`
     if config.ws_protocol_class is not None:
         config.ws_protocol_class = paced(config.ws_protocol_class)
+    config.http_protocol_class = reading(config.http_protocol_class, limits.idle_seconds)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
@@ -141,6 +145,46 @@ async def _outcome(answering: asyncio.Future[None], exchange: _Exchange, door: D
         if door.over.done():
             over: Exception = EngineDeadError()
             return over
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class _Reading(asyncio.Protocol):
+    """Comes before uvicorn's protocol of HTTP, and ends a connection whose client does not read.
+
+    While the client does not, vLLM goes on and collects what it generates: the end of the connection aborts the
+    request.
+    """
+
+    idle_seconds: float
+    transport: asyncio.Transport
+    _limit: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit = asyncio.get_running_loop().call_later(self.idle_seconds, self._cut)
+
+    def resume_writing(self) -> None:
+        self._cancel()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _cancel(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def _cut(self) -> None:
+        logger.info("mmkit: a client did not read its answer for %g s, and was cut off", self.idle_seconds)
+        self.transport.abort()
+
+
+def reading(protocol: type[asyncio.Protocol], idle_seconds: float) -> type[asyncio.Protocol]:
+    """A protocol of HTTP that waits so long for clients to read."""
+    return type(f"Reading{protocol.__name__}", (_Reading, protocol), {"idle_seconds": idle_seconds})
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------

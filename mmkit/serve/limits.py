@@ -26,8 +26,8 @@ class Limits:
         pixels: pixels of the images and video frames of one request, before they are decoded.
         sessions: sessions open at once. 0 means as many as leave the engine half of its sequences and of its KV cache,
             since a session holds both while it waits for its client.
-        idle_seconds: how long a session waits for its client's next message, a body for its next part, and a message
-            of the server for a client that does not read.
+        idle_seconds: how long a session waits for its client's next message, a body for its next part, and what the
+            server sends for a client that does not read, an event stream too.
     """
 
     body_bytes: int = 64 * 2**20

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..items import Audio, Between, Image, Tensor, Video
 from ..plan import BoundModality
 from .protocol import Modalities, ModalityInfo, ServerLimits
@@ -50,6 +52,10 @@ def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
     )
 
 
+_WRITTEN_OUT = 32
+"""Numbers of an example that are lists; more are base64."""
+
+
 def _fields(modality: BoundModality, value: Any) -> Any:
     return modality.process([value]).parts[0] if modality.hf is None else None
 
@@ -57,7 +63,12 @@ def _fields(modality: BoundModality, value: Any) -> Any:
 def _example(modality: BoundModality) -> Any:
     match modality.item:
         case Tensor():
-            return modality.item.extremes()[-1].tolist()
+            smallest = modality.item.extremes()[-1]
+            if smallest.numel() <= _WRITTEN_OUT:
+                return smallest.tolist()
+            # eight bits are the shortest form that every dtype but bool takes
+            short = smallest if smallest.dtype == torch.bool else smallest.to(torch.int8)
+            return encode({"item": short})["item"]
         case Image():
             from PIL import Image as PILImage
 

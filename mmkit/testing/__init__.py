@@ -192,7 +192,7 @@ def check(
         examples: Hypothesis examples per law; None for those of the current profile.
         progress: called with each result as it comes.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated classes to check in
-            their place, options of vLLM's ModelConfig.
+            their place, options of vLLM's ModelConfig; `trust_remote_code=True` runs code that the folder brings.
 
     Returns:
         One result per law; false if one is violated.

@@ -122,11 +122,11 @@ def load_plugins() -> None:
 
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none. Plugins are loaded
-    first: config classes are theirs."""
+    first: config classes are theirs. What code the folder brings is run with `trust_remote_code=True` alone."""
     load_plugins()
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     tokenizer = any((Path(folder) / name).exists() for name in names)
-    defaults = {"dtype": "float32", "seed": 0, "trust_remote_code": True, "skip_tokenizer_init": not tokenizer}
+    defaults = {"dtype": "float32", "seed": 0, "skip_tokenizer_init": not tokenizer}
     return ModelConfig(model=str(folder), tokenizer=str(folder), **{**defaults, "mm_processor_cache_gb": 1, **options})
 
 

@@ -41,9 +41,10 @@ def check_options(name: str, folder: str) -> None:
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> mmkit.testing.Subject:
     name, folder = request.config.getoption("--mmkit"), request.config.getoption("--mmkit-model")
+    trust = request.config.getoption("--mmkit-trust-remote-code")
     if name == REGISTERED:
-        return mmkit.testing.of_registered(folder)
-    return mmkit.testing.of_spec(spec_of(name), folder)
+        return mmkit.testing.of_registered(folder, trust_remote_code=trust)
+    return mmkit.testing.of_spec(spec_of(name), folder, trust_remote_code=trust)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

@@ -80,7 +80,7 @@ def loaded_model(config: ModelConfig, load_format: str = "dummy", dtype: str = "
         dtype=dtype,
         load_format=load_format,
         enforce_eager=True,
-        trust_remote_code=True,
+        trust_remote_code=config.trust_remote_code,
         skip_tokenizer_init=config.skip_tokenizer_init,
         hf_overrides=config.hf_overrides,
     ).create_engine_config()

@@ -289,6 +289,8 @@ REFUSED = {
     "check SPEC --config HERE --laws L2,L1": f"--laws: expected laws among {LAWS}, got L1, which needs the model. "
     'mmkit.testing.check(SPEC, folder, laws=["L1"], model=True) loads it.',
     "check SPEC --config HERE --laws L99": f"--laws: expected laws among {LAWS}, got 'L99'.",
+    "show SPEC --config BRINGS_CODE": "--config BRINGS_CODE: expected a checkpoint that vLLM can read, got one that "
+    "needs its own code. The checkpoint's own code was not run: --trust-remote-code runs it.",
     "new Weather --modality series": "name: expected a Python identifier in lower case, got 'Weather'.",
     "new mmkit --modality series": "name: expected one that nothing else has, got 'mmkit'.",
 }
@@ -296,8 +298,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_refusals_are_one_sentence(command: str) -> None:
-    names = {"SPEC": TERRA, "HERE": CHECKPOINT}
-    assert invoke(*(names.get(word, word) for word in command.split())) == (2, "", REFUSED[command])
+    names = {"SPEC": TERRA, "HERE": str(CHECKPOINT), "BRINGS_CODE": str(ORACLES / "internvl2" / "checkpoint")}
+    refusal = REFUSED[command].replace("BRINGS_CODE", names["BRINGS_CODE"])
+    assert invoke(*(names.get(word, word) for word in command.split())) == (2, "", refusal)
 
 
 BAD_ITEMS = {

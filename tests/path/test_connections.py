@@ -1,12 +1,15 @@
 """Floods of frames at uvicorn's websockets; tests/engine/terra_server has those at a whole server."""
 
+import asyncio
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import hypothesis.strategies as st
 import pytest
 import uvicorn
 from fastapi import FastAPI, WebSocket
+from fastapi.responses import StreamingResponse
 from hypothesis import given
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Frame, Opcode
@@ -17,7 +20,8 @@ from mmkit.serve.limits import Limits
 from mmkit.serve.process import free_port
 
 REQUEST = b"GET / HTTP/1.1\r\nupgrade: websocket\r\n\r\n"
-LIMITS = Limits(body_bytes=100_000)
+LIMITS = Limits(body_bytes=100_000, idle_seconds=1)
+ENDED = threading.Event()
 
 
 @given(st.lists(st.sampled_from([0, 125, 126, 2**16]), max_size=100), st.sampled_from([1000, 2**18]))
@@ -53,8 +57,20 @@ def test_frames_without_a_message_are_counted(kind: Opcode) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server that repeats what it hears."""
+    """A server that repeats what it hears, and has an answer without end."""
     app = FastAPI()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(2**16)
+                await asyncio.sleep(0)
+        finally:
+            ENDED.set()
+
+    @app.get("/endless")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(endless())
 
     @app.websocket("/")
     async def echo(socket: WebSocket) -> None:
@@ -74,6 +90,13 @@ def url() -> Iterator[str]:
     yield f"ws://127.0.0.1:{port}"
     server.should_exit = True
     thread.join()
+
+
+def test_an_answer_that_nobody_reads_ends(url: str) -> None:
+    host, port = url.removeprefix("ws://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert ENDED.wait(30)
 
 
 def opened(url: str) -> ClientConnection:

@@ -34,7 +34,8 @@ SUBJECTS: dict[str, Subject] = {}
 def subject(name: str) -> Subject:
     if name not in SUBJECTS:
         system = SYSTEMS[name]
-        SUBJECTS[name] = of_spec(system.load_spec(), system.checkpoint, kwargs=KWARGS.get(name), samples=dict(SMALL))
+        options: dict[str, Any] = {"kwargs": KWARGS.get(name), "samples": dict(SMALL), "trust_remote_code": True}
+        SUBJECTS[name] = of_spec(system.load_spec(), system.checkpoint, **options)
     return SUBJECTS[name]
 
 

@@ -119,7 +119,7 @@ def subject(name: str) -> Subject:
     entry = ZOO[name]
     kwargs = st.sampled_from([{}, *entry.kwargs]) if entry.kwargs else None
     samples = {modality: entry.drawn(modality) for modality in entry.modalities}
-    options = {"enable_mm_embeds": True, "max_model_len": 2048, **entry.options}
+    options = {"trust_remote_code": True, "enable_mm_embeds": True, "max_model_len": 2048, **entry.options}
     with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):  # which takes 15 s per model class
         return of_registered(checkpoint(name), kwargs=kwargs, samples=samples, **options)
 

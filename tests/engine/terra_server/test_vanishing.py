@@ -50,6 +50,10 @@ def start(**more: Any) -> str:
     return json.dumps({"type": "start", **good(**more)})
 
 
+LONGEST = json.dumps({**good(stream=True, max_tokens=LONG, logprobs=20, n=8), "temperature": 1.0}).encode()
+"""A request for a stream of some 8 MB, more than the buffers of both ends take."""
+
+
 def post(server: Server) -> httpx.Response:
     return httpx.post(server.url + GENERATE, json=good(), headers=HEADERS, timeout=WAIT)
 
@@ -240,7 +244,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_silence(impatient: Server) -> None:
     """Sessions without a message end after their time, with a word; so do clients that neither read nor say goodbye,
-    and bodies that do not go on. All of them wait at once."""
+    streams that nobody reads, and bodies that do not go on. All of them wait at once."""
     with ExitStack() as stack:
         silent, begun = (stack.enter_context(opened(impatient)) for _ in range(2))
         begun.send(start())
@@ -249,6 +253,8 @@ def test_silence(impatient: Server) -> None:
         assert until(lambda: scraped(impatient)["vllm:generation_tokens_total"] > 4)  # those of the other session
         slow = stack.enter_context(plain(impatient, "POST", GENERATE, "Content-Length: 100"))
         trickling = stack.enter_context(plain(impatient, "POST", "/v1/completions", "Content-Length: 1000000"))
+        unread = stack.enter_context(plain(impatient, "POST", GENERATE, f"Content-Length: {len(LONGEST)}"))
+        unread.sendall(LONGEST)
         while not select.select([trickling], [], [], 0.1)[0]:
             trickling.sendall(b" ")
         assert trickling.recv(12) == b"HTTP/1.1 408"
@@ -262,6 +268,7 @@ def test_silence(impatient: Server) -> None:
         for connection in (deaf, flooded):
             while connection.recv(4096):  # raises if the server keeps the connection
                 pass
+        assert "data: [DONE]" not in unread.makefile(errors="replace").read()
     assert post(impatient).status_code == 200
 
 
