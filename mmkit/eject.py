@@ -1,7 +1,7 @@
 """Leaving mmkit: a copy of it inside a package, which then needs no mmkit.
 
-The copy is mmkit's own source files, unchanged. In the package only import statements change. So the package does what
-it did before, on every vLLM that mmkit runs on.
+The copy is mmkit's own source files, unchanged. In the package only import statements change. So
+the package does what it did before, on every vLLM that mmkit runs on.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ FOLDER = "_mmkit"
 _HEADER = """\
 # A copy of mmkit {version}, written by `mmkit eject {package}`. Run the command again to update it.
 #
-# The files are mmkit's own, those that {package} needs; generated/ has the classes that vLLM runs. Nothing here
-# imports mmkit; what is imported comes with vLLM. The licence is in LICENSE.
+# The files are mmkit's own, those that the package needs, and its licence. generated/ has the
+# classes that vLLM runs. Nothing here imports mmkit; what is imported comes with vLLM.
 #
-# Two things of mmkit are not here: its command, and its entry points. Declare yours in pyproject.toml:
+# Not here are mmkit's command and its entry points. Declare yours in pyproject.toml:
 #   vllm.general_plugins    a function that registers the model; vLLM calls it in every process
-#   vllm.logits_processors  "{package}.{folder}.sampling:PlaceholderMask"; without it the model masks its own
-#                           logits, and the log probabilities that vLLM reports are of the other ids only
+#   vllm.logits_processors  "{package}.{folder}.sampling:PlaceholderMask"
+#                           without it the model masks its own logits, and the log probabilities
+#                           that vLLM reports are of the other ids only
 # There are no routes under /v1/mm: vLLM's own server takes the items that it has a form for.
 #
 # The sum of these files, which tells an update whether they were changed:
@@ -46,15 +47,17 @@ _NO_DIGEST = "0" * 64
 _MODULE_NAME = re.compile(r"\.[a-z_]+")
 """A module that is imported by name: ``import_module(".generation_d", __name__)``."""
 
+_INIT = PurePosixPath("__init__.py")
+
 Files = dict[PurePosixPath, bytes]
 
 
 def eject(package: str) -> list[Path]:
-    """Copy what a package needs of mmkit into its folder ``_mmkit``, and have the package import that.
+    """Copy what a package needs of mmkit into its folder ``_mmkit``, and have it import that.
 
-    All modules of the package are searched for imports of mmkit. What they import is copied, with everything that it
-    imports itself, and beside it the vLLM classes of each spec, as `ModelSpec.classes` generates them. An earlier copy
-    is replaced.
+    All modules of the package are searched for imports of mmkit. What they import is copied, with
+    everything that it imports itself, and beside it the vLLM classes of each spec, as
+    `ModelSpec.classes` generates them. An earlier copy is replaced.
 
     Args:
         package: dotted name of an importable package.
@@ -63,8 +66,8 @@ def eject(package: str) -> list[Path]:
         The modules whose imports were rewritten, and the folder of the copy.
 
     Raises:
-        MmkitError: there is no such package, it does not import mmkit, one of its modules cannot be read or imported,
-            or the copy has been changed since it was written.
+        MmkitError: there is no such package, it does not import mmkit, one of its modules cannot be
+            read or imported, or the copy has been changed since it was written.
     """
     folder = _folder(package)
     copy = folder / FOLDER
@@ -72,8 +75,7 @@ def eject(package: str) -> list[Path]:
         remedy = "Move your changes elsewhere, remove the folder, and run the command again."
         raise MmkitError(str(copy), "the copy as mmkit wrote it", "a changed one", remedy)
 
-    paths = [path for path in sorted(folder.rglob("*.py")) if FOLDER not in path.relative_to(folder).parts]
-    modules = [_Module(package, folder, path) for path in paths]
+    modules = list(_modules(package, folder))
     needed = {name for module in modules for name in module.needed}
     if not needed:
         raise MmkitError(package, "a package that imports mmkit", "one that does not")
@@ -83,7 +85,7 @@ def eject(package: str) -> list[Path]:
     changed = [module for module in modules if module.rewritten != module.text]
     for module in changed:
         module.path.write_bytes(module.rewritten)
-    # only now: where an update is for a new vLLM, the copy before it may not import
+    # modules are imported with the new copy: an update may be for a vLLM that the old one refuses
     for module in modules:
         if module.declares:
             files |= _classes(module.name, f"{package}.{FOLDER}")
@@ -93,17 +95,18 @@ def eject(package: str) -> list[Path]:
 
 def _folder(package: str) -> Path:
     """The folder of a package."""
-    expected, remedy = "a package that can be imported", "Give its dotted name, as my_package."
     try:
         found = find_spec(package)
-    except Exception as error:  # a parent of it runs
-        raise MmkitError(package, expected, f"{type(error).__name__}: {error}", remedy) from error
+        got = "no such module" if found is None else "a single module"
+    except Exception as error:  # a package that holds it runs
+        found, got = None, f"{type(error).__name__}: {error}"
     if found is None or not found.submodule_search_locations:
-        raise MmkitError(package, expected, "no such module" if found is None else "a single module", remedy)
+        remedy = "Give its dotted name, as my_package."
+        raise MmkitError(package, "a package that can be imported", got, remedy)
     return Path(found.submodule_search_locations[0])
 
 
-# -- the package -------------------------------------------------------------------------------------------------------
+# -- the package -----------------------------------------------------------------------------------
 
 
 class _Module:
@@ -118,88 +121,96 @@ class _Module:
         declares: whether it can declare a spec.
     """
 
-    def __init__(self, package: str, folder: Path, path: Path) -> None:
-        self.path = path
-        self._dots = b"." * len(path.relative_to(folder).parts)
-        parent = ".".join([package, *path.relative_to(folder).parts[:-1]])
-        self.name = parent if path.stem == "__init__" else f"{parent}.{path.stem}"
-        self.text = path.read_bytes()
+    def __init__(self, package: str, path: Path, folders: tuple[str, ...]) -> None:
+        parent = ".".join([package, *folders])
+        self.path, self.text = path, path.read_bytes()
+        self.name = parent if path.name == _INIT.name else f"{parent}.{path.stem}"
         self.needed: set[str] = set()
         self.declares = False
-        edits: list[tuple[ast.Import | ast.ImportFrom, bytes]] = []
+        self._dots = "." * (1 + len(folders))
+        edits: list[tuple[int, int, str]] = []
+        line_starts = [0, *accumulate(map(len, self.text.splitlines(keepends=True)))]
         for node in ast.walk(_parsed(self.text, path)):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            start = line_starts[node.lineno - 1] + node.col_offset
+            end = line_starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
             if isinstance(node, ast.ImportFrom):
-                origin = resolve_name("." * node.level + (node.module or ""), parent)
-                if _is_within(origin, MMKIT):
-                    edits.append((node, b""))
-                self._need(origin.replace(f"{package}.{FOLDER}", MMKIT, 1), node.names)
-            elif isinstance(node, ast.Import) and any(_is_within(alias.name, MMKIT) for alias in node.names):
-                self.needed |= {alias.name for alias in node.names if _is_within(alias.name, MMKIT)}
-                edits.append((node, b"; ".join(self._imports(node.names))))
-        self.rewritten = self._edited(edits)
+                new = self._from(node, self.text[start:end].decode(), parent, package)
+            else:
+                new = self._import(node)
+            edits.append((start, end, new or self.text[start:end].decode()))
+        self.rewritten = self.text
+        for start, end, new in sorted(edits, reverse=True):
+            self.rewritten = self.rewritten[:start] + new.encode() + self.rewritten[end:]
 
-    def _need(self, origin: str, names: list[ast.alias]) -> None:
-        if _is_within(origin, MMKIT):
-            self.needed |= {origin, *(f"{origin}.{alias.name}" for alias in names)}
-            self.declares = self.declares or ModelSpec.__name__ in (alias.name for alias in names)
+    def _from(self, node: ast.ImportFrom, text: str, parent: str, package: str) -> str | None:
+        """The statement ``from mmkit import ...`` as it is to be; line breaks and comments stay."""
+        written = resolve_name("." * node.level + (node.module or ""), parent)
+        origin = written.replace(f"{package}.{FOLDER}", MMKIT, 1)
+        if not _is_of_mmkit(origin):
+            return None
+        names = [alias.name for alias in node.names]
+        self.needed |= {origin, *(f"{origin}.{name}" for name in names)}
+        self.declares = self.declares or ModelSpec.__name__ in names
+        return text.replace(MMKIT, self._dots + FOLDER, 1) if written == origin else None
 
-    def _imports(self, names: list[ast.alias]) -> Iterator[bytes]:
+    def _import(self, node: ast.Import) -> str | None:
         """Statements in place of ``import mmkit.testing``, which binds the name mmkit."""
-        for alias in names:
-            _, *inner = alias.name.split(".")
-            of_mmkit = _is_within(alias.name, MMKIT)
-            if not of_mmkit:
-                yield f"import {alias.name}{f' as {alias.asname}' if alias.asname else ''}".encode()
-            if of_mmkit and (alias.asname is None or not inner):
-                yield b"from %b import %b as %b" % (self._dots, FOLDER.encode(), (alias.asname or MMKIT).encode())
-            if of_mmkit and inner:
-                origin = ".".join([FOLDER, *inner[:-1]]).encode()
-                bound = alias.asname or f"_{inner[-1]}"
-                yield b"from %b%b import %b as %b" % (self._dots, origin, inner[-1].encode(), bound.encode())
+        names = {alias.name for alias in node.names if _is_of_mmkit(alias.name)}
+        self.needed |= names
+        statements: list[str] = []
+        for alias in node.names:
+            if alias.name not in names:
+                statements.append(ast.unparse(ast.Import([alias])))
+                continue
+            parent, _, last = alias.name.rpartition(".")
+            if not parent or not alias.asname:
+                bound = alias.asname or MMKIT
+                statements.append(f"from {self._dots} import {FOLDER} as {bound}")
+            if parent:
+                origin, bound = parent.replace(MMKIT, FOLDER, 1), alias.asname or f"_{last}"
+                statements.append(f"from {self._dots}{origin} import {last} as {bound}")
+        return "; ".join(statements) if names else None
 
-    def _edited(self, edits: list[tuple[ast.Import | ast.ImportFrom, bytes]]) -> bytes:
-        """The source with other imports; the line breaks and comments within them stay."""
-        text = self.text
-        starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
-        for node, statement in sorted(edits, key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True):
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-            if not statement:
-                statement = text[start:end].replace(MMKIT.encode(), self._dots + FOLDER.encode(), 1)
-            text = text[:start] + statement + text[end:]
-        return text
+
+def _modules(package: str, folder: Path) -> Iterator[_Module]:
+    for path in sorted(folder.rglob("*.py")):
+        folders = path.relative_to(folder).parts[:-1]
+        if FOLDER not in folders:
+            yield _Module(package, path, folders)
 
 
 def _parsed(text: bytes, path: Path) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise MmkitError(str(path), "Python source", str(error), "Mend it, or move it out of the package.") from error
+        remedy = "Mend it, or move it out of the package."
+        raise MmkitError(str(path), "Python source", str(error), remedy) from error
 
 
-def _is_within(name: str, package: str) -> bool:
-    return f"{name}.".startswith(f"{package}.")
+def _is_of_mmkit(name: str) -> bool:
+    return f"{name}.".startswith(f"{MMKIT}.")
 
 
 def _classes(module: str, root: str) -> Files:
-    """The source of the vLLM classes of each spec of a module, where `generate.classes` looks for it."""
+    """The vLLM classes of each spec of a module, as source, where `generate.classes` finds them."""
     try:
         members = vars(import_module(module))
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise MmkitError(module, "a module that can be imported, for its specs", got) from error
-    files: Files = {}
+        expected, got = "a module that can be imported", f"{type(error).__name__}: {error}"
+        raise MmkitError(module, expected, got, "Its specs are read from it.") from error
     folder = PurePosixPath("generated", *module.split("."))
+    files: Files = {}
     for variable, spec in members.items():
-        # of mmkit, or of an earlier copy of it
-        if type(spec).__name__ == ModelSpec.__name__:
+        if type(spec).__name__ == ModelSpec.__name__:  # mmkit's, or the copy's
             files[folder / f"{variable}.py"] = source(spec, f"{module}.{variable}", root).encode()
     if files:
-        files |= {parent / "__init__.py": b"" for parent in [folder, *folder.parents][:-2]}
+        files |= {parent / _INIT: b"" for parent in [folder, *folder.parents][:-2]}
     return files
 
 
-# -- the copy ----------------------------------------------------------------------------------------------------------
+# -- the copy --------------------------------------------------------------------------------------
 
 
 def _closure(names: Iterable[str]) -> Files:
@@ -209,56 +220,56 @@ def _closure(names: Iterable[str]) -> Files:
     queue = [MMKIT, *names]
     while queue:
         name = queue.pop()
-        if not name:
-            continue
         base = root.joinpath(*name.split(".")[1:])
-        path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        path = base / _INIT if base.is_dir() else base.with_suffix(".py")
         relative = PurePosixPath(path.relative_to(root).as_posix())
-        if relative in files or not path.is_file():  # also what is no module, but something in one
+        if relative in files or not path.is_file():  # a name may be of something in a module
             continue
-        files[relative] = text = path.read_bytes()
-        parent = name.rpartition(".")[0]
-        queue += [parent, *_imported(ast.parse(text), name if base.is_dir() else parent)]
+        files[relative] = path.read_bytes()
+        parent = name.rpartition(".")[0] or MMKIT
+        package = name if base.is_dir() else parent
+        queue += [parent, *_imported(ast.parse(files[relative]), package)]
     return files
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
     """The names that a module of mmkit imports from mmkit; its imports are relative."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            origin = resolve_name("." * node.level + (node.module or ""), package)
-            yield origin
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):
-            yield resolve_name(node.value, package)
+        match node:
+            case ast.ImportFrom(level=level, module=module, names=names) if level:
+                origin = resolve_name("." * level + (module or ""), package)
+                yield origin
+                yield from (f"{origin}.{alias.name}" for alias in names)
+            case ast.Constant(value=str(text)) if _MODULE_NAME.fullmatch(text):
+                yield resolve_name(text, package)
 
 
 def _write(copy: Path, package: str, files: Files) -> None:
     """Replace the copy."""
     own = distribution(MMKIT)
-    header = _HEADER.format(version=own.version, package=package, folder=FOLDER, digest=_NO_DIGEST)
-    init, licence = PurePosixPath("__init__.py"), PurePosixPath("LICENSE")
+    names = {"version": own.version, "package": package, "folder": FOLDER, "digest": _NO_DIGEST}
+    licence = own.read_text("licenses/LICENSE") or ""
     files = files | {
-        init: header.encode() + files[init],
-        licence: (own.read_text("licenses/LICENSE") or "").encode(),
+        _INIT: _HEADER.format(**names).encode() + files[_INIT],
+        PurePosixPath("LICENSE"): licence.encode(),
     }
-    files[init] = _DIGEST.sub(b"# sha256 " + _sum(files).encode(), files[init], count=1)
+    files[_INIT] = _DIGEST.sub(_digest(files), files[_INIT], count=1)
     shutil.rmtree(copy, ignore_errors=True)
     for path, text in files.items():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_bytes(text)
 
 
-def _sum(files: Files) -> str:
-    """The sum of some files; the line that holds it counts as zeros."""
+def _digest(files: Files) -> bytes:
+    """The line with the sum of some files, in which that line counts as one of zeros."""
     total = sha256()
     for path, text in sorted(files.items()):
-        blank = _DIGEST.sub(b"# sha256 " + _NO_DIGEST.encode(), text, count=1)
-        total.update(f"{path} {len(blank)}\n".encode() + blank)
-    return total.hexdigest()
+        without = _DIGEST.sub(f"# sha256 {_NO_DIGEST}".encode(), text, count=1)
+        total.update(f"{path} {len(without)}\n".encode() + without)
+    return f"# sha256 {total.hexdigest()}".encode()
 
 
 def _is_unchanged(copy: Path) -> bool:
-    paths = [path for path in copy.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    paths = (path for path in copy.rglob("*") if path.is_file() and path.suffix != ".pyc")
     files = {PurePosixPath(path.relative_to(copy).as_posix()): path.read_bytes() for path in paths}
-    return f"# sha256 {_sum(files)}".encode() in files.get(PurePosixPath("__init__.py"), b"")
+    return _digest(files) in files.get(_INIT, b"")

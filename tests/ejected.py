@@ -1,6 +1,5 @@
 """Examples with a copy of mmkit inside, and an environment in which there is no mmkit."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 discover = Distribution.discover
-Distribution.discover = classmethod(lambda cls, **given: (d for d in discover(**given) if d.name != "mmkit"))
+Distribution.discover = lambda **given: (d for d in discover(**given) if d.name != "mmkit")
 '''
 
 
@@ -42,16 +41,10 @@ def ejected(folder: Path, *names: str, **modules: str) -> dict[str, str]:
     examples.mkdir()
     shutil.copy(ROOT / "examples" / "__init__.py", examples)
     for name in names:
-        shutil.copytree(ROOT / "examples" / name, examples / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "examples" / name, examples / name)
         for module, text in modules.items():
             (examples / name / f"{module}.py").write_text(text)
-        eject(folder, f"examples.{name}")
+        command = [sys.executable, "-m", "mmkit", "eject", f"examples.{name}"]
+        subprocess.run(command, cwd=folder, check=True)
     (folder / "sitecustomize.py").write_text(_NO_MMKIT)
     return {"PYTHONPATH": str(folder), "VLLM_PLUGINS": ",".join(names)}
-
-
-def eject(folder: Path, package: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "mmkit", "eject", package]
-    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)

@@ -13,7 +13,7 @@ def command(package: str) -> None:
     """Copy what a package needs of mmkit into it, and print what was written.
 
     Args:
-        package: dotted name; packages of the working directory are found too.
+        package: dotted name; one in the working directory is found, too.
 
     Raises:
         MmkitError: see `mmkit.eject.eject`.
@@ -21,6 +21,7 @@ def command(package: str) -> None:
     if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
         sys.path.insert(0, os.getcwd())
     *modules, copy = eject(package)
-    print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {plural(len(modules), 'module')}:")
+    count = plural(len(modules), "module")
+    print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {count}:")
     for module in modules:
         print(f"  {module}")

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(900)
 
 def test_terra(tmp_path: Path) -> None:
     environment = ejected(tmp_path, "terra")
-    run("-m", "examples.terra", "--out", "out", "--streams", "2", "--frames", "2", cwd=tmp_path, **environment)
+    options = ("--out", "out", "--streams", "2", "--frames", "2")
+    run("-m", "examples.terra", *options, cwd=tmp_path, **environment)
     report = json.loads((tmp_path / "out" / "terra.json").read_text())
     assert report["identical_tokens"]
     assert report["vLLM"]["token_accuracy"] == 1.0
@@ -21,7 +22,8 @@ def test_terra(tmp_path: Path) -> None:
 
 def test_llava_like(tmp_path: Path) -> None:
     environment = ejected(tmp_path, "llava_like")
-    run("-m", "examples.llava_like", "--prompts", "12", "--report", "report.json", cwd=tmp_path, **environment)
+    options = ("--prompts", "12", "--report", "report.json")
+    run("-m", "examples.llava_like", *options, cwd=tmp_path, **environment)
     answers = json.loads((tmp_path / "report.json").read_text())
     assert answers["ids"]
     assert answers["ids"] == answers["vllm"]

@@ -30,6 +30,8 @@ SPECS = {
 RUN = """
 import inspect, pickle, sys
 from importlib import import_module
+from types import SimpleNamespace
+from vllm.v1.engine.input_processor import InputProcessor
 
 try:
     import mmkit
@@ -37,14 +39,27 @@ except ModuleNotFoundError:
     pass
 else:
     sys.exit("mmkit is here")
-requests, results = pickle.load(open(sys.argv[1], "rb")), {}
-for name, (package, module, variable, checkpoint) in pickle.load(open(sys.argv[2], "rb")).items():
+specs, requests = pickle.load(open(sys.argv[1], "rb"))
+processors, results = {}, {}
+for name, (package, module, variable, checkpoint) in specs.items():
     spec = getattr(import_module(f"{package}.{module}"), variable)
     testing = import_module(f"{package}.laws").testing
-    made = testing.of_spec(spec, checkpoint).processor
+    processors[name] = made = testing.of_spec(spec, checkpoint).processor
     outcomes = [testing.harness.run(made, *request) for request in requests[name]]
-    results[name] = [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes], inspect.getsourcefile(type(made))
-pickle.dump(results, open(sys.argv[3], "wb"))
+    outcomes = [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
+    results[name] = outcomes, inspect.getsourcefile(type(made))
+    import_module(f"{package}._mmkit.vllm_api.guard").install()
+for made in processors.values():
+    renderer = SimpleNamespace(mm_processor=made)
+    prompt = {"type": "token", "prompt_token_ids": [2**31]}
+    try:
+        InputProcessor.process_inputs(SimpleNamespace(renderer=renderer), "id", prompt, None)
+    except ValueError as error:
+        assert type(error).__name__ == "Refused"
+        assert type(error).__module__.split(".")[:2] == made.spec._module.split(".")[:2]
+    else:
+        sys.exit("not guarded")
+pickle.dump(results, open(sys.argv[2], "wb"))
 """
 
 
@@ -61,23 +76,23 @@ def drawn(subject: Subject, count: int) -> list[tuple[Any, ...]]:
 
 
 def test_drawn_requests(tmp_path: Path) -> None:
-    """Three copies in one process, each with the classes from its own file. A package's laws come along."""
+    """Three copies in one process, each with its classes and its guard; a package's laws come along."""
     subjects = {}
     for name, (package, module, variable, checkpoint) in SPECS.items():
         spec = getattr(__import__(f"{package}.{module}", fromlist=[variable]), variable)
         subjects[name] = of_spec(spec, checkpoint)
     requests = {name: drawn(subject, scaled(15)) for name, subject in subjects.items()}
-    files = [tmp_path / name for name in ("requests", "specs", "results")]
-    files[0].write_bytes(pickle.dumps(requests))
-    files[1].write_bytes(pickle.dumps(SPECS))
+    given, results = tmp_path / "given", tmp_path / "results"
+    given.write_bytes(pickle.dumps((SPECS, requests)))
 
     packages = [package.partition(".")[2] for package, *_ in SPECS.values()]
     environment = ejected(tmp_path, *packages, laws="import mmkit.testing as testing\n")
-    run("-c", RUN, *map(str, files), cwd=tmp_path, **environment)
+    run("-c", RUN, str(given), str(results), cwd=tmp_path, **environment)
 
-    for name, (outcomes, source) in pickle.loads(files[2].read_bytes()).items():
+    for name, (outcomes, source) in pickle.loads(results.read_bytes()).items():
         package, module, variable, _ = SPECS[name]
-        assert source.endswith(f"_mmkit/generated/{package.replace('.', '/')}/{module}/{variable}.py")
+        home = package.replace(".", "/")
+        assert source.endswith(f"_mmkit/generated/{home}/{module}/{variable}.py")
         for request, (ids, ranges, hashes, fields) in zip(requests[name], outcomes, strict=True):
             ours = harness.run(subjects[name].processor, *request)
             assert (ids, ranges, hashes) == (ours.ids, ours.ranges, ours.hashes)
@@ -113,8 +128,8 @@ from mmkit import (
 if os.sep:
     from mmkit.items import Tensor
 assert mmkit.ModelSpec is ModelSpec
-ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=mmkit.embed(3), update=mmkit.in_place(),
-    fields={"actions": fields.batched()}))
+ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=mmkit.embed(3),
+    update=mmkit.in_place(), fields={"actions": fields.batched()}))
 '''
 
 
@@ -148,8 +163,9 @@ def test_imports_change_and_nothing_else(package: str, tmp_path: Path) -> None:
 
     copy, root = tmp_path / "robots/_mmkit", Path(mmkit.__file__).parent
     files = {str(path.relative_to(copy)): path for path in copy.rglob("*.py")}
-    assert {"model.py", "vllm_api/guard.py", "vllm_api/generation_a.py", "generate.py"} <= files.keys()
-    assert not [name for name in files if name.startswith(("testing/", "cli/", "serve/", "eject", "vllm_api/kit"))]
+    assert {"model.py", "generate.py", "vllm_api/guard.py", "vllm_api/generation_a.py"} <= {*files}
+    outside = ("testing/", "cli/", "serve/", "eject", "vllm_api/kit")
+    assert not [name for name in files if name.startswith(outside)]
     for name, path in files.items():
         if not name.startswith("generated/robots"):
             assert path.read_bytes().endswith((root / name).read_bytes())
@@ -160,26 +176,33 @@ def test_again(package: str, tmp_path: Path) -> None:
     """It replaces a copy, and not one that was changed."""
     eject(package)
     copy = tmp_path / "robots/_mmkit"
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    before = texts(copy)
     (copy / "plan.py").unlink()
-    with pytest.raises(MmkitError, match=rf"^{copy}: expected the copy as mmkit wrote it, got a changed one\. Move "):
+    with pytest.raises(MmkitError) as refused:
         eject(package)
+    sentence = "expected the copy as mmkit wrote it, got a changed one. Move your changes elsewhere"
+    assert str(refused.value).startswith(f"{copy}: {sentence}, ")
     (copy / "plan.py").write_bytes(before[copy / "plan.py"])
     assert eject(package) == [copy]
-    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert texts(copy) == before
+
+
+def texts(folder: Path) -> dict[Path, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path: path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize(
     ("text", "name", "sentence"),
     [
-        ("", "robots.arms.spec", "robots.arms.spec: expected a package that can be imported, got a single module"),
+        ("", "robots.arms.spec", "a package that can be imported, got a single module"),
         ("", "robotz", "robotz: expected a package that can be imported, got no such module"),
         ("", "robots", "robots: expected a package that imports mmkit, got one that does not"),
         ("import mmkit (", "robots", "spec.py: expected Python source, got invalid syntax"),
-        ("from mmkit import ModelSpec\n1 / 0", "robots", "robots.arms.spec: expected a module that can be imported"),
+        ("from mmkit import ModelSpec\n1 / 0", "robots", "spec: expected a module that can be imported"),
     ],
 )
-def test_what_cannot_be_ejected(package: str, tmp_path: Path, text: str, name: str, sentence: str) -> None:
+def test_what_is_refused(package: str, tmp_path: Path, text: str, name: str, sentence: str) -> None:
     (tmp_path / "robots/arms/spec.py").write_text(text)
     with pytest.raises(MmkitError) as refused:
         eject(name)
