@@ -44,15 +44,20 @@ Items = Annotated[
         description="Per modality a list of items, or one encoded batch. An item is nested lists of numbers, "
         '{"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": base64 of a file with one '
         'tensor}, or a media part of a chat message, as {"image_url": {"url": "data:image/png;base64,..."}}.',
-        extra_json_schema={"type": "object"},
+        extra_json_schema={"type": "object", "additionalProperties": {"type": ["array", "object"]}},
     ),
 ]
-Prompt = Annotated[str | list[int], Meta(description="A text, or token ids.")]
+Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+"""A token id; one that the model lacks is refused with the size of its vocabulary."""
+Prompt = Annotated[str | list[Id], Meta(description="A text, or token ids.", examples=[[1, 2, 3]])]
 Uuids = Annotated[
     Raw,
     Meta(
         description="Per modality and item a name, under which the server caches the processed item.",
-        extra_json_schema={"type": ["object", "null"]},
+        extra_json_schema={
+            "type": ["object", "null"],
+            "additionalProperties": {"type": ["array", "null"], "items": {"type": ["string", "null"]}},
+        },
     ),
 ]
 Options = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
@@ -110,8 +115,8 @@ class Sampling(_Body, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     logprobs: Annotated[Count, Meta(description="How many of the likeliest ids to tell per token.")] | None = None
-    stop_token_ids: Annotated[list[int], Meta(max_length=1024)] | None = None
-    allowed_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[Id], Meta(max_length=1024)] | None = None
+    allowed_token_ids: list[Id] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
@@ -398,6 +403,7 @@ def _refusal(told: str, root: str, written: Any) -> InputError:
     named = re.match(r"Object (missing required|contains unknown) field `(.*)`", text, re.DOTALL)
     if named:
         name = named[2] if len(named[2]) <= _SHOWN else f"{named[2][:_SHOWN]}..."
+        name = name if name.isprintable() else repr(name)[1:-1]  # one line, whatever it holds
         if named[1].startswith("contains"):
             return UnknownField(here, name)
         return InputError(f"{here}.{name}" if here else name, "a value", "none")

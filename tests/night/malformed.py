@@ -30,6 +30,7 @@ from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import save as save_safetensors
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from examples.terra.world import make_episode
 from mmkit.serve.protocol import ErrorInfo
@@ -356,7 +357,7 @@ FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "model": (("gpt", "", 1, [], {}, "terra\x00", "x" * 10_000, True), ()),
     "cache_salt": (("", 1, [], {}, True), ("\x00", "ü", "x" * 10_000, None)),
     "mm_processor_kwargs": (({"a": 1}, {"fps": 2}, [], 1, "x", {"terra": None}), ()),
-    "uuids": (({"image": ["a"]}, {"actions": "a"}, {"actions": [1]}, {"actions": None}, [], 1, "x"), ()),
+    "uuids": (({"image": ["a"]}, {"actions": "a"}, {"actions": [1]}, [], 1, "x"), ({"actions": None},)),
 }
 UNKNOWN = ("logit_bias", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "best_of", "messages", "",
            "multi_modal_data", "prompt_embeds", "structured_outputs", "extra_args", "type", "__proto__")
@@ -665,13 +666,22 @@ def started(rng: Random) -> Turn:
 
 
 def odd_turns(rng: Random, prefixes: tuple[str, ...] = ("",), **form: Any) -> list[Turn]:
-    """Up to three messages with one change each, all of them refused; with no field but the items in a `next`."""
+    """Up to three messages with one change each, all of them refused; with no field but the items in a `next`, which
+    goes on where there are none."""
     names = [name for name in REFUSED_CHANGES if name.startswith(prefixes) and name not in SPELLED]
     bodies = [apply(KINDS[name].change, rng, good(rng)) for name in rng.choices(names, k=rng.randint(1, 3))]
     if form["type"] == "next":
-        bodies = [{"items": body["items"]} for body in bodies]
+        bodies = [{"items": body["items"]} for body in bodies if not empty(body["items"])]
     messages = [{**form, **body} for body in bodies]
     return [(message, "error") for message in messages if len(dumped(message)) < LIMITS["BODY_BYTES"]]
+
+
+def empty(items: Any) -> bool:
+    """Whether these are no items, in one of their forms."""
+    if not isinstance(items, dict):
+        return items is None
+    actions = items.get("actions")
+    return actions == [] or (isinstance(actions, dict) and actions.get("shape") == [0, 6, 3])
 
 
 def garbage(rng: Random, count: int) -> list[Turn]:
@@ -726,7 +736,8 @@ async def closing(talk: Talk) -> None:
 
 async def breaking(talk: Talk) -> None:
     """Send what the protocol of websockets does not allow, or more than anybody takes."""
-    await talk.socket.send(talk.rng.choice((b"\xff\xfe", b" " * 40_000_000)), text=True)
+    with suppress(ConnectionClosed):  # before all of it is sent
+        await talk.socket.send(talk.rng.choice((b"\xff\xfe", b" " * 40_000_000)), text=True)
     await talk.socket.wait_closed()
 
 

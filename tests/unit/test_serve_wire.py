@@ -186,6 +186,7 @@ BODIES = {
     "no object": (b"[]", "body: expected an object, got a list."),
     "no prompt": (b"{}", "prompt: expected a value, got none."),
     "unknown field": (b'{"prompt": [1], "promt": 1}', f"promt: {UNKNOWN}"),
+    "a field of two lines": (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {UNKNOWN}"),
     "float for integer": (b'{"prompt": [1], "n": 1.5}', "n: expected a whole number, got 1.5."),
     "text for integer": (b'{"prompt": [1], "n": "1"}', 'n: expected a whole number, got "1".'),
     "bool for integer": (b'{"prompt": [1], "n": true}', "n: expected a whole number, got true."),
