@@ -177,7 +177,9 @@ def _request(shown: Shown, prompt: list[int], boxes: bool) -> Iterator[Renderabl
         label = Text(f"{item.modality}[{item.index}] · {item.item}", shown.colours[item.modality])
         place = f"prompt[{item.start}:{item.stop}], {rows}"
         table.add_row(label, place, Text("\n".join(item.fields), "dim"))
-    yield from (Text(), table, Text(), Padding(_Strip(_LEGEND, boxes), (0, 2)))
+    yield from (Text(), table)
+    if boxes:
+        yield from (Text(), Padding(_Strip(_LEGEND, boxes), (0, 2)))
 
 
 def _table() -> Table:
