@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from ..errors import SpecError
@@ -136,15 +132,12 @@ def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]
 
 def _parts(modality: Modality, scope: Scope) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What binds by itself: its name, as errors of a plan have it, and how."""
-    declared: list[tuple[str, Any]] = [
-        ("item", modality.item),
-        ("layout", modality.layout),
-        *(("update", way) for way in modality.update),
-    ]
-    declared += [("fields", part) for part in modality.fields.values()]
-    declared += [("process", modality.process)] if isinstance(modality.process, HF) else []
-    declared += [("embeds", modality.embeds)] if isinstance(modality.embeds, Layout) else []
-    yield from ((name, partial(_bound, part, scope)) for name, part in declared)
+    parts = [("item", modality.item), ("layout", modality.layout)]
+    parts += [("update", update) for update in modality.update]
+    parts += [("fields", field) for field in modality.fields.values()]
+    parts += [("process", modality.process)] if isinstance(modality.process, HF) else []
+    parts += [("embeds", modality.embeds)] if isinstance(modality.embeds, Layout) else []
+    yield from ((name, partial(_bound, part, scope)) for name, part in parts)
 
 
 def _limited(modality: Modality) -> Modality:
@@ -167,29 +160,17 @@ def _refusals(bind: Callable[[], Any], where: str = "") -> list[str]:
     try:
         bind()
     except SpecError as error:
-        return [f"{where}: {error}" if where else str(error)]
+        sentence = str(error)
     except Exception as error:  # of a function of the spec, or of the Hugging Face processor
-        return [f"{where + ': ' if where else ''}{type(error).__name__}: {error}"]
-    return []
+        sentence = f"{type(error).__name__}: {error}"
+    else:
+        return []
+    return [f"{where}: {sentence}" if where else sentence]
 
 
 # -- output ----------------------------------------------------------------------------------------------------------
 
-_QUIET = 5.0
-"""Seconds between two lines that say how far a check is."""
-
 _STYLE = {"holds": ("✓", "green"), "violated": ("✗", "bold red"), "skipped": ("–", "dim")}
-
-
-def to_rich(results: Sequence[Result]) -> RenderableType:
-    """The verdicts as a table, then each violation in full, with the request that shows it."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for result in results:
-        mark, style = _STYLE[result.status]
-        detail = result.detail if result.status == "skipped" else ""
-        table.add_row(Text(mark, style), Text(result.law, "bold"), Text(result.status, style), Text(detail, "dim"))
-    violated = [result for result in results if result.status == "violated"]
-    return Group(table, *(Text.assemble(("\n" + result.law, "bold"), f": {result.detail}") for result in violated))
 
 
 def run(
@@ -199,45 +180,30 @@ def run(
     laws: Iterable[str] | None = None,
     examples: int | None = None,
     trust_remote_code: bool = False,
-    console: Console | None = None,
 ) -> int:
-    """Check a spec and print what came of it. Without a terminal, a line on standard error says now and then how far
-    it is.
+    """Check a spec and print what came of it: each verdict as it comes, then each violation in full.
 
     Returns:
         The exit status: 1 if the spec cannot be bound or violates a law.
     """
-    console = console or Console()
-    wanted = None if laws is None else [*laws]
-    begun = said = time.monotonic()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("binding", total=None)
+    console = Console(highlight=False)
 
-        def came(result: Result) -> None:
-            nonlocal said
-            total = len(chosen(wanted))
-            bar.update(task, total=total, advance=1, description=f"after {result.law}")
-            now = time.monotonic()
-            if not console.is_terminal and now - said >= _QUIET:
-                said = now
-                done = int(bar.tasks[task].completed)
-                print(f"{spec.name}: {done} of {total} laws after {now - begun:.0f} s", file=sys.stderr, flush=True)
+    def verdict(result: Result) -> None:
+        mark, style = _STYLE[result.status]
+        detail = result.detail if result.status == "skipped" else ""
+        line = (f"{mark} ", style), (f"{result.law:24}", "bold"), (f"{result.status}  ", style), (detail, "dim")
+        console.print(Text.assemble(*line))
 
-        checked = check(
-            spec, folder, laws=wanted, examples=examples, progress=came, trust_remote_code=trust_remote_code
-        )
+    options: dict[str, Any] = {"laws": laws, "examples": examples, "trust_remote_code": trust_remote_code}
+    checked = check(spec, folder, progress=verdict, **options)
     for error in checked.errors:
         console.print(Text.assemble(("✗ ", "bold red"), error))
+    for result in checked.results:
+        if result.status == "violated":
+            console.print(Text.assemble((f"\n{result.law}", "bold"), f": {result.detail}"))
+    counts = {status: sum(result.status == status for result in checked.results) for status in _STYLE}
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if checked.errors:
-        told = plural(len(checked.errors), "error")
-        console.print(f"\n{spec.name} cannot be bound: {told}. {checked.remedy}", markup=False, highlight=False)
-    else:
-        console.print(to_rich(checked.results))
-        console.print(f"\n{spec.name}: {_told(checked.results)}.", markup=False, highlight=False)
+        summary = f"{plural(len(checked.errors), 'error')}, it cannot be bound"
+    console.print(Text(f"\n{spec.name}: {summary}. {checked.remedy}".rstrip()))
     return int(not checked)
-
-
-def _told(results: Sequence[Result]) -> str:
-    counts = {status: sum(result.status == status for result in results) for status in _STYLE}
-    return ", ".join(f"{n} {status}" for status, n in counts.items() if n)

