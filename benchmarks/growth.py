@@ -163,7 +163,7 @@ def series(kind: str) -> Any:
 def made(spec: Any) -> Any:
     """The spec's processor in vLLM, for a Terra that takes 1,000 items."""
     from examples import terra
-    from mmkit.testing import harness
+    from mmkit.vllm_api import harness
 
     terra.register()
     many = {name: 1000 for name in ("actions", "series")}

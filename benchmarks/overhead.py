@@ -115,7 +115,7 @@ def apply(side: Side, request: Any, cache: Any = None) -> Any:
 
 def cache(processor: Any) -> Any:
     """An empty processor cache, large enough."""
-    from mmkit.testing import harness
+    from mmkit.vllm_api import harness
 
     return harness.Caches(processor, 1.0, pair=False).sender
 

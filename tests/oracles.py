@@ -26,8 +26,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import ModelSpec
 from mmkit.testing import ImageSample, laws
-from mmkit.testing.harness import StandIn, model_config
 from mmkit.vllm_api import kit
+from mmkit.vllm_api.harness import StandIn, model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
 ROUGH = ("mean", "std")

@@ -132,7 +132,7 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     with _needs_vllm():
         from transformers import PretrainedConfig
 
-        from ..testing import harness
+        from ..vllm_api import harness
     made = spec.classes
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
@@ -161,9 +161,9 @@ def _needs_vllm() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        remedy = 'Install mmkit[test] beside vLLM; "mmkit doctor" tells what is wrong.'
         got = brief(str(error), 300).rstrip(".")
-        raise UsageError("mmkit", "vLLM and mmkit.testing to import", got, remedy) from error
+        remedy = '"mmkit doctor" tells what is wrong.'
+        raise UsageError("mmkit", "a vLLM that can be imported", got, remedy) from error
 
 
 def quiet() -> None:

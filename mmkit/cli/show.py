@@ -209,7 +209,7 @@ def _sizes(modality: BoundModality) -> list[Any]:
 
 
 def _example(processor: Any, modality: BoundModality, value: Any) -> Example | None:
-    from ..testing import harness
+    from ..vllm_api import harness
 
     try:
         (piece,) = harness.pieces(processor, modality.name, [value])
@@ -275,7 +275,7 @@ def parse_prompt(prompt: str, processor: Any) -> list[int]:
     if processor.info.ctx.tokenizer is None:
         expected = "token ids as 1,2,3, because the checkpoint has no tokenizer"
         raise UsageError("--prompt", expected, repr(brief(prompt, 60)))
-    from ..testing import harness
+    from ..vllm_api import harness
 
     return list(harness.encoded(processor, prompt))
 
@@ -285,7 +285,7 @@ _TEXTS = ("See", "and", "now")
 
 def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[int]:
     """A prompt with what stands for the items, and a few other tokens around and between."""
-    from ..testing import harness
+    from ..vllm_api import harness
 
     pieces = [piece for name, values in data.items() for piece in harness.pieces(processor, name, list(values))]
     taken = {token for piece in pieces for ids in (piece.ids, piece.prefix, *piece.targets) for token in ids}
@@ -314,7 +314,7 @@ def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
 
 def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -> tuple[list[int], list[ItemFacts]]:
     """The expanded prompt, and the items where they stand in it."""
-    from ..testing import harness
+    from ..vllm_api import harness
 
     plan: Plan = processor.plan
     if not data:

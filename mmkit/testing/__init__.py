@@ -29,7 +29,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.stateful import run_state_machine_as_test
 
 from ..spec import ModelSpec
-from . import harness
+from ..vllm_api import harness
 from .laws import LAWS, Law, NotApplicable, Violation
 from .strategies import AudioSample, ImageSample, Request, Sample, TensorSample, VideoSample, items, prompts
 from .subject import Subject, of_registered, of_spec

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ..errors import InputError
 from ..sound import largest_magnitude
-from . import harness
+from ..vllm_api import harness
 from .strategies import Request
 from .subject import Subject
 

@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from ..items import Audio, Image, Video
 from ..plan import Plan
 from ..spec import ModelSpec
-from . import harness
+from ..vllm_api import harness
 from .strategies import Request, Sample, items, most_of, prompts
 
 __all__ = ["Subject", "of_registered", "of_spec"]

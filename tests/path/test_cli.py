@@ -43,7 +43,7 @@ from mmkit.cli.common import UsageError, load_spec
 from mmkit.cli.doctor import ENDPOINT, GENERAL, SHIM, Distribution, Environment, Finding, Import, examine
 from mmkit.cli.runs import Block, Runs, notation, runs
 from mmkit.expr import Scope, ceil_div, item
-from mmkit.testing import harness
+from mmkit.vllm_api import harness
 from tests import ROOT
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
@@ -348,8 +348,8 @@ def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("show", TERRA, "--config", CHECKPOINT) == (
         2,
         "",
-        "mmkit: expected vLLM and mmkit.testing to import, got import of transformers halted; None in sys.modules. "
-        'Install mmkit[test] beside vLLM; "mmkit doctor" tells what is wrong.',
+        "mmkit: expected a vLLM that can be imported, got import of transformers halted; None in sys.modules. "
+        '"mmkit doctor" tells what is wrong.',
     )
 
 
@@ -555,6 +555,13 @@ def test_a_module_that_crashes_does_not_take_the_doctor_along(tmp_path: Path, mo
         "wave": Import(),
     }
     assert doctor.try_imports(["hanging"], timeout=0.5) == {"hanging": Import("no end after 0.5 s")}
+
+
+def test_show_needs_no_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    for name in [name for name in sys.modules if name.startswith("mmkit.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert invoke("show", TERRA, "--config", CHECKPOINT)[0] == 0
 
 
 def test_nothing_but_the_command_line_needs_typer() -> None:

@@ -15,8 +15,9 @@ import mmkit
 from examples.terra import CHECKPOINT
 from mmkit import MmkitError
 from mmkit.eject import eject
-from mmkit.testing import Subject, harness, of_spec
+from mmkit.testing import Subject, of_spec
 from mmkit.testing.strategies import Request
+from mmkit.vllm_api import harness
 from tests import oracles
 from tests.ejected import ejected
 from tests.engine.processes import run

@@ -25,8 +25,8 @@ from PIL import Image
 
 from mmkit import MmkitError
 from mmkit.testing import ImageSample, Request, Sample, TensorSample, VideoSample
-from mmkit.testing.harness import Caches
 from mmkit.vllm_api import Processor
+from mmkit.vllm_api.harness import Caches
 from tests.oracles import SYSTEMS, differences, hand_written, processor
 from tests.profiles import scaled
 

@@ -78,10 +78,9 @@ from mmkit import (
     vllm_api,
     where,
 )
-from mmkit.testing import harness
-from mmkit.testing.harness import StandIn
-from mmkit.vllm_api import guard, rendered
+from mmkit.vllm_api import guard, harness, rendered
 from mmkit.vllm_api.common import hf_inputs
+from mmkit.vllm_api.harness import StandIn
 from tests import oracles
 
 VOCABULARY = 64

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.testing import LAWS, Subject, check_law, harness, items
+from mmkit.testing import LAWS, Subject, check_law, items
 from mmkit.testing.specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
-from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, harness
 from tests.profiles import scaled
 from tests.unit import naive
 

@@ -123,8 +123,8 @@ def _taken(name: str, case: dict[str, Any]) -> list[str]:
 def differential() -> Details:
     """Generated requests through vLLM's own LLaVA processor and through the generated one, in all kinds of caches."""
     from examples.llava_like.cases import make_cases
-    from mmkit.testing import harness
     from mmkit.testing.laws import differences
+    from mmkit.vllm_api import harness
     from tests.oracles import hand_written, processor
 
     theirs, ours = hand_written("llava"), processor("llava")

@@ -10,7 +10,8 @@ import torch
 from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
-from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, harness
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample
+from mmkit.vllm_api import harness
 from tools.survey import page
 from tools.survey.zoo import subject
 

@@ -1,5 +1,6 @@
-"""vLLM's processing path as plain Python, for `mmkit.testing`: processors, requests, caches, and a model without an
-engine.
+"""vLLM's processing path as plain Python, for the command and the laws.
+
+It has processors, requests, caches, and a model without an engine.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
-from ..vllm_api import kit
-from ..vllm_api.kit import LEAST_CACHE_GIB, encoded, loaded_model, parsed
+from . import kit
+from .kit import LEAST_CACHE_GIB, encoded, loaded_model, parsed
 
 __all__ = [
     "LEAST_CACHE_GIB",
