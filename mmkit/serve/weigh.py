@@ -61,20 +61,20 @@ class Scale:
             raise TooLarge(self._where, f"at most {limits.body_bytes} bytes", "more", remedy)
         if not self.json:
             return
-        for outside in self._outside(piece):
-            self.listed += sum(outside.count(sign) for sign in _OPENING)
+        outside = self._outside(piece)
+        self.listed += sum(outside.count(sign) for sign in _OPENING)
         if max(self.listed, self._quotes // (2 * _TEXTS) - 1) > limits.listed:
             remedy = "Send numbers as base64, or raise MMKIT_SERVE_LISTED on the server."
             raise TooLarge(self._where, f"at most {limits.listed} values in JSON", "more", remedy)
 
-    def _outside(self, piece: bytes) -> list[bytes]:
+    def _outside(self, piece: bytes) -> bytes:
         """What of the next piece is not in a text. Commas in texts are no values: a long text has many."""
         piece = (self._escape + piece).replace(rb"\\", b"")
         self._escape = piece[-1:] if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
         is_text = self._quotes % 2
         self._quotes += len(parts) - 1
-        return parts[is_text::2]
+        return b"".join(parts[is_text::2])
 
 
 async def read(receive: Any, limits: Limits, scale: Scale | None = None) -> bytearray:
