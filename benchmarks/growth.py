@@ -145,15 +145,15 @@ def mixed(count: int, length: int = 0) -> tuple[Any, list[int], Any]:
 def series(kind: str) -> Any:
     """A spec over the checkpoint's 32 ids."""
     from examples.terra.spec import TERRA
-    from mmkit import Modality, ModelSpec, Tensor, batched, between, ceil_div, embed, item, out, replace, token
+    from mmkit import Modality, ModelSpec, Tensor, batched, between, ceil_div, embed, fields, item, literal, replace
 
-    target: Any = token(30)
+    target: Any = literal(30)
     if kind == "numbered":
-        target = token([30]) + token(item.index // 900) + token(item.index // 30 % 30) + token(item.index % 30)
+        target = literal([30]) + literal(item.index // 900) + literal(item.index // 30 % 30) + literal(item.index % 30)
     own = Modality(
         "series",
         item=Tensor(shape=(between(1, 64), 4)),
-        layout=embed(28) * ceil_div(out.series.shape[0], 4),
+        layout=embed(28) * ceil_div(fields.series.shape[0], 4),
         update=replace(target),
         fields={"series": batched()},
     )

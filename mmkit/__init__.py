@@ -1,13 +1,13 @@
 """mmkit: declare a modality once; vLLM's processor classes are derived from the declaration.
 
->>> from mmkit import Modality, ModelSpec, Tensor, batched, cfg, embed, in_place
+>>> from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
 >>> ROBOT = ModelSpec(
 ...     "robot",
 ...     Modality(
 ...         "actions",
 ...         item=Tensor(shape=(cfg.action_tokens, cfg.action_dim)),
 ...         layout=embed(cfg.pad_token_id) * cfg.action_tokens,
-...         update=in_place(),
+...         update=already_expanded(),
 ...         fields={"actions": batched()},
 ...     ),
 ... )
@@ -15,32 +15,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, MmkitError, SpecError, VllmApiError
-from .expr import (
-    Scope,
-    call,
-    ceil_div,
-    cfg,
-    equal,
-    floor,
-    fmt,
-    isqrt,
-    item,
-    maximum,
-    minimum,
-    option,
-    out,
-    proc,
-    prompt,
-    total,
-    where,
-)
-from .fields import batched, flat, shared
-from .items import Audio, Image, ItemType, Tensor, Video, between
-from .layout import each, embed, nothing, tok, token
-from .process import hf, identity
-from .spec import Modality, ModelSpec
-from .updates import after, end, in_place, insert, replace, start
+from .errors import InputError, MmkitError, SpecError
+from .expr import Scope, ceil_div, cfg, fields, item, kwargs, later, maximum, minimum, proc, tok, where
+from .field import batched, constant, derived, flat, shared
+from .items import Audio, Image, Tensor, Video, between
+from .layout import each, embed, literal
+from .model_spec import ModelSpec
+from .process import hf
+from .spec import Modality
+from .updates import already_expanded, ending_with, insert, replace
 
 if TYPE_CHECKING:
     from .model import MultiModalModel
@@ -51,7 +34,6 @@ __all__ = [
     "Audio",
     "Image",
     "InputError",
-    "ItemType",
     "MmkitError",
     "Modality",
     "ModelSpec",
@@ -60,39 +42,30 @@ __all__ = [
     "SpecError",
     "Tensor",
     "Video",
-    "VllmApiError",
-    "after",
+    "already_expanded",
     "batched",
     "between",
-    "call",
     "ceil_div",
     "cfg",
+    "constant",
+    "derived",
     "each",
     "embed",
-    "end",
-    "equal",
+    "ending_with",
+    "fields",
     "flat",
-    "floor",
-    "fmt",
     "hf",
-    "identity",
-    "in_place",
     "insert",
-    "isqrt",
     "item",
+    "kwargs",
+    "later",
+    "literal",
     "maximum",
     "minimum",
-    "nothing",
-    "option",
-    "out",
     "proc",
-    "prompt",
     "replace",
     "shared",
-    "start",
     "tok",
-    "token",
-    "total",
     "where",
 ]
 

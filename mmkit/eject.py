@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from .errors import MmkitError
 from .generate import PACKAGE, source
-from .spec import ModelSpec
+from .model_spec import ModelSpec
 
 MMKIT = PACKAGE.rpartition(".")[0]
 FOLDER = "_mmkit"

@@ -1,21 +1,25 @@
 """Values that are known later.
 
-An expression records attribute access, indexing and arithmetic on a few roots and is evaluated when the roots have
-values:
+An expression records attribute access, indexing, comparisons and arithmetic on a few roots and is evaluated when the
+roots have values:
 
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
 `item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item type `shape`,
           `length`, `width`, `height`, `frames`
-`out`     the processed fields of that item, by field name
+`fields`  the processed fields of that item, by name
 `proc`    the attributes of the model's Hugging Face processor
-`prompt`  the caller's token ids, for `ModelSpec(prompt=...)`
-`tok`     the tokenizer: ``tok["<image>"]`` is one token, ``tok("some text")`` its encoding (see `mmkit.layout`)
+`kwargs`  the request's `mm_processor_kwargs`, merged with those of the engine
+`tok`     the tokenizer: ``tok["<image>"]`` is the id of one token, ``tok.text("some text")`` the ids of a text,
+          ``tok.has("<image>")`` whether the vocabulary has a token
 ========  ==========================================================================================
 
-Expressions are immutable data: ``==`` compares two expressions by structure (`equal` records a comparison of values),
-they can be hashed, and their `repr` is the source they were written in. A plain function of one `Scope` is accepted
-wherever an expression is; it is opaque, so it is compared by identity and never evaluated ahead of time.
+Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided while a spec is
+written: a recorded comparison has no truth value and no hash, and Python raises where it wants one (`if`, `in`, `and`,
+a set). Two expressions that say the same are told by `same`. The `repr` of an expression is its source.
+
+A plain function of one `Scope` is accepted wherever an expression is. It is opaque: compared by identity, and never
+evaluated ahead of time.
 """
 
 from __future__ import annotations
@@ -24,17 +28,26 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias, dataclass_transform
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, dataclass_transform
 
 from .errors import SpecError
 
-Value: TypeAlias = Any
-"""A constant, an `Expr`, or a function of one `Scope`."""
-
-STATIC = frozenset({"cfg", "proc"})
+STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
+
+
+class Fields(dict[str, Any]):
+    """The processed fields of one item: ``fields.grid`` is ``fields["grid"]``."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +57,10 @@ class Scope:
     Attributes:
         cfg: Hugging Face config, or None before binding.
         proc: Hugging Face processor, or None where the model has none.
-        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok(text)`` a list of ids; None without a
+        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok.text(text)`` a list of ids; None without a
             tokenizer.
         item: facts of the current item.
-        out: processed fields of the current item.
+        fields: processed fields of the current item.
         prompt: the caller's token ids.
         kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
         loop: values of the loop variables of enclosing `each` layouts, outermost first.
@@ -57,14 +70,14 @@ class Scope:
     proc: Any = None
     tok: Any = None
     item: Any = None
-    out: Any = None
+    fields: Any = None
     prompt: Any = None
-    kwargs: Mapping[str, Any] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     loop: tuple[Any, ...] = ()
 
-    def of(self, item: Any, out: Mapping[str, Any] | None) -> Scope:
+    def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
         """This scope for one item: `dataclasses.replace`, which each item of each request would wait for."""
-        return Scope(self.cfg, self.proc, self.tok, item, out, self.prompt, self.kwargs, self.loop)
+        return Scope(self.cfg, self.proc, self.tok, item, fields, self.prompt, self.kwargs, self.loop)
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
@@ -73,6 +86,14 @@ class Scope:
 
 
 _BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "==": (lambda a, b: plain(a) == plain(b), 1),
+    "!=": (lambda a, b: plain(a) != plain(b), 1),
+    "<": (operator.lt, 1),
+    "<=": (operator.le, 1),
+    ">": (operator.gt, 1),
+    ">=": (operator.ge, 1),
+    "|": (operator.or_, 2),
+    "&": (operator.and_, 3),
     "+": (operator.add, 5),
     "-": (operator.sub, 5),
     "*": (operator.mul, 6),
@@ -80,42 +101,72 @@ _BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
     "//": (operator.floordiv, 6),
     "%": (operator.mod, 6),
     "**": (operator.pow, 8),
-    "<": (operator.lt, 3),
-    "<=": (operator.le, 3),
-    ">": (operator.gt, 3),
-    ">=": (operator.ge, 3),
+}
+"""Operators with how tightly they bind, as in Python. Tensors and lists are compared by their elements."""
+
+_UNARY: Mapping[str, Callable[[Any], Any]] = {
+    "-": operator.neg,
+    "~": lambda a: not a if isinstance(a, bool) else ~a,
 }
 
+_COMPARISON, _UNARY_LEVEL, _ATOM = 1, 7, 9
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": abs,
+    "ceil": math.ceil,
     "ceil_div": lambda a, b: -(-a // b),
-    "equal": operator.eq,
+    "floor": math.floor,
     "maximum": max,
     "minimum": min,
-    "floor": math.floor,
-    "isqrt": math.isqrt,
-    "total": sum,
-    "fmt": lambda template, *args: template.format(*args),
+    "round": round,
 }
 
 _ABSENT = {
     "cfg": "the spec is not bound to a config",
     "proc": "the model has no Hugging Face processor",
     "item": "it describes one raw item and is only known inside layout, update, fields and process",
-    "out": "it holds the processed fields of one item and is only known after processing",
-    "prompt": "it is the token ids of one request and is only known inside prompt and decoder_prompt",
+    "fields": "it holds the processed fields of one item and is only known after processing",
 }
 
 _MISSING = object()
 
 
-@dataclass_transform(frozen_default=True)
-class Node:
-    """Base of expressions and layouts: immutable data, compared by structure. Every subclass is a frozen dataclass."""
+class Structural:
+    """Compared and hashed by what it says, expressions inside it included. Every subclass is a dataclass."""
 
     __match_args__: ClassVar[tuple[str, ...]]
 
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return same(self, other)
+
+    def __hash__(self) -> int:
+        return hash(structure(self))
+
+
+def structure(part: Any) -> Any:
+    """What a part of a spec says, as plain tuples: equal, and of one hash, for parts that say the same."""
+    if isinstance(part, Structural):
+        return (type(part), *(structure(getattr(part, name)) for name in part.__match_args__))
+    if isinstance(part, Mapping):
+        return frozenset((name, structure(value)) for name, value in part.items())
+    if isinstance(part, (list, tuple)):
+        return tuple(map(structure, part))
+    return part
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two parts of a spec say the same; ``==`` between expressions records a comparison of their values."""
+    return bool(structure(a) == structure(b))
+
+
+@dataclass_transform(frozen_default=True)
+class Node(Structural):
+    """Base of expressions and layouts: immutable data. Every subclass is a frozen dataclass."""
+
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, repr=False)(cls)
+        dataclass(frozen=True, repr=False, eq=False)(cls)
 
     def _parts(self) -> Iterator[Any]:
         """The values of the fields; those of a tuple one by one."""
@@ -129,8 +180,47 @@ class Node:
         return type(self)(*(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields))
 
 
+Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
+
+
+def _recorded(op: str) -> tuple[Operator, Operator]:
+    """The methods of `Expr` that record an operator: for the left and for the right operand."""
+
+    def left(self: Expr, other: Any) -> Any:
+        if not isinstance(other, (Expr, int, float)):
+            return NotImplemented
+        _check_ids(op, self, other)
+        return Binary(op, self, other)
+
+    def right(self: Expr, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        _check_ids(op, other, self)
+        return Binary(op, other, self)
+
+    return left, right
+
+
+def _check_ids(op: str, left: Any, right: Any) -> None:
+    """Refuse arithmetic on tokens that was meant for a layout: ids are neither summed nor multiplied."""
+    tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
+    texts = [operand for operand in (left, right) if isinstance(operand, Text)]
+    if op == "*" and tokens:
+        count = right if left is tokens[0] else left
+        remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
+        raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
+    if op == "+" and (len(tokens) == 2 or len(texts) == 1):
+        remedy = f"Write literal({left!r}, {right!r}) for one after the other."
+        raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
+
+
+_COMPARED = (int, float, str, bytes, tuple, list, type(None))
+
+
 class Expr(Node):
-    """Base of all expressions. Build them from the roots; see the module's docstring. Operators: `_BINARY`."""
+    """Base of all expressions. Build them from the roots; see the module's docstring."""
+
+    __array_ufunc__ = None  # numpy leaves its operators to these
 
     def __getattr__(self, name: str) -> Expr:
         if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
@@ -140,27 +230,98 @@ class Expr(Node):
     def __getitem__(self, key: Any) -> Expr:
         return Index(self, Slice(key.start, key.stop, key.step) if isinstance(key, slice) else key)
 
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError(self._later("cannot be iterated; use each() in a layout"))
+    __add__, __radd__ = _recorded("+")
+    __sub__, __rsub__ = _recorded("-")
+    __mul__, __rmul__ = _recorded("*")
+    __truediv__, __rtruediv__ = _recorded("/")
+    __floordiv__, __rfloordiv__ = _recorded("//")
+    __mod__, __rmod__ = _recorded("%")
+    __pow__, __rpow__ = _recorded("**")
+    __and__, __rand__ = _recorded("&")
+    __or__, __ror__ = _recorded("|")
+    __lt__, __le__ = _recorded("<")[0], _recorded("<=")[0]
+    __gt__, __ge__ = _recorded(">")[0], _recorded(">=")[0]
 
-    def __bool__(self) -> bool:
-        raise TypeError(self._later("has no truth value; use where() or equal()"))
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return self._compared("==", other)
 
-    def _no_number(self, *_: Any) -> Any:
-        raise TypeError(self._later("is no number yet; use floor(), ceil_div(), //, or call(int, ...)"))
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return self._compared("!=", other)
 
-    # what int(), float(), round(), range() and the functions of math ask for
-    __int__ = __float__ = __index__ = __round__ = _no_number
+    def _compared(self, op: str, other: object) -> Expr:
+        if not isinstance(other, (Expr, *_COMPARED)):
+            raise TypeError(f"{self!r} {op} {other!r}: a {type(other).__name__} is no value to compare with")
+        return Binary(op, self, other)
+
+    def __neg__(self) -> Expr:
+        return Unary("-", self)
+
+    def __invert__(self) -> Expr:
+        return Unary("~", self)
+
+    def __abs__(self) -> Expr:
+        return Function("abs", (self,))
+
+    def __floor__(self) -> Expr:
+        return Function("floor", (self,))
+
+    def __ceil__(self) -> Expr:
+        return Function("ceil", (self,))
+
+    def __round__(self, digits: int | None = None) -> Expr:
+        return Function("round", (self,) if digits is None else (self, digits))
+
+    if not TYPE_CHECKING:  # what Python would decide now is refused, since it would decide wrongly
+
+        def __bool__(self):
+            self._later("has no truth value; use where(), minimum(), maximum(), & | ~")
+
+        def __hash__(self):
+            self._later("cannot be looked up in a set or a dict; use later(table.get)(...)")
+
+        def __iter__(self):
+            self._later("cannot be iterated; use each() in a layout")
+
+        def __contains__(self, value: object):
+            self._later("cannot be searched; use later(function)(...)")
+
+        def __len__(self):
+            self._later("has no length; use later(len)(...)")
+
+        def __call__(self, *_: Any, **__: Any):
+            self._later("cannot be called; use later(function)(...)")
+
+        def __format__(self, form: str):
+            self._later('has no text; use tok["...{}", value], tok.text("...{}", value)')
+
+        def __int__(self):
+            self._later("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
+
+        def __float__(self):
+            return self.__int__()
+
+        def __index__(self):
+            return self.__int__()
+
+    def _later(self, problem: str) -> NoReturn:
+        raise TypeError(f"{self!r} is only known later and {problem}, or a function of a Scope")
 
     def _value(self, scope: Scope) -> Any:
         raise NotImplementedError
 
-    def _later(self, problem: str) -> str:
-        return f"{self!r} is only known later and {problem}, or a function of a Scope"
+
+Value: TypeAlias = "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
+"""A constant, an `Expr`, or a function of one `Scope`."""
+
+Count: TypeAlias = "Expr | int | Callable[[Scope], Any]"
+"""A whole number >= 0, now or later."""
+
+Condition: TypeAlias = "Expr | bool | Callable[[Scope], Any]"
+"""A truth value, now or later."""
 
 
 class Root(Expr):
-    """One of `cfg`, `proc`, `item`, `out`, `prompt`."""
+    """One of `cfg`, `proc`, `item`, `fields`, `kwargs`."""
 
     _name: str
 
@@ -172,6 +333,15 @@ class Root(Expr):
 
     def __repr__(self) -> str:
         return self._name
+
+
+class Kwargs(Root):
+    """The root `kwargs`."""
+
+    def get(self, name: str, default: Value) -> Expr:
+        """The request's (or the engine's) ``mm_processor_kwargs[name]``, or a default:
+        ``kwargs.get("size", proc.image_processor.size)``."""
+        return Option(name, expression(default))
 
 
 class Loop(Expr):
@@ -192,18 +362,19 @@ class Attribute(Expr):
 
     def _value(self, scope: Scope) -> Any:
         holder, name = evaluate(self._base, scope), self._name
-        keyed = type(holder) is dict or isinstance(holder, Mapping)  # of processed fields, the first
+        keyed = type(holder) is Fields or isinstance(holder, Mapping)
         value = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
         if value is not _MISSING:
             return value
-        lack = "the processed fields lack" if root(self) == out else f"{type(holder).__name__} has no attribute"
+        of_fields = isinstance(self._base, Root) and self._base._name == "fields"
+        lack = "the processed fields lack" if of_fields else f"{type(holder).__name__} has no attribute"
         public = [n for n in dir(holder) if not n.startswith("_")]
         known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f" It has: {', '.join(map(str, known))}." if known else ""
         raise SpecError(f"{self!r} has no value: {lack} {name!r}.{hint}")
 
     def __repr__(self) -> str:
-        return f"{_wrap(self._base, 9)}.{self._name}"
+        return f"{_wrap(self._base, _ATOM)}.{self._name}"
 
 
 class Index(Expr):
@@ -214,16 +385,16 @@ class Index(Expr):
         holder, key = evaluate(self._base, scope), self._key
         index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
         try:
-            found = holder[index]
+            element = holder[index]
         except (KeyError, IndexError, TypeError) as error:
             raise SpecError(f"{self!r} has no value: {self._base!r} is {_brief(holder)}.") from error
-        if getattr(found, "ndim", None) != 0:
-            return found
-        number = found.item()  # Python computes with whole numbers faster than a tensor does, and exactly
-        return number if isinstance(number, int) else found
+        if getattr(element, "ndim", None) != 0:
+            return element
+        number = element.item()  # Python computes with whole numbers faster than a tensor does, and exactly
+        return number if isinstance(number, int) else element
 
     def __repr__(self) -> str:
-        return f"{_wrap(self._base, 9)}[{self._key!r}]"
+        return f"{_wrap(self._base, _ATOM)}[{self._key!r}]"
 
 
 class Slice(Node):
@@ -244,13 +415,27 @@ class Binary(Expr):
     _right: Any
 
     def _value(self, scope: Scope) -> Any:
-        return _compute(self, _BINARY[self._op][0], evaluate(self._left, scope), evaluate(self._right, scope))
+        left = evaluate(self._left, scope)
+        if (self._op == "&" and left is False) or (self._op == "|" and left is True):
+            return left  # as `and` and `or`: the right side may have no value then
+        return _compute(self, _BINARY[self._op][0], left, evaluate(self._right, scope))
 
     def __repr__(self) -> str:
         level = _BINARY[self._op][1]
         left, right = (level + 1, level) if self._op == "**" else (level, level + 1)
         left += level == _COMPARISON  # Python would chain two comparisons
         return f"{_wrap(self._left, left)} {self._op} {_wrap(self._right, right)}"
+
+
+class Unary(Expr):
+    _op: str
+    _operand: Any
+
+    def _value(self, scope: Scope) -> Any:
+        return _compute(self, _UNARY[self._op], evaluate(self._operand, scope))
+
+    def __repr__(self) -> str:
+        return f"{self._op}{_wrap(self._operand, _UNARY_LEVEL)}"
 
 
 class Function(Expr):
@@ -265,19 +450,19 @@ class Function(Expr):
 
 
 class Call(Expr):
-    """A call of a function outside this module."""
+    """A call of a function outside this module; see `later`."""
 
     _function: Callable[..., Any]
     _args: tuple[Any, ...]
 
     def _value(self, scope: Scope) -> Any:
         args = [evaluate(arg, scope) for arg in self._args]
-        kept = all(type(arg) in _KEPT for arg in args)
-        return _compute(self, partial(_kept_call, self._function) if kept else self._function, *args)
+        remembered = all(type(arg) in _REMEMBERED for arg in args)
+        return _compute(self, partial(_remembered_call, self._function) if remembered else self._function, *args)
 
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
-        return f"call({', '.join([function, *map(repr, self._args)])})"
+        return f"later({function})({', '.join(map(repr, self._args))})"
 
 
 class Option(Expr):
@@ -287,11 +472,11 @@ class Option(Expr):
     _default: Any
 
     def _value(self, scope: Scope) -> Any:
-        kwargs = scope.kwargs or {}
+        kwargs = scope.kwargs
         return kwargs[self._name] if self._name in kwargs else evaluate(self._default, scope)
 
     def __repr__(self) -> str:
-        return f"option({self._name!r}, {self._default!r})"
+        return f"kwargs.get({self._name!r}, {self._default!r})"
 
 
 class Where(Expr):
@@ -300,34 +485,93 @@ class Where(Expr):
     _other: Any
 
     def _value(self, scope: Scope) -> Any:
-        return evaluate(self._then if evaluate(self._test, scope) else self._other, scope)
+        return evaluate(self._then if truth(self._test, scope) else self._other, scope)
 
     def __repr__(self) -> str:
         return f"where({self._test!r}, {self._then!r}, {self._other!r})"
 
 
-class Token(Expr):
+class _OfTokenizer(Expr):
+    """What the tokenizer knows of a text, or of a template with the values that fill it."""
+
+    _text: Any
+    _values: tuple[Any, ...] = ()
+
+    def _asked(self, scope: Scope) -> tuple[Any, Any]:
+        """The vocabulary, and the text."""
+        if scope.tok is None:
+            remedy = "Use a token id from cfg instead."
+            raise SpecError(f"{self!r} has no value: the model runs without a tokenizer. {remedy}")
+        text = evaluate(self._text, scope)
+        if self._values:
+            text = _compute(self, text.format, *[evaluate(value, scope) for value in self._values])
+        return scope.tok, text
+
+    def _said(self) -> str:
+        return ", ".join(map(repr, (self._text, *self._values)))
+
+
+class Token(_OfTokenizer):
     """The id of one token of the vocabulary."""
 
-    _text: Any
-
     def _value(self, scope: Scope) -> Any:
-        return _vocabulary(scope, self)[evaluate(self._text, scope)]
+        vocabulary, text = self._asked(scope)
+        return vocabulary[text]
 
     def __repr__(self) -> str:
-        return f"tok[{self._text!r}]"
+        return f"tok[{self._said()}]"
 
 
-class Text(Expr):
+class Text(_OfTokenizer):
     """The ids of a text, encoded without special tokens."""
 
-    _text: Any
-
     def _value(self, scope: Scope) -> Any:
-        return _vocabulary(scope, self)(evaluate(self._text, scope))
+        vocabulary, text = self._asked(scope)
+        return vocabulary.text(text)
 
     def __repr__(self) -> str:
-        return f"tok({self._text!r})"
+        return f"tok.text({self._said()})"
+
+
+class Has(_OfTokenizer):
+    """Whether the vocabulary has a token."""
+
+    def _value(self, scope: Scope) -> Any:
+        vocabulary, text = self._asked(scope)
+        return vocabulary.has(text)
+
+    def __repr__(self) -> str:
+        return f"tok.has({self._said()})"
+
+
+class Tokenizer:
+    """The root `tok`. A text may be a template for what depends on the item:
+    ``tok["<|image_{}|>", item.index + 1]``."""
+
+    def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Token:
+        """The id of one token of the vocabulary."""
+        text, *values = text if isinstance(text, tuple) else (text,)
+        return Token(expression(text), tuple(map(expression, values)))
+
+    def text(self, text: str | Expr, *values: Value) -> Text:
+        """The ids of a text, encoded without special tokens."""
+        return Text(expression(text), tuple(map(expression, values)))
+
+    def has(self, text: str | Expr, *values: Value) -> Has:
+        """Whether the vocabulary has a token."""
+        return Has(expression(text), tuple(map(expression, values)))
+
+    if not TYPE_CHECKING:
+
+        def __contains__(self, text):
+            raise TypeError(f"{text!r} in tok is only known later; use tok.has({text!r})")
+
+        def __call__(self, *text):
+            texts = ", ".join(map(repr, text))
+            raise TypeError(f'tok is not called; write tok["<token>"] or tok.text({texts})')
+
+    def __repr__(self) -> str:
+        return "tok"
 
 
 class Opaque(Expr):
@@ -342,130 +586,135 @@ class Opaque(Expr):
         return getattr(self._function, "__qualname__", repr(self._function))
 
 
-_COMPARISON = _BINARY["<"][1]
-
-
 def _wrap(value: Any, level: int) -> str:
     """The source of an operand, in parentheses if it binds less tightly than `level`."""
-    inner = _BINARY[value._op][1] if isinstance(value, Binary) else 9
-    if isinstance(value, (int, float)) and value < 0:
-        inner = 7  # unary minus
+    inner = _ATOM
+    if isinstance(value, Binary):
+        inner = _BINARY[value._op][1]
+    elif isinstance(value, Unary) or (isinstance(value, (int, float)) and value < 0):
+        inner = _UNARY_LEVEL
     return f"({value!r})" if inner < level else repr(value)
 
 
-def _recorded(op: str, *, swapped: bool = False) -> Callable[[Expr, Any], Any]:
-    """The method of `Expr` that records an operator."""
-
-    def record(self: Expr, other: Any) -> Any:
-        if not isinstance(other, (Expr, int, float)):
-            return NotImplemented
-        return Binary(op, other, self) if swapped else Binary(op, self, other)
-
-    return record
+cfg: Expr = Root("cfg")
+item: Expr = Root("item")
+fields: Expr = Root("fields")
+proc: Expr = Root("proc")
+kwargs = Kwargs("kwargs")
+tok = Tokenizer()
 
 
-for _op, (_operator, _) in _BINARY.items():  # Python asks for __radd__, never for the __rlt__ that this makes as well
-    setattr(Expr, f"__{_operator.__name__}__", _recorded(_op))
-    setattr(Expr, f"__r{_operator.__name__}__", _recorded(_op, swapped=True))
-
-
-cfg: Any = Root("cfg")
-item: Any = Root("item")
-out: Any = Root("out")
-prompt: Any = Root("prompt")
-proc: Any = Root("proc")
-
-
-def ceil_div(a: Value, b: Value) -> Any:
+def ceil_div(a: Value, b: Value) -> Expr:
     """`a / b`, rounded up to an integer: ``-(-a // b)``."""
-    return _function("ceil_div", a, b)
+    return Function("ceil_div", (expression(a), expression(b)))
 
 
-def minimum(*args: Value) -> Any:
+def minimum(*args: Value) -> Expr:
     """The smallest of the arguments."""
-    return _function("minimum", *args)
+    return Function("minimum", tuple(map(expression, args)))
 
 
-def maximum(*args: Value) -> Any:
+def maximum(*args: Value) -> Expr:
     """The largest of the arguments."""
-    return _function("maximum", *args)
+    return Function("maximum", tuple(map(expression, args)))
 
 
-def equal(a: Value, b: Value) -> Any:
-    """Whether two values are equal. (``==`` compares the expressions themselves.)"""
-    return _function("equal", a, b)
+def later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for arguments that are known later: ``later(best_grid)(item.width, item.height)[0]``; also a
+    decorator.
 
-
-def floor(a: Value) -> Any:
-    """A real number, rounded down to an integer."""
-    return _function("floor", a)
-
-
-def isqrt(a: Value) -> Any:
-    """The integer square root, rounded down."""
-    return _function("isqrt", a)
-
-
-def total(values: Value) -> Any:
-    """The sum of a sequence."""
-    return _function("total", values)
-
-
-def fmt(template: str, *args: Value) -> Any:
-    """``template.format(*args)``, for text that depends on the item: ``tok[fmt("<|image_{}|>", item.index + 1)]``."""
-    return _function("fmt", template, *args)
-
-
-def call(function: Callable[..., Any], *args: Value) -> Any:
-    """``function(*args)``, once the arguments are known: ``call(best_grid, item.width, item.height)[0]``.
-
-    Unlike a plain function of a `Scope`, its result is known to depend on the arguments alone, so layouts that use it
-    are kept per geometry, as are results for plain numbers and strings. The function must return the same for the same
-    arguments.
+    With an expression among its arguments a call is recorded; without one it is made. Unlike a plain function of a
+    `Scope`, its result is known to depend on the arguments alone, so layouts that use it are kept per geometry, as are
+    results for plain numbers and strings. The function must return the same for the same arguments.
     """
-    return Call(function, tuple(map(expression, args)))
+
+    def call(*args: Any) -> Any:
+        if any(isinstance(arg, Expr) for arg in args):
+            return Call(function, args)
+        return function(*args)
+
+    return wraps(function)(call) if hasattr(function, "__name__") else call
 
 
-def option(name: str, default: Value) -> Any:
-    """The request's (or the engine's) ``mm_processor_kwargs[name]``, or a default:
-    ``option("size", proc.image_processor.size)``."""
-    return Option(name, expression(default))
+def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:
+    """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
+    return Where(expression(test), expression(then), expression(other))
 
 
-def where(test: Value, then: Value, other: Value) -> Any:
-    """`then` if `test` holds, else `other`; only the chosen one is evaluated.
-
-    Raises:
-        SpecError: `test` is a bool, as ``==`` between expressions makes one.
-    """
-    if isinstance(test, bool):
-        raise SpecError("where()", "an expression", repr(test), "Compare with equal(a, b), not with ==.")
-    return Where(*map(expression, (test, then, other)))
-
-
-def _function(name: str, *args: Value) -> Any:
-    return Function(name, tuple(map(expression, args)))
-
-
-def expression(value: Value) -> Any:
+def expression(value: Any) -> Any:
     """Make a plain function an `Opaque` expression; return everything else as it is."""
     if callable(value) and not isinstance(value, (Expr, type)):
         return Opaque(value)
     return value
 
 
-def leaves(value: Value) -> frozenset[Expr]:
-    """The longest chains of attributes and constant indices that start at a root or loop variable, and opaque
-    functions.
+def truth(value: Value, scope: Scope) -> bool:
+    """Whether a condition holds.
 
-    ``leaves(cfg.a.b + item.width * 2) == {cfg.a.b, item.width}``. They name everything that the value depends on.
+    Raises:
+        SpecError: as for `evaluate`, or a value without a truth value, as a tensor of several elements.
+    """
+    outcome = evaluate(value, scope)
+    return outcome if outcome is True or outcome is False else bool(_compute(value, bool, outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A chain of attributes and constant indices, as ``fields.grid.shape[0]``, or a plain function.
+
+    Attributes:
+        root: what it starts at: the name of a root, ``loop 0`` for a loop variable by its depth, or ``function``.
+        keys: the attributes and indices, in this order; for a function, the function.
+        expr: the expression.
+    """
+
+    root: str
+    keys: tuple[Any, ...]
+    expr: Expr = field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.expr)
+
+
+INDEX = Leaf("item", ("index",), item.index)
+COUNT = Leaf("item", ("count",), item.count)
+"""The facts of an item that tell of the other items of its request."""
+
+
+def leaves(value: Any) -> frozenset[Leaf]:
+    """Everything that a value depends on, the longest chains:
+    ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
     """
     if not isinstance(value, Expr):
-        return value.leaves() if hasattr(value, "leaves") else frozenset()  # a layout inside where()
-    start, keys = _path(value)
-    if isinstance(value, Opaque) or (isinstance(start, (Root, Loop)) and not any(isinstance(k, Expr) for k in keys)):
-        return frozenset({value})
+        return value.leaves() if isinstance(value, Node) and hasattr(value, "leaves") else frozenset()
+    if leaf := _leaf(value):
+        return frozenset({leaf})
     return frozenset().union(*map(leaves, value._parts()))
+
+
+def _leaf(value: Expr) -> Leaf | None:
+    """An expression that is a single leaf."""
+    if isinstance(value, Opaque):
+        return Leaf("function", (value._function,), value)
+    start, keys = _path(value)
+    if any(isinstance(key, Expr) for key in keys):
+        return None
+    if isinstance(start, Root):
+        return Leaf(start._name, keys, value)
+    if isinstance(start, Loop):
+        return Leaf(f"loop {start._depth}", keys, value)
+    return None
+
+
+def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Where a chain of attributes and indices starts, and what it takes, in this order."""
+    if isinstance(value, Attribute):
+        start, keys = _path(value._base)
+        return start, (*keys, value._name)
+    if isinstance(value, Index):
+        start, keys = _path(value._base)
+        return start, (*keys, value._key)
+    return value, ()
 
 
 def branches(value: Value) -> tuple[Any, ...]:
@@ -475,26 +724,7 @@ def branches(value: Value) -> tuple[Any, ...]:
     return (value,)
 
 
-def _path(leaf: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Where a chain of attributes and indices starts, and what it takes, in this order."""
-    match leaf:
-        case Attribute(base, key) | Index(base, key):
-            start, keys = _path(base)
-            return start, (*keys, key)
-    return leaf, ()
-
-
-def root(leaf: Expr) -> Any:
-    """The root, loop variable or opaque function at which a leaf starts."""
-    return _path(leaf)[0]
-
-
-def first_key(leaf: Expr) -> Any:
-    """The attribute or key that a leaf takes of its root: ``pixels`` for ``out.pixels.shape[0]``; None for a root."""
-    return next(iter(_path(leaf)[1]), None)
-
-
-def evaluate(value: Value, scope: Scope) -> Any:
+def evaluate(value: Any, scope: Scope) -> Any:
     """The value of an expression in a scope; constants are their own value.
 
     Raises:
@@ -503,26 +733,19 @@ def evaluate(value: Value, scope: Scope) -> Any:
     return value._value(scope) if isinstance(value, Expr) else value
 
 
-def _compute(source: Expr, function: Callable[..., Any], *args: Any) -> Any:
+def _compute(source: Any, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
-    except (ArithmeticError, TypeError, ValueError, LookupError) as error:
+    except (ArithmeticError, TypeError, ValueError, LookupError, RuntimeError) as error:
         values = ", ".join(map(_brief, args))
         raise SpecError(f"{source!r} has no value: {error}, with {values}.") from error
 
 
-_KEPT = frozenset({bool, int, float, str, type(None)})
-"""Types of arguments under which the result of a `call` is kept: equal ones are the same."""
+_REMEMBERED = frozenset({bool, int, float, str, type(None)})
+"""Types of arguments under which the result of a recorded call is remembered: equal ones are the same."""
 
 
-_kept_call = lru_cache(maxsize=1024, typed=True)(operator.call)
-
-
-def _vocabulary(scope: Scope, asking: Expr) -> Any:
-    if scope.tok is None:
-        remedy = "Use a token id from cfg instead."
-        raise SpecError(f"{asking!r} has no value: the model runs without a tokenizer. {remedy}")
-    return scope.tok
+_remembered_call = lru_cache(maxsize=1024, typed=True)(operator.call)
 
 
 def _brief(value: Any) -> str:
@@ -530,8 +753,8 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def fold(value: Value, scope: Scope) -> Any:
-    """Replace every part that depends on `cfg` and `proc` alone by its value.
+def fold(value: Any, scope: Scope) -> Any:
+    """Replace every part that depends on `cfg`, `proc`, `kwargs` and `tok` alone by its value.
 
     Raises:
         SpecError: a config or processor attribute is missing.
@@ -540,13 +763,12 @@ def fold(value: Value, scope: Scope) -> Any:
         return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value  # a layout in where()
     if isinstance(value, Opaque):
         return value
-    roots = {root(leaf) for leaf in leaves(value)}
-    if all(isinstance(r, Root) and r._name in STATIC for r in roots):
+    if all(leaf.root in STATIC for leaf in leaves(value)):
         return evaluate(value, scope)
     if isinstance(value, Where):
         test = fold(value._test, scope)
         if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
-            return fold(value._then if test else value._other, scope)
+            return fold(value._then if truth(test, scope) else value._other, scope)
     return value._changed(lambda part: fold(part, scope))
 
 

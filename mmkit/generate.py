@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from .spec import ModelSpec
+from .spec import Declaration
 
 _ROOT = __name__.rpartition(".")[0]
 PACKAGE = _ROOT + ".generated"
@@ -58,7 +58,7 @@ class Classes(NamedTuple):
     processor: type
 
 
-def classes(spec: ModelSpec) -> Classes:
+def classes(spec: Declaration) -> Classes:
     """The generated classes of a spec; made at the first call, the same ones afterwards."""
     module: Any = importlib.import_module(f"{PACKAGE}.{_home(spec) or _local_home(spec)}")
     if module.SPEC is not spec:  # the variable was assigned again
@@ -67,7 +67,7 @@ def classes(spec: ModelSpec) -> Classes:
     return Classes(*(getattr(module, prefix + suffix) for suffix in ("ProcessingInfo", "DummyInputs", "Processor")))
 
 
-def source(spec: ModelSpec, home: str | None = None, root: str = _ROOT) -> str:
+def source(spec: Declaration, home: str | None = None, root: str = _ROOT) -> str:
     """The source of a spec's classes.
 
     Args:
@@ -102,7 +102,7 @@ def class_prefix(name: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
-def _home(spec: ModelSpec) -> str | None:
+def _home(spec: Declaration) -> str | None:
     """The module-level variable that holds the spec, as a dotted path, if other processes can import it."""
     module = sys.modules.get(spec._module)
     if module is None or spec._module == "__main__":
@@ -111,10 +111,10 @@ def _home(spec: ModelSpec) -> str | None:
     return None if variable is None else f"{spec._module}.{variable}"
 
 
-_local: dict[str, ModelSpec] = {}
+_local: dict[str, Declaration] = {}
 
 
-def _local_home(spec: ModelSpec) -> str:
+def _local_home(spec: Declaration) -> str:
     """A name for the classes of a spec that no module-level variable holds: usable and readable in this process, but
     not importable in another.
     """
@@ -124,7 +124,7 @@ def _local_home(spec: ModelSpec) -> str:
 
 
 class _Loader(Loader):
-    def __init__(self, spec: ModelSpec, home: str | None) -> None:
+    def __init__(self, spec: Declaration, home: str | None) -> None:
         self.spec, self.home = spec, home
 
     def exec_module(self, module: ModuleType) -> None:
@@ -153,7 +153,7 @@ class _Finder(MetaPathFinder):
                 held = getattr(importlib.import_module(module), variable, None)
             except ImportError as error:
                 raise ModuleNotFoundError(f"{fullname}: {error}", name=fullname) from error
-        if isinstance(held, ModelSpec):
+        if isinstance(held, Declaration):
             return ModuleSpec(fullname, _Loader(held, home), origin=f"<{fullname}>")
         return ModuleSpec(fullname, None, is_package=True)
 

@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from .errors import InputError, SpecError
-from .expr import Scope, Value, evaluate, expression, plain
+from .expr import Count, Expr, Scope, Structural, Value, evaluate, expression, plain
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -33,12 +33,12 @@ _SCALARS = (int, float, np.generic)
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
-@dataclass(frozen=True)
-class Between:
+@dataclass(frozen=True, eq=False)
+class Between(Structural):
     """A dimension that may vary; see `between`."""
 
-    least: Value
-    most: Value
+    least: Any
+    most: Any
 
     def __repr__(self) -> str:
         return f"between({self.least!r}, {self.most!r})"
@@ -47,12 +47,19 @@ class Between:
         return f"{self.least!r}..{self.most!r}"
 
 
-def between(least: Value, most: Value) -> Between:
+Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
+"""One dimension: a whole number >= 0, or `between` two of them."""
+
+Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
+"""The sizes of an item, one per dimension, or a list of such sizes."""
+
+
+def between(least: Count, most: Count) -> Between:
     """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or expressions over `cfg`."""
     return Between(expression(least), expression(most))
 
 
-class ItemType:
+class ItemType(Structural):
     """Base of the item types. A bound item type holds numbers only."""
 
     _rank: int
@@ -66,10 +73,6 @@ class ItemType:
 
     dummy_sizes: tuple[str, ...] = ()
     """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
-
-    def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, _hashable(value))
 
     def bind(self, scope: Scope) -> ItemType:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -144,7 +147,7 @@ class ItemType:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tensor(ItemType):
     """A tensor: the item type of new modalities.
 
@@ -169,16 +172,28 @@ class Tensor(ItemType):
     """
 
     shape: tuple[Any, ...]
-    dtype: str = "float32"
+    dtype: Any = "float32"
     finite: bool = True
-    bound: Value = None
+    bound: Any = None
     largest: Any = None
 
+    if TYPE_CHECKING:  # what an author may write; a bound item type holds numbers
+
+        def __init__(
+            self,
+            shape: tuple[Size, ...] | list[Size],
+            dtype: str | torch.dtype = "float32",
+            finite: bool = True,
+            bound: Expr | float | None = None,
+            largest: Sizes | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.dtype not in _DTYPES:
             raise SpecError("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype))
+        if isinstance(self.shape, list):
+            object.__setattr__(self, "shape", tuple(self.shape))
         if not isinstance(self.shape, tuple):
             raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
         object.__setattr__(self, "_rank", len(self.shape))
@@ -280,7 +295,7 @@ class Tensor(ItemType):
         return [*self.candidates(), torch.zeros(least, dtype=self.torch_dtype)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Image(ItemType):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height, width) array or tensor.
 
@@ -297,6 +312,10 @@ class Image(ItemType):
 
     largest: Any
     arrays: bool | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: Sizes, arrays: bool | None = None) -> None: ...
 
     def bind(self, scope: Scope) -> Image:
         return replace(self, largest=_sizes(self.largest, scope, 2, "Image.largest"))
@@ -341,7 +360,7 @@ class Image(ItemType):
         return [_pil().new("RGB", size, color=(255, 255, 255)) for size in self.largest]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Video(ItemType):
     """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames, metadata).
 
@@ -354,6 +373,10 @@ class Video(ItemType):
 
     largest: Any
     metadata: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: Sizes, metadata: bool = False) -> None: ...
 
     def bind(self, scope: Scope) -> Video:
         return replace(self, largest=_sizes(self.largest, scope, 3, "Video.largest"))
@@ -400,7 +423,7 @@ class Video(ItemType):
         return (video, metadata) if self.metadata else video
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Audio(ItemType):
     """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to `rate`.
 
@@ -414,8 +437,12 @@ class Audio(ItemType):
     Facts: `length` in samples, `index`.
     """
 
-    largest: Value
-    rate: Value = None
+    largest: Any
+    rate: Any = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: Count, rate: Expr | float | None = None) -> None: ...
 
     def bind(self, scope: Scope) -> Audio:
         ((length,),) = _sizes(self.largest, scope, 1, "Audio.largest")
@@ -478,10 +505,6 @@ def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, 
     return options
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
-
-
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
     """Audio at another sampling rate, by the first library there is of those that vLLM resamples with."""
     with suppress(ImportError, OSError):
@@ -530,7 +553,7 @@ def shape_text(shape: Sequence[Any]) -> str:
 
 
 def _bound_size(size: Any, scope: Scope, axis: int) -> Any:
-    where = f"Tensor.shape[{axis}] = {size}"
+    where = f"Tensor.shape[{axis}] = {size!s}"
     known = map_size(lambda end: _known(end, scope, where), size)
     least, most = (known.least, known.most) if isinstance(known, Between) else (known, known)
     if not _is_whole(least, 0) or not _is_whole(most, least):
@@ -641,7 +664,7 @@ def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | No
     return None if bound > torch.iinfo(dtype).max else int(bound)
 
 
-def map_size(function: Callable[[Value], Any], size: Any) -> Any:
+def map_size(function: Callable[[Any], Any], size: Any) -> Any:
     """A size after a function; both ends of `between`."""
     return Between(function(size.least), function(size.most)) if isinstance(size, Between) else function(size)
 

@@ -15,20 +15,22 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
 from .errors import SpecError
 from .expr import (
     Binary,
+    Count,
     Expr,
+    Leaf,
     Loop,
     Node,
     Opaque,
     Scope,
     Text,
-    Token,
+    Unary,
     Value,
     branches,
     evaluate,
@@ -36,8 +38,6 @@ from .expr import (
     fold,
     leaves,
     plain,
-    prompt,
-    root,
 )
 
 
@@ -95,15 +95,15 @@ Piece: TypeAlias = tuple[list[int], bytes]
 
 
 class Layout(Node):
-    """Base of all layouts. Combine with ``+`` and ``*``."""
+    """Base of all layouts. Combine with ``+`` and ``*``; ids on either side of a ``+`` are literal."""
 
-    def __add__(self, other: Any) -> Layout:
+    def __add__(self, other: LayoutLike) -> Layout:
         return _sequence(self, layout(other))
 
-    def __radd__(self, other: Any) -> Layout:
+    def __radd__(self, other: LayoutLike) -> Layout:
         return _sequence(layout(other), self)
 
-    def __mul__(self, count: Value) -> Layout:
+    def __mul__(self, count: Count) -> Layout:
         return Repeated(self, expression(count))
 
     __rmul__ = __mul__
@@ -124,7 +124,7 @@ class Layout(Node):
         ids, mask = self._emit(scope)  # not of `bound`: errors name the expression, not its value
         return Fixed(tuple(ids), mask)
 
-    def leaves(self) -> frozenset[Expr]:
+    def leaves(self) -> frozenset[Leaf]:
         """Everything that the layout depends on; see `mmkit.expr.leaves`."""
         return frozenset().union(*map(leaves, self._parts()))
 
@@ -158,11 +158,11 @@ class Fixed(Layout):
     def bind(self, scope: Scope) -> Layout:
         return self
 
-    def leaves(self) -> frozenset[Expr]:
+    def leaves(self) -> frozenset[Leaf]:
         return frozenset()
 
     def __repr__(self) -> str:
-        parts = (f"embed({i})" if embeds else f"token({i})" for i, embeds in zip(self.ids, self.mask, strict=True))
+        parts = (f"embed({i})" if embeds else f"literal({i})" for i, embeds in zip(self.ids, self.mask, strict=True))
         return " + ".join(parts) or "nothing"
 
 
@@ -184,7 +184,7 @@ class Tokens(Layout):
         return value if isinstance(value, Layout) else super().bind(scope)
 
     def __repr__(self) -> str:
-        return repr(self.value) if isinstance(self.value, Token | Text) else f"token({self.value!r})"
+        return f"literal({self.value!r})"
 
 
 class Embed(Layout):
@@ -217,7 +217,7 @@ class Repeated(Layout):
 
     def __repr__(self) -> str:
         body = f"({self.body!r})" if isinstance(self.body, Sequenced) else repr(self.body)
-        count = f"({self.count!r})" if isinstance(self.count, Binary) else repr(self.count)
+        count = f"({self.count!r})" if isinstance(self.count, Binary | Unary) else repr(self.count)
         return f"{body} * {count}"
 
 
@@ -228,7 +228,21 @@ class Sequenced(Layout):
         return _joined([part._emit(scope) for part in self.parts])
 
     def __repr__(self) -> str:
-        return " + ".join(map(repr, self.parts)) or "nothing"
+        sources = [repr(part.value) if _is_bare(part) else repr(part) for part in self.parts]
+        if len(sources) > 1 and isinstance(self.parts[1], Tokens):
+            sources[0] = repr(self.parts[0])  # two values would be added
+        return " + ".join(sources) or "nothing"
+
+
+def _is_bare(part: Layout) -> TypeGuard[Tokens]:
+    """Whether ids need no `literal()` beside a layout."""
+    value = part.value if isinstance(part, Tokens) else None
+    return isinstance(value, Expr) and not isinstance(value, Binary | Unary | Opaque)
+
+
+def source(value: Layout) -> str:
+    """A layout as one writes it where a layout is wanted, and ids will do."""
+    return repr(value.value) if isinstance(value, Tokens) else repr(value)
 
 
 class Each(Layout):
@@ -252,15 +266,15 @@ class Each(Layout):
             _check_length(max(index, length), self)
         return _joined([*pieces, self.last._emit(scope)] if pieces else [])
 
-    def leaves(self) -> frozenset[Expr]:
+    def leaves(self) -> frozenset[Leaf]:
         inner = self.body.leaves() | self.sep.leaves() | self.last.leaves()
-        return leaves(self.over) | {leaf for leaf in inner if root(leaf) != Loop(self.depth)}
+        return leaves(self.over) | {leaf for leaf in inner if leaf.root != f"loop {self.depth}"}
 
     def __repr__(self) -> str:
         variable = repr(Loop(self.depth))
-        sep = f", sep={self.sep!r}" if self.sep != nothing else ""
-        last = f", last={self.last!r}" if self.last != nothing else ""
-        return f"each({self.over!r}, lambda {variable}: {self.body!r}{sep}{last})"
+        sep = f", sep={source(self.sep)}" if self.sep != nothing else ""
+        last = f", last={source(self.last)}" if self.last != nothing else ""
+        return f"each({self.over!r}, lambda {variable}: {source(self.body)}{sep}{last})"
 
 
 nothing: Layout = Sequenced(())
@@ -268,19 +282,19 @@ nothing: Layout = Sequenced(())
 
 _depth: ContextVar[int] = ContextVar("depth of each()", default=0)
 
+LayoutLike: TypeAlias = "Layout | Expr | int | list[Any] | tuple[Any, ...] | Callable[[Scope], Any]"
+"""A layout, or the ids of literal positions."""
 
-def embed(token: Value) -> Layout:
+
+def embed(token: Count) -> Layout:
     """One position that receives an encoder row.
 
     Args:
-        token: the placeholder id of that position, or one token: ``embed(tok["<image>"])``,
-            ``embed(cfg.image_token_id)``.
+        token: the placeholder id of that position: ``embed(tok["<image>"])``, ``embed(cfg.image_token_id)``.
 
     Raises:
         SpecError: a string, a text of several tokens, or a layout.
     """
-    if isinstance(token, Tokens):
-        token = token.value
     if isinstance(token, (Layout, str, Text)):
         raise SpecError(
             "embed()", "one token id", repr(token), 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
@@ -288,19 +302,22 @@ def embed(token: Value) -> Layout:
     return Embed(expression(token))
 
 
-def token(value: Value) -> Layout:
-    """Literal ids as a layout: ``token(cfg.bos_token_id) + ...``; `tok[...]` is one already.
+def literal(*ids: LayoutLike) -> Layout:
+    """Positions that hold ids and receive no encoder row, one after the other:
+    ``literal(tok["<img>"], tok["</img>"])``. Beside a layout ids need no `literal`: ``tok["<img>"] + embed(...)``.
 
     Args:
-        value: an id, a sequence of ids, or an expression or function of a `Scope` for either.
+        ids: ids, sequences of ids, or expressions or functions of a `Scope` for either.
 
     Raises:
         SpecError: a string.
     """
-    return layout(value)
+    return _sequence(*map(layout, ids))
 
 
-def each(over: Value, body: Callable[[Any], Any], *, sep: Any = nothing, last: Any = nothing) -> Layout:
+def each(
+    over: Value, body: Callable[[Expr], LayoutLike], *, sep: LayoutLike = nothing, last: LayoutLike = nothing
+) -> Layout:
     """One `body` per element, in order: rows, tiles, frames. Can be nested.
 
     Args:
@@ -318,25 +335,7 @@ def each(over: Value, body: Callable[[Any], Any], *, sep: Any = nothing, last: A
     return Each(tuple(over) if isinstance(over, list) else expression(over), inner, layout(sep), layout(last), depth)
 
 
-class _Tok:
-    """``tok["<image>"]``: one token of the vocabulary; ``tok("some text")``: its encoding. Both are layouts of literal
-    ids.
-    """
-
-    def __getitem__(self, text: Value) -> Layout:
-        return Tokens(Token(expression(text)))
-
-    def __call__(self, text: Value) -> Layout:
-        return Tokens(Text(expression(text)))
-
-    def __repr__(self) -> str:
-        return "tok"
-
-
-tok = _Tok()
-
-
-def layout(value: Any) -> Layout:
+def layout(value: LayoutLike) -> Layout:
     """Make ids, expressions and functions of a `Scope` a layout.
 
     Raises:
@@ -345,30 +344,11 @@ def layout(value: Any) -> Layout:
     if isinstance(value, Layout):
         return value
     if isinstance(value, str):
-        remedy = f"Write tok[{value!r}] for one token or tok({value!r}) for text."
+        remedy = f"Write tok[{value!r}] for one token or tok.text({value!r}) for text."
         raise SpecError("layout", "token ids", repr(value), remedy)
     if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
         return _sequence(*map(layout, value))
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
-
-
-def around_prompt(value: Layout) -> tuple[Layout, Layout] | None:
-    """What a layout puts before and after the caller's prompt; None for another use of it, or none."""
-    parts = value.parts if isinstance(value, Sequenced) else (value,)
-    places = [place for place, part in enumerate(parts) if any(root(leaf) == prompt for leaf in part.leaves())]
-    opaque = any(isinstance(leaf, Opaque) for leaf in value.leaves())
-    if opaque or len(places) != 1 or parts[places[0]] != Tokens(prompt):
-        return None
-    return _sequence(*parts[: places[0]]), _sequence(*parts[places[0] + 1 :])
-
-
-def surrounded(ids: Sequence[int], before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """A prompt between two others, where it does not stand there already."""
-    begin = len(before) if list(ids[: len(before)]) == list(before) else 0
-    end = max(begin, len(ids) - len(after))
-    if list(ids[end:]) != list(after):
-        end = len(ids)
-    return [*before, *ids[begin:end], *after]
 
 
 def _sequence(*layouts: Layout) -> Layout:

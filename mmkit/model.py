@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from . import sampling
 from .errors import MmkitError, SpecError
+from .field import Batched
 from .plan import BoundModality, Plan
 from .sound import Reporter, Tally, contained, largest_magnitude
-from .spec import ModelSpec
+from .spec import Declaration
 from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
 
 
@@ -40,7 +41,7 @@ class MultiModalModel(ModelInterface):
 
     - items and rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently. The
       device knows the processed fields, not the raw items, so a layout that depends on `item` cannot be compared; write
-      ``out.series.shape[0]`` for ``item.length`` where both say the same;
+      ``fields.series.shape[0]`` for ``item.length`` where both say the same;
     - an item whose rows are not finite, or too large for the model's dtype, is answered as if they were zeros, so that
       nothing of it can reach the answers of others through the KV cache; the log and the metric `mmkit:unsound_items`
       count such items. Precomputed embeddings are rows, too;
@@ -49,7 +50,7 @@ class MultiModalModel(ModelInterface):
     - placeholder ids are never sampled, and reported log probabilities are the model's.
     """
 
-    mm_spec: ClassVar[ModelSpec]
+    mm_spec: ClassVar[Declaration]
     """Set by `ModelSpec.register`."""
 
     mm_plan: Plan
@@ -93,7 +94,7 @@ class MultiModalModel(ModelInterface):
         """The rows that the model's `embed_<modality>` returns, one tensor per item."""
         where = f"{modality.where}, embed_{modality.name}"
         returned = getattr(self, f"embed_{modality.name}")(**fields)
-        batched = {key: value for key, value in fields.items() if modality.fields[key].kind == "batched"}
+        batched = {key: value for key, value in fields.items() if isinstance(modality.fields[key], Batched)}
         remedy = "Return one (rows, hidden_size) tensor per item."
         if isinstance(returned, torch.Tensor) and returned.ndim != 3:
             expected, got = "a list of tensors, or one with a dimension for the items", f"shape {tuple(returned.shape)}"
@@ -175,7 +176,7 @@ class MultiModalModel(ModelInterface):
         return reserved
 
 
-def check_class(spec: ModelSpec, model: type) -> None:
+def check_class(spec: Declaration, model: type) -> None:
     """Look whether a model class can run a spec.
 
     Raises:

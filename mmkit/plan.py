@@ -23,14 +23,17 @@ import msgspec
 import torch
 
 from .errors import InputError, MmkitError, SpecError
-from .expr import Expr, Opaque, Scope, evaluate, first_key, item, out, plain, root
-from .fields import Field
+from .expr import COUNT, INDEX, Fields, Leaf, Scope, evaluate, plain, truth
+from .field import Field, Flat
 from .items import ItemType, embeddings, unscoped
-from .layout import Laid, Layout, around_prompt, nothing, surrounded, whole
+from .layout import Laid, Layout, nothing
 from .process import HF, Identity, unpadded
 from .updates import (
+    EndingWith,
+    Insert,
     NotFound,
     Placement,
+    Replace,
     Resolved,
     Target,
     Update,
@@ -42,7 +45,7 @@ from .updates import (
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from .spec import Modality, ModelSpec
+    from .spec import Declaration, Modality
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Processed:
 
     data: Mapping[str, Any]
     sizes: Mapping[str, list[int]]
-    parts: list[dict[str, Any]]
+    parts: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Preview:
 
     prompt_token_ids: list[int]
     placements: list[Placement]
-    fields: dict[str, list[dict[str, Any]]]
+    fields: dict[str, Sequence[dict[str, Any]]]
 
 
 class BoundModality:
@@ -105,7 +108,7 @@ class BoundModality:
         fields: the fields, bound.
         hf: how to call a Hugging Face processor, bound; None where `process` is another way.
         limit: the most items in one request, or None.
-        reads_out: the layout or the targets read processed fields.
+        reads_fields: the layout or the targets read processed fields.
         depends_on_index: an item's layout or target depends on its position among the items.
         kept: what an adapter derives from the modality, for as long as this lives.
     """
@@ -122,8 +125,8 @@ class BoundModality:
         if self.hf is None:
             self.item = self.item.for_function()
         # derived fields may depend on processed ones, and the sizes of flat fields on both
-        self._in_order = sorted(self.fields.items(), key=lambda f: (f[1].kind == "flat", f[1].value is not None))
-        self._processed = [name for name, field in self.fields.items() if field.value is None]
+        self._in_order = sorted(self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
+        self._processed = [name for name, field in self.fields.items() if not field.is_derived]
         self._of_field = {name: self._naming(f"fields[{name!r}]") for name in self.fields}
         self._needs_scopes = any(f.varies for f in self.fields.values()) or bool(self.hf and self.hf.unpad)
         with self._naming("limit"):
@@ -137,9 +140,10 @@ class BoundModality:
         # what tells one geometry from another, for raw items and for embeddings
         self._leaves = {False: self._varying(self.layout), True: self._varying(self.embeds or nothing)}
         leaves = self._leaves[False] | self._leaves[True]
-        self._opaque = any(isinstance(leaf, Opaque) for leaf in leaves)  # a function may read anything
-        self.reads_out = self._opaque or any(root(leaf) == out for leaf in leaves)
-        self.depends_on_index = self._opaque or item.index in leaves
+        roots = {leaf.root for leaf in leaves}
+        self._opaque = "function" in roots  # it may read anything
+        self.reads_fields = self._opaque or "fields" in roots
+        self.depends_on_index = self._opaque or INDEX in leaves
         self._layouts: _Kept[list[Resolved]] = _Kept(_LAYOUT_IDS, lambda ways: len(ways[0].laid) + _KEYS)
         self._cacheable: _Kept[bool] = _Kept(_COUNTS)
         self.kept: dict[Any, Any] = {}
@@ -151,7 +155,7 @@ class BoundModality:
         with self._naming(part):
             return declared.bind(self._scope)
 
-    def _varying(self, layout: Layout) -> frozenset[Expr]:
+    def _varying(self, layout: Layout) -> frozenset[Leaf]:
         return layout.leaves().union(*(update.leaves() for update in self.updates))
 
     @property
@@ -227,21 +231,23 @@ class BoundModality:
             remedy = f"At most {limit} {self.name}(s) may be provided in one prompt."  # vLLM's words
             raise InputError(self.where, "fewer items", str(count), remedy)
 
-    def scope(self, value: Any, index: int, out: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
+    def scope(self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
         """What expressions see for one canonical item of a request with `count` of them."""
         facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
         facts.count = count
-        return self._scope.of(facts, out)
+        if fields is not None and type(fields) is not Fields:
+            fields = Fields(fields)
+        return self._scope.of(facts, fields)
 
     def may_cache(self, count: int) -> bool:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
-        if self.spec.cache is True:
+        if self.spec.cacheable is True:
             return True
         return self._cacheable.get(count, lambda: self._may_cache(count))
 
     def _may_cache(self, count: int) -> bool:
-        with self._naming("cache"):
-            return bool(evaluate(self.spec.cache, replace(self._scope, item=SimpleNamespace(count=count))))
+        with self._naming("cacheable"):
+            return truth(self.spec.cacheable, replace(self._scope, item=SimpleNamespace(count=count)))
 
     # -- processing --------------------------------------------------------------------------------------------------
 
@@ -274,12 +280,10 @@ class BoundModality:
         process = self.spec.process
         if isinstance(process, Identity):
             ((name, declared),) = self.fields.items()
-            if declared.kind == "batched":
-                raw: Mapping[str, Any] = {name: list(values)}
-            elif declared.kind == "flat":
-                raw = {name: torch.cat(list(values), dim=declared.dim)}
+            if isinstance(declared, Flat):
+                raw: Mapping[str, Any] = {name: torch.cat(list(values), dim=declared.dim)}
             else:
-                raise SpecError(f"{self.where}, {name}", "a batched or flat field for identity()", declared.kind)
+                raw = {name: list(values)}
         else:
             with _calling(SpecError, f"{self.where}, process", "to take well-formed items"):
                 raw = process(values, self._scope)
@@ -302,33 +306,30 @@ class BoundModality:
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(f"{self.where}, process", f"the fields {sorted(self.fields)}", got)
-        parts: list[dict[str, Any]] = [{} for _ in values]
+        parts = [Fields() for _ in values]
         scopes = [self._scope] * len(values)
         if self._needs_scopes:
             scopes = [self.scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
         extents: dict[str, list[int]] = {}
         for name, declared in self._in_order:
-            if declared.value is not None:
-                with self._of_field[name]:
-                    shared = declared.kind == "shared"
-                    made = [declared.derive(self._scope)] * len(values) if shared else [*map(declared.derive, scopes)]
-            else:
-                if declared.kind == "flat":
-                    with self._of_field[name]:
-                        extents[name] = [whole(evaluate(declared.sizes, s), declared.sizes, "a size") for s in scopes]
-                made = declared.split(raw[name], extents.get(name), len(values), self._of_field[name].where)
-            for fields, part in zip(parts, made, strict=True):
+            with self._of_field[name]:
+                if (sizes := declared.sizes_of(scopes)) is not None:
+                    extents[name] = sizes
+                own = declared.derive_all(self._scope, scopes) if declared.is_derived else None
+            if own is None:
+                own = declared.split(raw[name], sizes, len(values), self._of_field[name].where)
+            for fields, part in zip(parts, own, strict=True):
                 fields[name] = part
-        for name, sizes in self.hf.unpad.items() if self.hf else ():
+        for name, corner in self.hf.unpad.items() if self.hf else ():
             for fields, scope in zip(parts, scopes, strict=True):
-                fields[name] = unpadded(fields[name], sizes, scope)
+                fields[name] = unpadded(fields[name], corner, scope)
         data = {}
         for name, declared in self.fields.items():
             own = [fields[name] for fields in parts]
             with self._of_field[name]:
                 for i, (part, scope) in enumerate(zip(own, scopes, strict=True)):
                     declared.check(part, scope, i)
-            data[name] = own if declared.kind == "batched" else own[0] if declared.kind == "shared" else raw[name]
+            data[name] = declared.gathered(own, raw.get(name))
         return Processed(data, extents, parts)
 
     # -- placeholders ------------------------------------------------------------------------------------------------
@@ -370,11 +371,11 @@ class BoundModality:
         ways = []
         for update in self.updates:
             with self._naming("update"):
-                kind, target = update.resolve(scope)
+                target = update.resolve(scope)
             _check_ids(target, scope, f"{self.where}, update")
-            if kind == "replace" and not target:
+            if isinstance(update, Replace) and not target:
                 raise SpecError(f"{self.where}, update", "a target of at least one token", "none")
-            ways.append(Resolved(kind, target, laid))
+            ways.append(Resolved(update, target, laid))
         return ways
 
     def targets(self) -> dict[Target, bool]:
@@ -382,8 +383,8 @@ class BoundModality:
         (``<|image_1|>``), and those with a special token. An ordinary word may stand in a prompt without items."""
         known: dict[Target, bool] = {}
         for update in self.updates:
-            numbered = update.leaves() == {item.index}
-            if update.kind != "replace" or (update.leaves() and not numbered):
+            numbered = update.leaves() == {INDEX}
+            if not isinstance(update, Replace) or (update.leaves() and not numbered):
                 continue
             count = 1
             if numbered:
@@ -391,7 +392,7 @@ class BoundModality:
             with suppress(SpecError):  # the vocabulary ends somewhere
                 for index in range(count):
                     scope = replace(self._scope, item=SimpleNamespace(index=index))
-                    target = update.resolve(scope)[1]
+                    target = update.resolve(scope)
                     known[target] = numbered or self._is_special(target)
         return known
 
@@ -403,7 +404,8 @@ class BoundModality:
 
     def rows(self, fields: Mapping[str, Any]) -> int | None:
         """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
-        if all(root(leaf) == out and first_key(leaf) in fields for leaf in self._leaves[False]):
+        known = {(name,) for name in fields}
+        if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[False]):
             return self._laid(SimpleNamespace(), fields).num_embeds
         return None
 
@@ -430,7 +432,7 @@ class BoundModality:
             logger.warning(
                 f"{costs} State that one alone, or a layout over the facts of item.", self.where, len(candidates)
             )
-        rows = [self._laid(v, process(v) if self.reads_out else None).num_embeds for v in candidates]
+        rows = [self._laid(v, process(v) if self.reads_fields else None).num_embeds for v in candidates]
         return candidates[rows.index(max(rows))], max(rows)
 
     @cached_property
@@ -442,7 +444,7 @@ class BoundModality:
     @property
     def by_company(self) -> bool:
         """Whether a layout says that it depends on an item's position, or on the number of items."""
-        return any(leaf in leaves for leaves in self._leaves.values() for leaf in (item.index, item.count))
+        return any(leaf in leaves for leaves in self._leaves.values() for leaf in (INDEX, COUNT))
 
     def _process_one(self, value: Any) -> Mapping[str, Any]:
         return self.process([value]).parts[0]
@@ -450,7 +452,7 @@ class BoundModality:
     @property
     def needs_hf(self) -> bool:
         """The layout or the targets need, or may need, the output of the Hugging Face processor."""
-        return self.hf is not None and self.reads_out
+        return self.hf is not None and self.reads_fields
 
     def rehearse(self) -> list[Laid]:
         """Take the largest and the smallest item to their layouts, as far as that goes without the HF processor.
@@ -489,7 +491,7 @@ class Plan:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: Declaration,
         config: Any,
         tokenizer: Any = None,
         processor: Any = None,
@@ -520,29 +522,28 @@ class Plan:
         for m in self.spec.modalities:
             where = f"{self.spec.name}.{m.name}"
             with _Naming(f"{where}, when"):
-                present = evaluate(m.when, scope)
+                present = truth(m.when, scope)
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope)
         self._surplus = self._targets()
         layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
-        self._around = {name: around_prompt(value) for name, value in self._prompts.items()}
-        self._check_edges()
+        self._check_end()
 
-    def _check_edges(self) -> None:
-        """Refuse items that would stand between a prompt and what the spec puts around it, where that is not seen again
-        when an expanded prompt comes back.
+    def _check_end(self) -> None:
+        """Refuse items that would stand between a prompt and what the spec puts at its end, which would not be seen
+        there again when an expanded prompt comes back.
 
         Raises:
             SpecError: names the modality.
         """
-        around = self._around.get("prompt")
-        for kind, edge in zip(("start", "end"), around or (), strict=False):
-            for modality in self.modalities.values():
-                if edge != nothing and any(update.kind == kind for update in modality.updates):
-                    expected = f"no insert({kind}()) beside a prompt= that puts ids at the {kind} of the prompt"
-                    remedy = "Put these ids into the layout of the item."
-                    raise SpecError(f"{modality.where}, update", expected, f"insert({kind}())", remedy)
+        if not isinstance(self._prompts.get("prompt"), EndingWith):
+            return
+        for modality in self.modalities.values():
+            if any(isinstance(update, Insert) and update.at == "end" for update in modality.updates):
+                expected = 'no insert(at="end") beside prompt=ending_with(...)'
+                remedy = "Put these ids into the layout of the item."
+                raise SpecError(f"{modality.where}, update", expected, 'insert(at="end")', remedy)
 
     def _targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.
@@ -580,8 +581,7 @@ class Plan:
 
     def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
         """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself where it says none.
-        What a layout puts around the prompt (``token(prompt) + tok["<sep>"]``) is left out where it stands there
-        already, since a request may have come this way before.
+        A request may have come this way before: what the spec puts at the end is left out where it stands there.
 
         Raises:
             InputError: an id that the model does not have, or a prompt that the function of the spec does not take.
@@ -589,15 +589,16 @@ class Plan:
         if (declared := self._prompts.get(part)) is None:
             return prompt
         where = f"{self.spec.name}.{part}"
-        scope = replace(self._scope, prompt=prompt)
-        around = self._around[part]
+        layout = declared.ids if isinstance(declared, EndingWith) else declared
         with _calling(InputError, where, "a prompt that the spec can rewrite"):
-            parts = [layout.lay(scope) for layout in around or (declared,)]
-        if any(laid.num_embeds for laid in parts):
+            laid = layout.lay(replace(self._scope, prompt=prompt))
+        if laid.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
-        for laid in parts:
-            _check_ids(laid.ids, self._scope, where)
-        return surrounded(prompt, *[laid.ids for laid in parts]) if around else list(parts[0].ids)
+        _check_ids(laid.ids, self._scope, where)
+        if not isinstance(declared, EndingWith):
+            return list(laid.ids)
+        stands = prompt[max(0, len(prompt) - len(laid)) :] == laid.ids
+        return prompt if stands else [*prompt, *laid.ids]
 
     def preview(self, prompt: Sequence[int], data: Mapping[str, object]) -> Preview:
         """What a request becomes, without vLLM.
@@ -613,7 +614,7 @@ class Plan:
         self.check_ids(prompt)
         self.check_names(data)
         ways: dict[str, list[list[Resolved]]] = {}
-        fields: dict[str, list[dict[str, Any]]] = {}
+        fields: dict[str, Sequence[dict[str, Any]]] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
             values, embeds = modality.take_whole(sent, self.hidden_size)
@@ -646,7 +647,7 @@ class Plan:
             values, embeds = modality.take_whole(sent, self.hidden_size)
             if not values:
                 continue
-            known = modality.reads_out and not embeds
+            known = modality.reads_fields and not embeds
             fields = modality.process(values).parts if known else [None] * len(values)
             for found in modality.all_ways(values, fields, embeds):
                 ids += found[0].spelled
@@ -693,7 +694,7 @@ class Plan:
         """
         modality = self.modalities[name]
         own = {token for token, names in self._owners.items() if name in names}
-        if not own or any(update.kind != "replace" or update.leaves() for update in modality.updates):
+        if not own or any(not isinstance(update, Replace) or update.leaves() for update in modality.updates):
             return None
         tokens = own | {target[0] for target in modality.targets()}
         return lambda prompt: sum(map(tokens.__contains__, prompt))
@@ -754,10 +755,7 @@ class _Naming:
         if isinstance(error, SpecError):
             raise SpecError(f"{self.where}: {error}") from error
         if isinstance(error, Exception) and not isinstance(error, MmkitError):  # of a function of the spec
-            remedy = ""
-            if isinstance(error, AttributeError) and isinstance(error.obj, dict):
-                remedy = f"Write [{error.name!r}]: processed fields are a dict in a function of a Scope."
-            raise SpecError(self.where, "a value", _cause(error), remedy) from error
+            raise SpecError(self.where, "a value", _cause(error)) from error
 
 
 @contextmanager
@@ -775,11 +773,11 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": .")
 
 
-def _geometry(leaf: Expr, scope: Scope) -> Any:
+def _geometry(leaf: Leaf, scope: Scope) -> Any:
     """The value of a leaf as part of a key; None where it has none. A layout that needs it will say so, and one that
     guards it by `where` does not need it. A large tensor is no key."""
     try:
-        value = evaluate(leaf, scope)
+        value = evaluate(leaf.expr, scope)
     except SpecError:
         return None
     if math.prod(getattr(value, "shape", ())) > _KEYS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 
 from .errors import MmkitError
 
@@ -40,6 +41,17 @@ def announce(module: str) -> None:
     names = _names()
     if module not in (*names, *MAIN_MODULES):
         os.environ[VARIABLE] = ",".join([*names, module])
+
+
+def calling_module() -> str:
+    """The module whose code declares or registers a spec, as `enum` and `typing` find it."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") in _DECLARING and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))
+
+
+_DECLARING = {__name__, *(f"{__package__}.{name}" for name in ("spec", "model_spec"))}
 
 
 def _names() -> list[str]:

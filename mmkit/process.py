@@ -17,30 +17,36 @@ since vLLM caches each item by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Expr, Opaque, Scope, Value, evaluate, expression, fold
+from .expr import Scope, Structural, Value, evaluate, expression, fold, structure
 
 
-@dataclass(frozen=True)
-class Identity:
+@dataclass(frozen=True, eq=False)
+class Identity(Structural):
     """The items themselves are the modality's one field."""
 
     def __repr__(self) -> str:
         return "identity()"
 
 
-@dataclass(frozen=True)
-class HF:
+@dataclass(frozen=True, eq=False)
+class HF(Structural):
     """A Hugging Face processor or one that can be called like it; make it with `hf`."""
 
     processor: Value = None
-    inputs: Mapping[str, str] = field(default_factory=dict, hash=False)
-    outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
     text: Value = None
-    unpad: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    unpad: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What tells one processor from another: modalities that name the same share one call."""
+        return structure(self.processor)  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
         """This processor call with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
@@ -49,7 +55,11 @@ class HF:
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in ("processor", "inputs", "outputs", "text", "unpad")}
-        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if value not in (None, {}))})"
+        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if not _is_empty(value))})"
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
@@ -72,7 +82,7 @@ def hf(
 
     Args:
         processor: what to call in place of the checkpoint's processor: a part of it (``proc.process``), or, for a model
-            that ships none, one of its own (``call(Tiles, cfg.tile_size)``, or a function of a `Scope` that makes one).
+            that ships none, one of its own (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`).
             Made once per distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
             ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those arguments that it takes.
         inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are `images`, `videos`,
@@ -86,8 +96,7 @@ def hf(
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
         for name, s in (unpad or {}).items()
     }
-    made = processor if processor is None or isinstance(processor, Expr) else Opaque(processor)
-    return HF(made, dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
+    return HF(expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
 
 
 def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:

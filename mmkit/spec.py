@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationError
 
 from .errors import SpecError
-from .expr import Expr, Value, expression, first_key, item, leaves, out, root
-from .fields import Field
+from .expr import COUNT, Condition, Count, Leaf, Node, Scope, expression, leaves, structure, tok
+from .field import Field, Shared
 from .items import ItemType, Tensor
-from .layout import Layout, embed, tok
+from .layout import Layout, LayoutLike, embed, source
 from .layout import layout as as_layout
+from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
-from .updates import Update, replace
+from .updates import EndingWith, Update, replace
 
-if TYPE_CHECKING:
-    from .generate import Classes
-    from .plan import Plan
+Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
+"""What becomes of a caller's prompt."""
 
-M = TypeVar("M", bound=type)
-_FIELD = "batched(), flat() or shared()"
+_FIELD = "batched(), flat(), shared(), derived() or constant()"
 
 
 class _Declared(BaseModel):
@@ -39,6 +37,18 @@ class _Declared(BaseModel):
             raise SpecError(f"{where}: {at}: {first['msg']}, got {first['input']!r}.") from None
         if not name.isidentifier():
             raise SpecError(where, "a name that is a Python identifier", repr(name))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return bool(self._said() == other._said())
+
+    def __hash__(self) -> int:
+        return hash(self._said())
+
+    def _said(self) -> Any:
+        """What is declared, wherever that is."""
+        return structure({key: part if key != "modalities" else [m._said() for m in part] for key, part in self})
 
     def __str__(self) -> str:
         return repr(self)
@@ -55,9 +65,9 @@ class Modality(_Declared):
         fields: the processed tensors, by the name under which the model receives them.
         process: how canonical items become these tensors.
         limit: the most items in one request; None for no limit.
-        cache: whether processed items may be kept in vLLM's processor cache: False, or an expression over `item.count`
-            (the number of items of the request) for processing that depends on it. Wanted where the declaration reads
-            `item.count`, since a cached item comes back in requests of other lengths.
+        cacheable: whether processed items may be kept in vLLM's processor cache: True, False, or a condition on
+            `item.count` (the number of items of the request) for processing that depends on it. Wanted where the
+            declaration reads `item.count`, since a cached item comes back in requests of other lengths.
         when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for image, video and
             audio, as vLLM takes them. Give a layout over ``item.length`` (rows of the embedding) where `layout` depends
@@ -65,14 +75,14 @@ class Modality(_Declared):
     """
 
     name: str
-    item: ItemType
-    layout: Layout
-    update: tuple[Update, ...]
-    fields: Mapping[str, Field]
+    item: InstanceOf[ItemType]
+    layout: InstanceOf[Layout]
+    update: tuple[InstanceOf[Update], ...]
+    fields: Mapping[str, InstanceOf[Field]]
     process: Any
     limit: Any = None
-    embeds: bool | Layout = False
-    cache: Any = True
+    embeds: bool | InstanceOf[Layout] = False
+    cacheable: Any = True
     when: Any = True
 
     def __init__(
@@ -81,15 +91,15 @@ class Modality(_Declared):
         *,
         item: ItemType,
         fields: Mapping[str, Field],
-        layout: Any = None,
-        update: Update | list[Update] | tuple[Update, ...] | None = None,
+        layout: LayoutLike | None = None,
+        update: Update | Sequence[Update] | None = None,
         placeholder: str | None = None,
-        tokens: Value = None,
+        tokens: Count | None = None,
         process: Process | None = None,
-        limit: Value = None,
-        embeds: Any = False,
-        cache: Value = True,
-        when: Value = True,
+        limit: Count | None = None,
+        embeds: bool | LayoutLike = False,
+        cacheable: Condition = True,
+        when: Condition = True,
     ) -> None:
         """Declare a modality.
 
@@ -108,7 +118,9 @@ class Modality(_Declared):
         if layout is None or update is None:
             raise SpecError(where, "layout and update", "neither" if layout is update else "one of them")
         if not isinstance(update, (Update, list, tuple)):
-            raise SpecError(f"{where}, update", "replace(), insert(), in_place() or a list of them", repr(update))
+            raise SpecError(
+                f"{where}, update", "replace(), insert(), already_expanded() or a list of them", repr(update)
+            )
         if not isinstance(fields, Mapping):
             raise SpecError(f"{where}, fields", f"a dict of {_FIELD}", repr(fields))
         for key, declared in fields.items():
@@ -126,7 +138,7 @@ class Modality(_Declared):
             process=process,
             limit=expression(limit),
             embeds=embeds if isinstance(embeds, bool) else as_layout(embeds),
-            cache=expression(cache),
+            cacheable=expression(cacheable),
             when=expression(when),
         )
         self._check(where)
@@ -140,24 +152,38 @@ class Modality(_Declared):
         if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(known) != 1):
             got = f"{self.item!r} and fields {known}"
             raise SpecError(where, "a Tensor item and one field for identity()", got)
+        if isinstance(self.process, Identity) and isinstance(self.fields[known[0]], Shared):
+            raise SpecError(where, "a batched or flat field for identity()", repr(self.fields[known[0]]))
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
             raise SpecError(where, "identity(), hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
             raise SpecError(where, f"unpad to name fields among {known}", repr(sorted(unknown)))
         for leaf in self.leaves():
-            if root(leaf) == out and (name := first_key(leaf)) not in self.fields:
-                raise SpecError(f"{where}, {leaf!r}", f"a field among {known}", repr(name), "Declare it in fields.")
-        if self.cache is True and item.count in self.leaves():
-            expected = "cache to say for which item.count processed items may be kept"
-            raise SpecError(where, expected, "none", "Write cache=False, or a condition on item.count.")
+            if leaf.root == "fields" and leaf.keys and leaf.keys[0] not in self.fields:
+                expected = f"a field among {known}"
+                raise SpecError(f"{where}, {leaf!r}", expected, repr(leaf.keys[0]), "Declare it in fields.")
+        if self.cacheable is True and COUNT in self.leaves():
+            expected = "cacheable to say for which item.count processed items may be kept"
+            raise SpecError(where, expected, "none", "Write cacheable=False, or a condition on item.count.")
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
             raise SpecError(where, expected, "one")
-        if self.embeds is True and (dynamic := [leaf for leaf in self.layout.leaves() if root(leaf) in (item, out)]):
+        if self.embeds is True and (
+            dynamic := [leaf for leaf in self.layout.leaves() if leaf.root in ("item", "fields")]
+        ):
             expected = f"a layout over item.length, because the layout depends on {dynamic[0]!r}"
             raise SpecError(f"{where}, embeds", expected, "True")
 
-    def leaves(self) -> frozenset[Expr]:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """This modality with some arguments of `Modality` changed; checked as a new one is.
+
+        Raises:
+            SpecError: as for `Modality`.
+        """
+        parts = {**dict(self), **(update or {})}
+        return type(self)(parts.pop("name"), **parts)
+
+    def leaves(self) -> frozenset[Leaf]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
         return _leaves(dict(self))
 
@@ -167,32 +193,33 @@ class Modality(_Declared):
         parts["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
         return f"Modality({', '.join([repr(name), *(f'{key}={part!r}' for key, part in parts.items())])})"
 
-    def __hash__(self) -> int:
-        return hash((self.name, self.item, self.layout, self.update, frozenset(self.fields.items()), self.limit))
 
-
-class ModelSpec(_Declared):
-    """The multimodal side of one model: its name in messages and class names, and its modalities.
-
-    Two specs are equal if they declare the same; a spec can be printed and hashed.
+class Declaration(_Declared):
+    """What a `ModelSpec` declares.
 
     Attributes:
-        name: as above.
-        modalities: as above.
-        prompt: what becomes of a caller's prompt before items are placed, whether there are any or not: a layout of
-            literal ids over `prompt`, as in ``token(prompt) + tok["<sep>"]``, or a function of a `Scope`. None leaves
-            it as it is. A prompt may come back expanded: what a layout puts around it is not put there twice, and a
+        name: the model's name in messages and class names.
+        modalities: its modalities.
+        prompt: what becomes of a caller's prompt before items are placed, whether there are any or not: `ending_with`,
+            or a function of a `Scope` to token ids. None leaves it as it is. A prompt may come back expanded: such a
             function must leave its own result as it is.
-        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the decoder's, likewise.
+        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the decoder's, likewise,
+            or ids that take its place.
     """
 
     name: str
     modalities: tuple[Modality, ...]
-    prompt: Layout | None = None
-    decoder_prompt: Layout | None = None
+    prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
+    decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     _module: str = PrivateAttr(default="__main__")
 
-    def __init__(self, name: str, *modalities: Modality, prompt: Value = None, decoder_prompt: Value = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *modalities: Modality,
+        prompt: Rewrite | None = None,
+        decoder_prompt: Rewrite | LayoutLike | None = None,
+    ) -> None:
         """Declare a model.
 
         Raises:
@@ -204,9 +231,9 @@ class ModelSpec(_Declared):
                 got = f"a {type(modality).__name__}"
                 raise SpecError(where, "modalities, each as an argument of its own", got)
         prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
-        layouts = {key: as_layout(value) for key, value in prompts.items() if value is not None}
-        self._declare(where, name=name, modalities=modalities, **layouts)
-        self._module = _calling_module()
+        rewrites = {key: _rewrite(value) for key, value in prompts.items() if value is not None}
+        self._declare(where, name=name, modalities=modalities, **rewrites)
+        self._module = calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
         arguments = sorted({m.item.argument or m.name for m in modalities})
@@ -229,118 +256,29 @@ class ModelSpec(_Declared):
         """
         return {modality.name: modality for modality in self.modalities}[name]
 
-    def bind(
-        self,
-        config: Any,
-        tokenizer: Any = None,
-        *,
-        processor: Any = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Plan:
-        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine and no vLLM is
-        needed.
-
-        Args:
-            config: the Hugging Face config of the model.
-            tokenizer: its tokenizer; None for a model that runs without one.
-            processor: its Hugging Face processor, for specs that use `proc`.
-            kwargs: `mm_processor_kwargs` for every request.
-
-        Raises:
-            SpecError: the first thing that cannot work, as for `check`.
-        """
-        from .plan import Plan
-
-        return Plan(self, config, tokenizer, processor, kwargs)
-
-    def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
-        """Raise on the first thing that cannot work with this config and tokenizer: an attribute that the config lacks,
-        a token that the vocabulary lacks, an id outside the vocabulary, a shape or limit out of range, an item without
-        placeholders.
-
-        Arguments as for `bind`.
-
-        Raises:
-            SpecError: names the modality, the part, and what to do.
-        """
-        self.bind(config, tokenizer, processor=processor)
-
-    @property
-    def classes(self) -> Classes:
-        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first use; needs vLLM.
-
-        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
-        subclassed.
-
-        Raises:
-            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
-        """
-        from .generate import classes
-
-        return classes(self)
-
-    def register(
-        self,
-        model: M | None = None,
-        *,
-        info: type | None = None,
-        dummy_inputs: type | None = None,
-        processor: type | None = None,
-    ) -> Any:
-        """Register the generated classes, and the model class itself, with vLLM. Use it as a decorator of the model
-        class.
-
-        Spawned processes (engine core, workers, the registry's inspection) register it too: the calling module is noted
-        in the environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
-
-        Args:
-            model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
-                config.
-            info: a subclass of `classes.info` to register in place of it.
-            dummy_inputs: the same for `classes.dummy_inputs`.
-            processor: the same for `classes.processor`.
-
-        Returns:
-            The model class, or a decorator if none is given.
-
-        Raises:
-            SpecError: the class cannot run the spec; see `mmkit.model.check_class`.
-            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
-        """
-        if model is None:
-            return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)
-        from .model import check_class
-        from .plugin import announce
-        from .vllm_api import register
-
-        check_class(self, model)
-        made = self.classes
-        register(
-            model,
-            info=info or made.info,
-            dummy_inputs=dummy_inputs or made.dummy_inputs,
-            processor=processor or made.processor,
-        )
-        announce(_calling_module())
-        model.mm_spec = self  # type: ignore[attr-defined]
-        return model
-
     def __repr__(self) -> str:
-        prompts = [f"{key}={v!r}" for key in ("prompt", "decoder_prompt") if (v := getattr(self, key)) is not None]
-        return f"ModelSpec({', '.join([repr(self.name), *map(repr, self.modalities), *prompts])})"
+        prompts = [
+            f"{key}={source(v)}" for key in ("prompt", "decoder_prompt") if (v := getattr(self, key)) is not None
+        ]
+        return f"{type(self).__name__}({', '.join([repr(self.name), *map(repr, self.modalities), *prompts])})"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ModelSpec):
-            return NotImplemented
-        return dict(self) == dict(other)  # wherever they are declared
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """This spec with some arguments of `ModelSpec` changed; checked as a new one is.
 
-    def __hash__(self) -> int:
-        return hash(tuple(dict(self).values()))
+        Raises:
+            SpecError: as for `ModelSpec`.
+        """
+        parts = {**dict(self), **(update or {})}
+        return type(self)(parts.pop("name"), *parts.pop("modalities"), **parts)
 
 
-def _leaves(part: Any) -> frozenset[Expr]:
+def _rewrite(value: Any) -> EndingWith | Layout:
+    return value if isinstance(value, EndingWith) else as_layout(value)
+
+
+def _leaves(part: Any) -> frozenset[Leaf]:
     """The leaves of every expression and layout in a part of a declaration."""
-    if isinstance(part, (Expr, Layout)):
+    if isinstance(part, Node):
         return leaves(part)
     if dataclasses.is_dataclass(part):
         part = [getattr(part, f.name) for f in dataclasses.fields(part)]
@@ -349,11 +287,3 @@ def _leaves(part: Any) -> frozenset[Expr]:
     elif not isinstance(part, (list, tuple)):
         return frozenset()
     return frozenset().union(*map(_leaves, part))
-
-
-def _calling_module() -> str:
-    """The module whose code calls this one, as `enum` and `typing` find it."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "__main__"))

@@ -1,130 +1,165 @@
 """Prompt updates: how layouts get into the prompt.
 
-`replace` puts a layout in place of a target, `insert` puts it at an anchor, `in_place` says that the caller writes the
-layouts. In all three a layout that already stands in the prompt is recognised and left as it is, so an expanded prompt
-is not expanded again. Items are placed in their order, or not at all.
+`replace` puts a layout in place of a target, `insert` puts it at an end of the prompt or after a prefix,
+`already_expanded` says that the caller writes the layouts. In all three a layout that already stands in the prompt is
+recognised and left as it is, so an expanded prompt is not expanded again. Items are placed in their order, or not at
+all.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 from .errors import InputError, SpecError
-from .expr import Expr, Scope, Value
-from .layout import Laid, Layout, as_text, layout, nothing
+from .expr import Leaf, Scope, Structural
+from .layout import Laid, Layout, LayoutLike, as_text, layout, nothing, source
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """A place in the prompt: its start, its end, or right after a prefix."""
+@dataclass(frozen=True, eq=False)
+class Update(Structural):
+    """One way to bring an item's layout into the prompt: `Replace`, `Insert` or `AlreadyExpanded`."""
 
-    kind: Literal["start", "end", "after"]
-    prefix: Layout = nothing
-
-    def __repr__(self) -> str:
-        return f"{self.kind}({self.prefix!r})" if self.kind == "after" else f"{self.kind}()"
-
-
-@dataclass(frozen=True)
-class Update:
-    """One way to bring an item's layout into the prompt; make it with `replace`, `insert` or `in_place`.
-
-    Attributes:
-        kind: `replace`, `in_place`, or that of the anchor.
-        target: what is replaced, or the prefix of the anchor.
-    """
-
-    kind: Literal["replace", "in_place", "start", "end", "after"]
     target: Layout = nothing
 
-    def bind(self, scope: Scope) -> Update:
+    def bind(self, scope: Scope) -> Self:
         """This update with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        return Update(self.kind, self.target.bind(scope))
+        return dataclasses.replace(self, target=self.target.bind(scope))
 
-    def leaves(self) -> frozenset[Expr]:
+    def leaves(self) -> frozenset[Leaf]:
         """Everything that the target depends on."""
         return self.target.leaves()
 
-    def resolve(self, scope: Scope) -> tuple[str, tuple[int, ...]]:
-        """The kind and the ids of the target, in the scope of one item."""
-        return self.kind, tuple(self.target.lay(scope).ids)
+    def resolve(self, scope: Scope) -> Target:
+        """The ids of the target, in the scope of one item."""
+        return tuple(self.target.lay(scope).ids)
+
+    def written(self, target: Target, laid: Laid) -> Sequence[int]:
+        """What a caller writes into the prompt for an item."""
+        return ()
+
+    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
+        """Where in the prompt the layout is inserted; None where nothing is."""
+        return None
+
+
+class Replace(Update):
+    """The layout takes the place of the target."""
+
+    def written(self, target: Target, laid: Laid) -> Sequence[int]:
+        return target
 
     def __repr__(self) -> str:
-        match self.kind:
-            case "replace":
-                return f"replace({self.target!r})"
-            case "in_place":
-                return "in_place()"
-        return f"insert({Anchor(self.kind, self.target)!r})"
+        return f"replace({source(self.target)})"
 
 
-def replace(target: Value) -> Update:
+class AlreadyExpanded(Update):
+    """The caller writes the layout."""
+
+    def written(self, target: Target, laid: Laid) -> Sequence[int]:
+        return laid.ids
+
+    def __repr__(self) -> str:
+        return "already_expanded()"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Insert(Update):
+    """The layout is inserted at an end of the prompt, or after a prefix, which is the target."""
+
+    at: Literal["start", "end", "after"] = "start"
+
+    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
+        if self.at == "end":
+            return len(prompt)
+        return len(target) if tuple(prompt[: len(target)]) == target else None
+
+    def __repr__(self) -> str:
+        return f"insert(after={source(self.target)})" if self.at == "after" else f"insert(at={self.at!r})"
+
+
+def replace(target: LayoutLike) -> Update:
     """The layout takes the place of `target`: one occurrence per item, in their order.
 
     Args:
-        target: one token (``tok["<image>"]``), a text (``tok("<image>")``), ids, or an expression over `item.index` for
-            numbered targets (``tok[fmt("<|image_{}|>", item.index + 1)]``).
+        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an expression over
+            `item.index` for numbered targets (``tok["<|image_{}|>", item.index + 1]``).
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.
     """
-    return Update("replace", layout(target))
+    return Replace(layout(target))
 
 
-def insert(anchor: Anchor) -> Update:
+def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | None = None) -> Update:
     """The layouts are inserted, in the order of the items; the caller writes nothing for them.
 
     Args:
-        anchor: `start()`, `after(prefix)` or `end()`.
+        at: before the first token of the prompt, or after the last.
+        after: a prefix, right after which they stand and with which the prompt must start: one token
+            (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
 
     Raises:
-        SpecError: anything else.
+        SpecError: neither or both.
     """
-    if not isinstance(anchor, Anchor):
-        raise SpecError("insert()", "start(), after(prefix) or end()", repr(anchor))
-    return Update(anchor.kind, anchor.prefix)
+    if (at is None) == (after is None) or at not in (None, "start", "end"):
+        got = ", ".join(f"{name}={value!r}" for name, value in (("at", at), ("after", after)) if value is not None)
+        raise SpecError("insert()", 'at="start", at="end" or after=a prefix', got or "nothing")
+    return Insert(at=at) if at else Insert(layout(after), "after")  # type: ignore[arg-type]
 
 
-def in_place() -> Update:
+def already_expanded() -> Update:
     """The caller writes the layouts into the prompt; they are found, counted and checked, never expanded."""
-    return Update("in_place")
+    return AlreadyExpanded()
 
 
-def start() -> Anchor:
-    """Before the first token of the prompt."""
-    return Anchor("start")
+Target: TypeAlias = tuple[int, ...]
+"""The ids that stand for an item in a prompt that is not expanded yet."""
 
 
-def end() -> Anchor:
-    """After the last token of the prompt."""
-    return Anchor("end")
+@dataclass(frozen=True, eq=False)
+class EndingWith(Structural):
+    """What every prompt ends with."""
+
+    ids: Layout
+
+    def bind(self, scope: Scope) -> EndingWith:
+        """This end with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
+        return EndingWith(self.ids.bind(scope))
+
+    def leaves(self) -> frozenset[Leaf]:
+        """Everything that the ids depend on."""
+        return self.ids.leaves()
+
+    def __repr__(self) -> str:
+        return f"ending_with({source(self.ids)})"
 
 
-def after(prefix: Value) -> Anchor:
-    """Right after a prefix, with which the prompt must start.
+def ending_with(ids: LayoutLike) -> EndingWith:
+    """Every prompt ends with some ids, as ``tok["<sep>"]``: they are appended where they do not stand there already.
 
-    Args:
-        prefix: one token (``tok["<s>"]``), a text (``tok("...")``) or ids.
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
     """
-    return Anchor("after", layout(prefix))
+    return EndingWith(layout(ids))
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """One way to place one item: the kind and ids of its target, and the layout that it brings."""
+    """One way to place one item: the update, the ids of its target, and the layout that it brings."""
 
-    kind: str
-    target: tuple[int, ...]
+    update: Update
+    target: Target
     laid: Laid
 
     @property
     def spelled(self) -> Sequence[int]:
         """What a caller writes into the prompt for the item: nothing where it is inserted."""
-        return {"replace": self.target, "in_place": self.laid.ids}.get(self.kind, ())
+        return self.update.written(self.target, self.laid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +178,6 @@ class Placement:
     start: int
     way: int
 
-
-Target: TypeAlias = tuple[int, ...]
-"""The ids that stand for an item in a prompt that is not expanded yet."""
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -204,7 +236,7 @@ def place(
 def may_be_split(items: Items) -> bool:
     """Whether some target has several tokens, as texts have, which may be others inside a prompt."""
     ways = {id(way): way for alternatives in items.values() for item in alternatives for way in item}
-    return any(way.kind == "replace" and len(way.target) > 1 for way in ways.values())
+    return any(isinstance(way.update, Replace) and len(way.target) > 1 for way in ways.values())
 
 
 def place_in_text(
@@ -224,13 +256,13 @@ def place_in_text(
 
     def in_text(way: Resolved) -> Resolved:
         characters = spelled(tuple(way.laid.ids))
-        return Resolved(way.kind, spelled(way.target), Laid(list(characters), bytes(len(characters))))
+        return Resolved(way.update, spelled(way.target), Laid(list(characters), bytes(len(characters))))
 
     known = {id(way): in_text(way) for ways in items.values() for alternatives in ways for way in alternatives}
     texts = {name: [[known[id(way)] for way in alternatives] for alternatives in ways] for name, ways in items.items()}
     left = {spelled(target): name for target, name in surplus.items()}
     written, _ = place(list(spelled(tuple(prompt))), texts, where, left, ("targets",))
-    return place(tok(as_text(written)), items, where, surplus, ("layouts",))
+    return place(tok.text(as_text(written)), items, where, surplus, ("layouts",))
 
 
 class _Unfit(Exception):
@@ -287,7 +319,8 @@ class _Pass:
     def _order(self, match: _Match) -> tuple[int, bool]:
         """What is inserted at the end stays there in an empty prompt too."""
         begin, _, modality, index, way = match
-        return begin, self.items[modality][index][way].kind == "end"
+        update = self.items[modality][index][way].update
+        return begin, isinstance(update, Insert) and update.at == "end"
 
     def _searched(self, searching: dict[str, int]) -> Iterator[_Match]:
         """The matches of the items of some modalities, each from the one that `searching` says, from left to right."""
@@ -311,22 +344,17 @@ class _Pass:
         if self.reading != "targets":
             return None
         for number, way in enumerate(ways):
-            if way.kind in ("replace", "in_place"):
-                continue
-            if way.kind == "end":
-                return len(self.prompt), number
-            prefix = list(way.target)
-            if self.prompt[: len(prefix)] == prefix:
-                return len(prefix), number
+            if (anchor := way.update.anchor(self.prompt, way.target)) is not None:
+                return anchor, number
         return None
 
     def _search(self, ways: Sequence[Resolved], cursor: int) -> tuple[int, int, int] | None:
         """The first match at or after the cursor: begin, end, alternative."""
         sought: list[tuple[str, int]] = []
         for number, way in enumerate(ways):
-            if self.reading != "targets" or way.kind == "in_place":
+            if self.reading != "targets" or isinstance(way.update, AlreadyExpanded):
                 sought.append((way.laid.text, number))
-            if self.reading != "layouts" and way.kind == "replace":
+            if self.reading != "layouts" and isinstance(way.update, Replace):
                 sought.append((as_text(way.target), number))
         sought = [(text, number) for text, number in sought if text]
         # in steps that grow, so that no item looks to the end of the prompt for the alternative that is not there
@@ -347,7 +375,9 @@ class _Pass:
         for modality, items in self.items.items():
             ways = {id(way): way for alternatives in items for way in alternatives}.values()  # few differ
             embeds[modality] = own = frozenset().union(*{way.laid.embed_ids for way in ways})
-            targets[modality] = {way.target for way in ways if way.kind == "replace" and own.isdisjoint(way.target)}
+            targets[modality] = {
+                way.target for way in ways if isinstance(way.update, Replace) and own.isdisjoint(way.target)
+            }
         begins = {target[0] for found in (*targets.values(), self.surplus) for target in found}
         if all(map(begins.union(*embeds.values()).isdisjoint, rest)):
             return
@@ -360,7 +390,7 @@ class _Pass:
     def _not_found(self, modality: str, index: int) -> NoReturn:
         ways, where = self.items[modality], f"{self.where}.{modality}"
         way = ways[index][0]
-        if way.kind == "after":
+        if isinstance(way.update, Insert):  # only a prefix may be missing
             got = f"one that starts with {_brief(self.prompt[: len(way.target)])}"
             raise NotFound(where, f"a prompt that starts with {_brief(way.target)}", got)
         # item-numbered targets, or layouts of several lengths in place
@@ -373,7 +403,7 @@ class _Pass:
         ways, where = self.items[modality], f"{self.where}.{modality}"
         way, n = ways[0][0], len(ways)
         stray = sum(token in way.laid.embed_ids for token in self.prompt)
-        if way.kind not in ("replace", "in_place"):
+        if isinstance(way.update, Insert):
             remedy = "Leave them out: the items' placeholders are inserted."
             raise error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
         target = _sought(way)
@@ -415,7 +445,7 @@ def _surplus(target: Target, surplus: Mapping[Target, str], where: str) -> NoRet
 
 def _sought(way: Resolved) -> tuple[int, ...]:
     """The ids that stand for an item in a prompt that is not expanded yet."""
-    return way.target if way.kind == "replace" else tuple(way.laid.ids)
+    return way.target if isinstance(way.update, Replace) else tuple(way.laid.ids)
 
 
 def _brief(ids: Sequence[Any]) -> str:

@@ -13,7 +13,8 @@ _SHORT = 256
 
 
 class Vocabulary:
-    """Read-only view of a Hugging Face tokenizer: ``v["<image>"]`` is an id, ``v("some text")`` a list of ids.
+    """Read-only view of a Hugging Face tokenizer: the forms of the
+    root `tok`, with values in place of expressions. ``v["<image>"]`` is an id, ``v.text("some text")`` a list of ids.
 
     Args:
         tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`. Its special tokens
@@ -37,12 +38,15 @@ class Vocabulary:
         special = {*added.values(), *getattr(self.tokenizer, "all_special_ids", ())}
         return frozenset(special.difference(self.tokenizer.encode("", add_special_tokens=True)))
 
-    def __getitem__(self, token: str) -> int:
-        """The id of one token.
+    def __getitem__(self, token: str | tuple[Any, ...]) -> int:
+        """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
 
         Raises:
             SpecError: the vocabulary lacks it.
         """
+        if isinstance(token, tuple):
+            template, *values = token
+            token = template.format(*values)
         if not isinstance(token, str):
             raise SpecError(f"tok[{token!r}]", "the text of one token", type(token).__name__, "Use an id as it is.")
         try:
@@ -52,15 +56,17 @@ class Vocabulary:
             hint = f" Near: {', '.join(map(repr, near))}." if near else ""
             raise SpecError(
                 f"tok[{token!r}]: expected a token of the vocabulary, got a text that is none.{hint} "
-                f"Use tok({token!r}) for a text that the tokenizer splits."
+                f"Use tok.text({token!r}) for a text that the tokenizer splits."
             ) from None
 
-    def __contains__(self, token: str) -> bool:
+    def has(self, token: str, *values: Any) -> bool:
         """Whether the vocabulary has this token."""
-        return token in self._ids
+        return (token.format(*values) if values else token) in self._ids
 
-    def __call__(self, text: str) -> list[int]:
+    def text(self, text: str, *values: Any) -> list[int]:
         """The ids of a text, encoded without special tokens."""
+        if values:
+            text = text.format(*values)
         encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__  # prompts are not worth keeping
         return list(encode(text))
 

@@ -1,6 +1,6 @@
 """BLIP-2: a fixed number of query tokens in front of the prompt."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, insert, start, tok
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, insert, tok
 
 BLIP2 = ModelSpec(
     "blip2",
@@ -8,7 +8,7 @@ BLIP2 = ModelSpec(
         "image",
         item=Image(largest=(cfg.vision_config.image_size, cfg.vision_config.image_size)),
         layout=embed(tok["<image>"]) * cfg.num_query_tokens,
-        update=insert(start()),
+        update=insert(at="start"),
         fields={"pixel_values": batched()},
         limit=1,
         embeds=True,

@@ -1,6 +1,6 @@
 """Chameleon: image tokens between a start and an end token; every prompt ends with the separator of a turn."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, proc, prompt, replace, tok, token
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, ending_with, hf, proc, replace, tok
 
 CHAMELEON = ModelSpec(
     "chameleon",
@@ -15,5 +15,5 @@ CHAMELEON = ModelSpec(
         process=hf(text=proc.image_token),
         limit=1,
     ),
-    prompt=token(prompt) + tok["<reserved08706>"],
+    prompt=ending_with(tok["<reserved08706>"]),
 )

@@ -11,34 +11,35 @@ from mmkit import (
     Modality,
     ModelSpec,
     batched,
-    call,
     ceil_div,
     cfg,
     embed,
+    fields,
     flat,
     hf,
     item,
-    out,
+    later,
     proc,
     replace,
     tok,
 )
 
 
+@later
 def most_tiles(resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
     """(width, height) of the grid with the most tiles, of several the one with the most rows, which end in newlines."""
     return max(resolutions, key=lambda size: (size[0] * size[1], size[1]))
 
 
 side = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
-columns, rows = out.images_spatial_crop[0], out.images_spatial_crop[1]
+columns, rows = fields.images_spatial_crop[0], fields.images_spatial_crop[1]
 image = embed(tok[proc.image_token])
 
 DEEPSEEK_VL2 = ModelSpec(
     "deepseek_vl2",
     Modality(
         "image",
-        item=Image(largest=call(most_tiles, cfg.candidate_resolutions)),
+        item=Image(largest=most_tiles(cfg.candidate_resolutions)),
         layout=image * (side * (side + 1) + 1 + rows * side * (columns * side + 1)),
         update=replace(tok[proc.image_token]),
         fields={
@@ -46,7 +47,7 @@ DEEPSEEK_VL2 = ModelSpec(
             "images_spatial_crop": batched(keep_on_cpu=True),
         },
         process=hf(text=proc.image_token),
-        cache=item.count <= 2,
+        cacheable=item.count <= 2,
         embeds=image * item.length,
     ),
 )

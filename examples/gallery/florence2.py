@@ -3,7 +3,7 @@
 The decoder starts with the end-of-sequence token.
 """
 
-from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, insert, proc, start, token
+from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, insert, proc
 
 
 def task(s: Scope) -> list[int]:
@@ -12,7 +12,7 @@ def task(s: Scope) -> list[int]:
     body = s.prompt[len(lead) :]
     tail = body[-1:] if body[-1:] == [s.cfg.eos_token_id] else []
     text = s.tok.decode(body[: len(body) - len(tail)])
-    return [*lead, *s.tok(s.proc._construct_prompts([text])[0]), *tail]
+    return [*lead, *s.tok.text(s.proc._construct_prompts([text])[0]), *tail]
 
 
 FLORENCE2 = ModelSpec(
@@ -21,11 +21,11 @@ FLORENCE2 = ModelSpec(
         "image",
         item=Image(largest=(cfg.projection_dim, cfg.projection_dim)),
         layout=embed(cfg.pad_token_id) * proc.image_seq_length,
-        update=insert(start()),
+        update=insert(at="start"),
         fields={"pixel_values": batched()},
         process=hf(proc.image_processor),
         limit=1,
     ),
     prompt=task,
-    decoder_prompt=token(cfg.eos_token_id),
+    decoder_prompt=cfg.eos_token_id,
 )

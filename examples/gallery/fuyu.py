@@ -5,45 +5,38 @@ Every prompt ends with the token that begins the answer.
 """
 
 from collections.abc import Callable
+from math import floor
 from typing import Any
 
 from mmkit import (
     Image,
     Modality,
     ModelSpec,
-    Scope,
-    batched,
-    call,
     ceil_div,
     cfg,
+    derived,
     embed,
+    ending_with,
+    fields,
     flat,
-    floor,
     hf,
     insert,
     item,
+    kwargs,
+    later,
     minimum,
-    option,
-    out,
     proc,
     replace,
-    start,
     tok,
-    token,
 )
 
-size, patch = option("size", proc.image_processor.size), proc.image_processor.patch_size
+size, patch = kwargs.get("size", proc.image_processor.size), proc.image_processor.patch_size
 scale = minimum(1, size["height"] / item.height, size["width"] / item.width)
 columns = ceil_div(floor(item.width * scale), patch["width"])
 rows = ceil_div(floor(item.height * scale), patch["height"])
 
 
-def answered(s: Scope) -> list[int]:
-    """The prompt, with the token that begins the answer at its end."""
-    begin = s.tok["<0x04>"]
-    return s.prompt if s.prompt[-1:] == [begin] else [*s.prompt, begin]
-
-
+@later
 def flat_patches(processor: Any) -> Callable[..., dict[str, Any]]:
     """Called like the processor. Up to transformers 5.10 its patches have another dimension, of one."""
     return lambda **inputs: {"image_patches": processor(**inputs)["image_patches"].flatten(0, -2)}
@@ -54,14 +47,14 @@ FUYU = ModelSpec(
     Modality(
         "image",
         item=Image(largest=(size["width"], size["height"])),
-        layout=(embed(tok["|SPEAKER|"]) * columns + tok["|NEWLINE|"]) * rows + token(cfg.bos_token_id),
-        update=[replace(tok["|ENDOFTEXT|"]), insert(start())],
+        layout=(embed(tok["|SPEAKER|"]) * columns + tok["|NEWLINE|"]) * rows + cfg.bos_token_id,
+        update=[replace(tok["|ENDOFTEXT|"]), insert(at="start")],
         fields={
-            "image_patches": flat(out.patches_per_image),
-            "patches_per_image": batched(value=columns * rows, dtype="int64"),
+            "image_patches": flat(fields.patches_per_image),
+            "patches_per_image": derived(columns * rows, dtype="int64"),
         },
-        process=hf(call(flat_patches, proc)),
+        process=hf(flat_patches(proc)),
         limit=1,
     ),
-    prompt=answered,
+    prompt=ending_with(tok["<0x04>"]),
 )

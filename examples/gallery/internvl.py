@@ -4,6 +4,7 @@ InternVL ships no Hugging Face processor; `Tiles` is one.
 """
 
 from collections.abc import Sequence
+from math import floor
 
 import numpy as np
 import torch
@@ -15,19 +16,17 @@ from mmkit import (
     ModelSpec,
     Video,
     batched,
-    call,
     cfg,
+    constant,
     each,
     embed,
+    fields,
     flat,
-    floor,
-    fmt,
     hf,
     item,
-    option,
-    out,
+    kwargs,
+    later,
     replace,
-    shared,
     tok,
     where,
 )
@@ -91,6 +90,7 @@ class Tiles:
         return (pixels.permute(0, 3, 1, 2).float().div(255) - mean) / std
 
 
+@later
 def most_tiles(size: int, least: int, most: int) -> tuple[int, int]:
     """(width, height) of an image that fills a grid of the most tiles."""
     columns, rows = grids(least, most)[-1]
@@ -98,17 +98,18 @@ def most_tiles(size: int, least: int, most: int) -> tuple[int, int]:
 
 
 size = cfg.vision_config.image_size
-tiled = option("dynamic_image_size", cfg.dynamic_image_size)
-least = where(tiled, option("min_dynamic_patch", cfg.min_dynamic_patch), 1)
-most = where(tiled, option("max_dynamic_patch", cfg.max_dynamic_patch), 1)
-tiles = hf(call(Tiles, size, least, most, option("use_thumbnail", cfg.use_thumbnail)))
+tiled = kwargs.get("dynamic_image_size", cfg.dynamic_image_size)
+least = where(tiled, kwargs.get("min_dynamic_patch", cfg.min_dynamic_patch), 1)
+most = where(tiled, kwargs.get("max_dynamic_patch", cfg.max_dynamic_patch), 1)
+tiles = hf(later(Tiles)(size, least, most, kwargs.get("use_thumbnail", cfg.use_thumbnail)))
 rows_per_tile = floor((size // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
 context = tok["<IMG_CONTEXT>"]
-VIDEO_CONTEXT = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>")
-video_context = tok[call(VIDEO_CONTEXT.get, cfg.llm_config.model_type)]
+VIDEO_TOKENS = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>")
+video_token = later(VIDEO_TOKENS.get)(cfg.llm_config.model_type)
+video_context = tok[video_token]
 
 
-def tile(token, count=1):
+def tile(token, count):
     """Tiles between start and end token."""
     return tok["<img>"] + embed(token) * (rows_per_tile * count) + tok["</img>"]
 
@@ -117,13 +118,13 @@ INTERNVL = ModelSpec(
     "internvl",
     Modality(
         "image",
-        item=Image(largest=call(most_tiles, size, least, most)),
-        layout=tile(context, out.image_num_patches),
-        update=replace(tok("<image>")),
+        item=Image(largest=most_tiles(size, least, most)),
+        layout=tile(context, fields.image_num_patches),
+        update=replace(tok.text("<image>")),
         fields={
-            "pixel_values_flat": flat(out.image_num_patches),
+            "pixel_values_flat": flat(fields.image_num_patches),
             "image_num_patches": batched(keep_on_cpu=True),
-            "image_token_id": shared(value=context, dtype="int64", keep_on_cpu=True),
+            "image_token_id": constant(context, dtype="int64", keep_on_cpu=True),
         },
         process=tiles,
         embeds=tok["<img>"] + embed(context) * item.length + tok["</img>"],
@@ -131,14 +132,14 @@ INTERNVL = ModelSpec(
     Modality(
         "video",
         item=Video(largest=(32, size, size)),
-        layout=each(out.video_num_patches, lambda i: tok(fmt("Frame{}: ", i + 1)) + tile(video_context)),
-        update=replace(tok("<video>")),
+        layout=each(fields.video_num_patches, lambda i: tok.text("Frame{}: ", i + 1) + tile(video_context, 1)),
+        update=replace(tok.text("<video>")),
         fields={
-            "pixel_values_flat_video": flat(out.video_num_patches),
+            "pixel_values_flat_video": flat(fields.video_num_patches),
             "video_num_patches": batched(keep_on_cpu=True),
-            "video_token_id": shared(value=video_context, dtype="int64", keep_on_cpu=True),
+            "video_token_id": constant(video_context, dtype="int64", keep_on_cpu=True),
         },
         process=tiles,
-        when=lambda s: VIDEO_CONTEXT.get(s.cfg.llm_config.model_type) in s.tok,
+        when=tok.has(video_token),
     ),
 )

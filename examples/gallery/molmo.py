@@ -12,19 +12,17 @@ from mmkit import (
     Modality,
     ModelSpec,
     Scope,
-    after,
-    batched,
-    call,
     ceil_div,
+    constant,
+    derived,
     embed,
-    equal,
+    fields,
     flat,
     hf,
     insert,
     item,
-    out,
+    later,
     proc,
-    shared,
     tok,
     where,
 )
@@ -38,6 +36,7 @@ def grids(most: int) -> list[tuple[int, int]]:
     return sorted(((i, j) for i in sizes for j in sizes if i * j <= most), key=lambda grid: grid[0] * grid[1])
 
 
+@later
 def best_grid(height: int, width: int, window: int, most: int) -> tuple[int, int]:
     """(rows, columns) of crops, `window` pixels each: the least enlargement, else the least reduction."""
     candidates = np.array(grids(most), dtype=np.int32)
@@ -47,6 +46,7 @@ def best_grid(height: int, width: int, window: int, most: int) -> tuple[int, int
     return tuple(candidates[best].tolist())
 
 
+@later
 def sizes_of_grids(most: int, size: Sequence[int]) -> list[tuple[int, int]]:
     """(width, height) of the images that fill each grid."""
     return [(size[1] * i, size[0] * j) for i, j in grids(most)]
@@ -57,7 +57,7 @@ patch, left, right = crops.image_patch_size, crops.overlap_margins[0], crops.ove
 view = crops.base_image_input_size[0] // patch  # patches per side of a crop
 window = view - left - right  # of them, those that no neighbour shows
 margins = patch * (left + right)
-grid = call(best_grid, item.height - margins, item.width - margins, patch * window, crops.max_crops)
+grid = best_grid(item.height - margins, item.width - margins, patch * window, crops.max_crops)
 
 
 def pooled(count):
@@ -65,7 +65,7 @@ def pooled(count):
     several = (
         ceil_div(window + left, POOLING) + (count - 2) * ceil_div(window, POOLING) + ceil_div(window + right, POOLING)
     )
-    return where(equal(count, 1), ceil_div(view, POOLING), several)
+    return where(count == 1, ceil_div(view, POOLING), several)
 
 
 def block(columns, rows):
@@ -78,22 +78,22 @@ def text_after_space(s: Scope) -> list[int]:
     begin, patch = [s.tok["<|endoftext|>"], s.tok["<im_start>"]], s.tok["<im_patch>"]
     if s.prompt[:2] == begin and patch in s.prompt:
         return s.prompt
-    return [s.tok["<|endoftext|>"], *s.tok(" " + s.tok.decode(s.prompt))]
+    return [s.tok["<|endoftext|>"], *s.tok.text(" " + s.tok.decode(s.prompt))]
 
 
 MOLMO = ModelSpec(
     "molmo",
     Modality(
         "image",
-        item=Image(largest=call(sizes_of_grids, crops.max_crops, crops.base_image_input_size)),
+        item=Image(largest=sizes_of_grids(crops.max_crops, crops.base_image_input_size)),
         layout=block(crops.image_token_length_w, crops.image_token_length_h) + block(pooled(grid[1]), pooled(grid[0])),
-        update=insert(after(tok["<|endoftext|>"])),
+        update=insert(after=tok["<|endoftext|>"]),
         fields={
-            "images": flat(out.num_crops),
-            "image_masks": flat(out.num_crops),
-            "image_input_idx": flat(out.num_crops),
-            "num_crops": batched(value=grid[0] * grid[1] + 1, dtype="int64", keep_on_cpu=True),
-            "img_patch_id": shared(value=tok["<im_patch>"], keep_on_cpu=True),
+            "images": flat(fields.num_crops),
+            "image_masks": flat(fields.num_crops),
+            "image_input_idx": flat(fields.num_crops),
+            "num_crops": derived(grid[0] * grid[1] + 1, dtype="int64", keep_on_cpu=True),
+            "img_patch_id": constant(tok["<im_patch>"], keep_on_cpu=True),
         },
         process=hf(proc.process, text=""),
     ),

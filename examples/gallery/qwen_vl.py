@@ -5,11 +5,12 @@ What a prompt has between the two, the picture's path or padding, is dropped.
 
 from transformers import CLIPImageProcessor
 
-from mmkit import Image, Modality, ModelSpec, Scope, batched, call, cfg, embed, hf, replace, tok
+from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, later, literal, replace, tok
 
 size = cfg.visual["image_size"]
 
 
+@later
 def pictures(side: int) -> CLIPImageProcessor:
     """CLIP's processing at the model's size, without the crop."""
     return CLIPImageProcessor(size={"height": side, "width": side}, do_center_crop=False)
@@ -32,9 +33,9 @@ QWEN_VL = ModelSpec(
         "image",
         item=Image(largest=(size, size)),
         layout=tok["<img>"] + embed(tok["<imgpad>"]) * (size // cfg.visual["patch_size"] // 2) ** 2 + tok["</img>"],
-        update=replace(tok["<img>"] + tok["</img>"]),
+        update=replace(literal(tok["<img>"], tok["</img>"])),
         fields={"pixel_values": batched()},
-        process=hf(call(pictures, size)),
+        process=hf(pictures(size)),
         embeds=True,
     ),
     prompt=without_paths,

@@ -1,10 +1,10 @@
 """The multimodal side of LLaVA: an image becomes one position per patch of the vision tower."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, equal, hf, proc, replace, where
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, proc, replace, where
 
 SIDE = cfg.vision_config.image_size
 PATCHES = (SIDE // cfg.vision_config.patch_size) ** 2
-CLASS_TOKEN = where(equal(cfg.vision_feature_select_strategy, "full"), 1, 0)
+CLASS_TOKEN = where(cfg.vision_feature_select_strategy == "full", 1, 0)
 
 LLAVA_LIKE = ModelSpec(
     "llava_like",

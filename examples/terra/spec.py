@@ -1,6 +1,6 @@
 """The multimodal side of Terra: one action per frame, six positions of the prompt each."""
 
-from mmkit import Modality, ModelSpec, Tensor, batched, cfg, embed, in_place
+from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
 
 TERRA = ModelSpec(
     "terra",
@@ -10,7 +10,7 @@ TERRA = ModelSpec(
         item=Tensor(shape=(cfg.num_action_tokens, cfg.action_dim), bound=1000.0),
         # pad is a reserved id inside the vocabulary, and the prompts carry it at every action position
         layout=embed(cfg.pad_token_id) * cfg.num_action_tokens,
-        update=in_place(),
+        update=already_expanded(),
         fields={"actions": batched(shape=(cfg.num_action_tokens, cfg.action_dim), dtype="float32")},
         # the last frame has no action
         limit=cfg.num_temporal_embeddings - 1,

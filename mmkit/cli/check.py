@@ -12,14 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import SpecError
-from ..expr import Scope, evaluate
-from ..fields import batched
+from ..expr import Scope, truth
+from ..field import batched
 from ..items import Tensor
 from ..layout import Layout, embed
+from ..model_spec import ModelSpec
 from ..plan import BoundModality, Plan
 from ..process import HF
-from ..spec import Modality, ModelSpec
-from ..updates import in_place
+from ..spec import Modality
+from ..updates import already_expanded
 from .common import UsageError, open_checkpoint, plural
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
 
 def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]:
     where = f"{spec.name}.{modality.name}"
-    if errors := _refusals(lambda: evaluate(modality.when, scope), f"{where}, when"):
+    if errors := _refusals(lambda: truth(modality.when, scope), f"{where}, when"):
         return errors
-    if not evaluate(modality.when, scope):
+    if not truth(modality.when, scope):
         return []
     errors = [e for part, bind in _parts(modality, scope) for e in _refusals(bind, f"{where}, {part}")]
     errors += _refusals(lambda: BoundModality(_limited(modality), where, scope))
@@ -144,7 +145,7 @@ def _limited(modality: Modality) -> Modality:
     """A modality of which nothing but the limit can fail to bind."""
     name, limit = modality.name, modality.limit
     return Modality(
-        name, item=Tensor(shape=()), layout=embed(0), update=in_place(), fields={name: batched()}, limit=limit
+        name, item=Tensor(shape=()), layout=embed(0), update=already_expanded(), fields={name: batched()}, limit=limit
     )
 
 

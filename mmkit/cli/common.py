@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import MmkitError, SpecError
 from ..expr import Scope
-from ..spec import ModelSpec
+from ..model_spec import ModelSpec
 from ..vocabulary import Vocabulary
 
 TARGET = "package.module:SPEC"

@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..errors import MmkitError
-from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, root
+from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
 from ..items import Audio, Image, ItemType, Tensor, Video, shape_text
 from ..layout import Fixed, Layout, nothing
+from ..model_spec import ModelSpec
 from ..plan import BoundModality
-from ..spec import Modality, ModelSpec
+from ..spec import Modality
 from .runs import notation, runs
 
 
@@ -56,7 +57,9 @@ class Names:
         """The variables of the module that declares a spec."""
         found = getattr(sys.modules.get(spec._module), "__dict__", {})
         nodes = {name: value for name, value in found.items() if isinstance(value, Node)}
-        return cls({name: value for name, value in nodes.items() if not isinstance(value, Root) and value != nothing})
+        return cls(
+            {name: value for name, value in nodes.items() if not isinstance(value, Root) and not same(value, nothing)}
+        )
 
     def bound(self, scope: Scope) -> Names:
         """The same variables with everything known in place; those that are known altogether are left out."""
@@ -80,7 +83,7 @@ class Names:
 
     def _in(self, part: Any, but: str = "") -> Any:
         for name, value in self.known.items():
-            if name != but and type(part) is type(value) and part == value:
+            if name != but and type(part) is type(value) and same(part, value):
                 self.used[name] = None
                 return _NamedLayout(name) if isinstance(part, Layout) else _Named(name)
         if isinstance(part, Node):
@@ -100,7 +103,8 @@ def _source(part: Any) -> str:
     if not isinstance(part, ItemType) or not is_dataclass(part):
         return getattr(part, "__qualname__", repr(part))
     stated = [(f, getattr(part, f.name)) for f in fields(part)]
-    return f"{type(part).__name__}({', '.join(f'{f.name}={value!r}' for f, value in stated if value != f.default)})"
+    options = [f"{f.name}={value!r}" for f, value in stated if not same(value, f.default)]
+    return f"{type(part).__name__}({', '.join(options)})"
 
 
 def used_variables(names: Names, scope: Scope | None) -> list[Part]:
@@ -144,7 +148,7 @@ def declared_parts(
     made.append(Part("process", write(modality.process)))
     if modality.limit is not None:
         made.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
-    for name, default in (("embeds", False), ("cache", True), ("when", True)):
+    for name, default in (("embeds", False), ("cacheable", True), ("when", True)):
         if (declared := getattr(modality, name)) is not default:
             made.append(Part(name, write(declared)))
     return made
@@ -180,7 +184,7 @@ def _layout_value(layout: Layout, names: Names) -> str:
 
 def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
     """The values of what the declaration reads from the config, the processor and the vocabulary."""
-    static = {leaf for leaf in modality.leaves() if _is_static(leaf) and leaf != root(leaf)}
+    static = [leaf.expr for leaf in modality.leaves() if leaf.root in STATIC and leaf.keys]
     found = {}
     for leaf in [*sorted(static, key=repr), *_tokens(modality)]:
         try:
@@ -201,25 +205,21 @@ def _plain(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
-def _is_static(leaf: Expr) -> bool:
-    return isinstance(root(leaf), Root) and repr(root(leaf)) in STATIC
-
-
 def _is_known(part: Any) -> bool:
     """Whether an expression or a layout has a value once it is bound."""
-    return all(map(_is_static, leaves(part)))
+    return all(leaf.root in STATIC for leaf in leaves(part))
 
 
 def _tokens(modality: Modality) -> list[Expr]:
     """The tokens of the vocabulary that the layout and the targets name, apart from numbered ones."""
-    found: dict[Expr, None] = {}
+    found: dict[str, Expr] = {}
 
     def visit(part: Any) -> None:
         if isinstance(part, Token) and _is_known(part):
-            found[part] = None
+            found[repr(part)] = part
         for inner in part._parts() if isinstance(part, Node) else ():
             visit(inner)
 
     for part in (modality.layout, *(update.target for update in modality.update)):
         visit(part)
-    return list(found)
+    return list(found.values())

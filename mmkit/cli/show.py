@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -16,10 +17,12 @@ import torch
 from rich.console import Console
 
 from ..errors import InputError, MmkitError
+from ..field import Flat, Shared
 from ..items import Audio, Between, Image, ItemType, Tensor, Video, shape_text
 from ..layout import as_text
+from ..model_spec import ModelSpec
 from ..plan import BoundModality, Plan
-from ..spec import Modality, ModelSpec
+from ..spec import Modality
 from .common import Opened, UsageError, brief, open_checkpoint, reason, write
 from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
@@ -145,9 +148,8 @@ def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
         return torch.zeros(sizes, dtype=kind.torch_dtype)
     if 0 in sizes:
         raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
-    largest = sizes[0] if isinstance(kind, Audio) else (sizes,)
-    kind = Video(largest, kind.metadata) if isinstance(kind, Video) else type(kind)(largest=largest)  # type: ignore[call-arg]
-    return kind.candidates()[0]
+    largest: Any = sizes[0] if isinstance(kind, Audio) else (sizes,)
+    return dataclasses.replace(kind, largest=largest).candidates()[0]  # type: ignore[type-var]
 
 
 def _read(path: Path, where: str) -> Any:
@@ -360,9 +362,9 @@ def _fields(modality: BoundModality, parts: Sequence[Mapping[str, Any]]) -> list
         values = [part[name] for part in parts]
         field = modality.fields.get(name)
         places = [f"[{index}]" for index in range(len(parts))]
-        if field and field.kind == "shared":
+        if isinstance(field, Shared):
             places = [""] * len(parts)
-        elif field and field.kind == "flat":
+        elif isinstance(field, Flat):
             ends = [0, *accumulate(int(np.shape(value)[field.dim]) for value in values)]
             before = ":, " * field.dim
             places = [f"[{before}{ends[i]}:{ends[i + 1]}]" for i in range(len(parts))]

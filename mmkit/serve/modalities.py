@@ -9,6 +9,7 @@ import torch
 
 from ..items import Audio, Between, Image, Tensor, Video
 from ..plan import BoundModality
+from ..updates import AlreadyExpanded
 from .protocol import Modalities, ModalityInfo, ServerLimits
 from .wire import encode
 
@@ -46,7 +47,7 @@ def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
         limit=limit,
         largest_tokens=modality.largest()[1] if known else None,
         placeholder=list(spelled.pop()) if len(spelled) == 1 and not modality.depends_on_index else None,
-        in_place=modality.updates[0].kind == "in_place",
+        in_place=isinstance(modality.updates[0], AlreadyExpanded),
         embeds=modality.embeds_field if modality.embeds is not None else None,
         example=_example(modality),
     )

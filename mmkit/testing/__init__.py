@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from hypothesis.stateful import run_state_machine_as_test
 
-from ..spec import ModelSpec
+from ..model_spec import ModelSpec
 from ..vllm_api import harness
 from .laws import LAWS, Law, NotApplicable, Violation
 from .strategies import AudioSample, ImageSample, Request, Sample, TensorSample, VideoSample, items, prompts

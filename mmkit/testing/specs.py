@@ -16,12 +16,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ..expr import Expr, cfg, item, out, where
-from ..fields import batched, flat, shared
+from ..expr import cfg, fields, item, tok, where
+from ..field import Flat, batched, constant, derived, flat
 from ..items import Tensor, between
-from ..layout import Layout, each, embed, nothing, tok, token
-from ..spec import Modality, ModelSpec
-from ..updates import Update, after, end, in_place, insert, replace, start
+from ..layout import Layout, each, embed, literal, nothing
+from ..model_spec import ModelSpec
+from ..spec import Modality
+from ..updates import Update, already_expanded, ending_with, insert, replace
 
 __all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs"]
 
@@ -83,21 +84,21 @@ class ModalitySample:
         target, placeholder, *_ = MARKS[self.name]
         kinds = {
             "replace": replace(tok[target]),
-            "replace text": replace(tok[target] + tok["a"]),
-            "start": insert(start()),
-            "end": insert(end()),
-            "after": insert(after(tok["<s>"])),
-            "in place": in_place(),
+            "replace text": replace(literal(tok[target], tok["a"])),
+            "start": insert(at="start"),
+            "end": insert(at="end"),
+            "after": insert(after=tok["<s>"]),
+            "in place": already_expanded(),
         }
         ways: list[Update] = [kinds[kind] for kind in self.updates]
-        data, derived, common = f"{self.name}_data", f"{self.name}_length", f"{self.name}_common"
+        data, length, common = f"{self.name}_data", f"{self.name}_length", f"{self.name}_common"
         declared = {
             "batched": {data: batched()},
             "flat": {data: flat(item.length)},
-            "derived": {derived: batched(value=item.length, dtype="int64"), data: flat(out[derived])},
-            "shared": {data: batched(), common: shared(value=cfg.two, dtype="int32")},
+            "derived": {length: derived(item.length, dtype="int64"), data: flat(fields[length])},
+            "shared": {data: batched(), common: constant(cfg.two, dtype="int32")},
         }
-        fields = {key: value for kind in self.fields for key, value in declared[kind].items()}
+        parts = {key: value for kind in self.fields for key, value in declared[kind].items()}
         return Modality(
             self.name,
             # a longer item need not have more placeholders
@@ -105,8 +106,8 @@ class ModalitySample:
             # an item has at least one placeholder
             layout=embed(tok[placeholder]) + _build(self.tree, self.name, None),
             update=ways,
-            fields=fields,
-            process=_Process(data, isinstance(fields[data].sizes, Expr)),
+            fields=parts,
+            process=_Process(data, isinstance(parts[data], Flat)),
             embeds=self.embeds,
         )
 
@@ -135,8 +136,7 @@ def _number(value: Any, element: Any) -> Any:
 def _build(tree: Tree, name: str, element: Any) -> Layout:
     match tree:
         case ("literal", n):
-            literal: Layout = tok[MARKS[name][2 + n]]
-            return literal
+            return literal(tok[MARKS[name][2 + n]])
         case ("embed",):
             return embed(tok[MARKS[name][1]])
         case ("repeat", body, count):
@@ -149,10 +149,7 @@ def _build(tree: Tree, name: str, element: Any) -> Layout:
             return made
         case ("where", limit, then, other):
             # a layout inside where() is chosen per item
-            chosen: Layout = token(
-                where(item.length > limit, _build(then, name, element), _build(other, name, element))
-            )
-            return chosen
+            return literal(where(item.length > limit, _build(then, name, element), _build(other, name, element)))
     _, over, body, sep = tree
     separator = nothing if sep is None else _build(sep, name, element)
     return each(_number(over, element), lambda x: _build(body, name, x), sep=separator)
@@ -172,10 +169,8 @@ class SpecSample:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        from ..expr import prompt
-
-        options = {"prompt": token(prompt) + tok["</s>"]} if self.suffix else {}
-        return ModelSpec("made_up", *(sample.build() for sample in self.modalities), **options)
+        modalities = (sample.build() for sample in self.modalities)
+        return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None)
 
 
 @cache

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..items import Audio, Image, Video
+from ..model_spec import ModelSpec
 from ..plan import Plan
-from ..spec import ModelSpec
 from ..vllm_api import harness
 from .strategies import Request, Sample, items, most_of, prompts
 

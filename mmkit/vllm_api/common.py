@@ -18,9 +18,10 @@ from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalD
 from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
 from ..expr import Scope
+from ..field import Batched, Flat
 from ..items import SCOPES, Audio, Image, ItemType, Video, unscoped
 from ..plan import BoundModality, Plan, Processed
-from ..updates import Resolved
+from ..updates import Insert, Resolved
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
 
 
@@ -134,7 +135,7 @@ def embeds_size(model_config: Any) -> int:
 
 def field_configs(modality: BoundModality, processed: Processed) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
-    if all(declared.kind == "batched" for declared in modality.fields.values()):  # as any other request's
+    if all(isinstance(declared, Batched) for declared in modality.fields.values()):  # as any other request's
         if (found := modality.kept.get("fields")) is None:
             found = modality.kept["fields"] = _field_configs(modality, processed)
         return found
@@ -145,13 +146,13 @@ def _field_configs(modality: BoundModality, processed: Processed) -> dict[str, M
     name, configs = modality.name, {}
     for key, declared in modality.fields.items():
         options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
-        if declared.kind == "batched":
+        if isinstance(declared, Batched):
             configs[key] = MultiModalFieldConfig.batched(name, **options)
-        elif declared.kind == "shared":
-            configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
-        else:
+        elif isinstance(declared, Flat):
             slices = item_slices(processed.sizes.get(key, ()), declared.dim)
             configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
+        else:
+            configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
     if modality.embeds is not None:
         configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
@@ -188,14 +189,11 @@ def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> d
 
 def target_of(way: Resolved) -> Any:
     """vLLM's form of a target."""
-    match way.kind:
-        case "start":
-            return PromptIndexTargets.start()
-        case "end":
-            return PromptIndexTargets.end()
-        case "after":
+    if isinstance(way.update, Insert):
+        if way.update.at == "after":
             return PromptIndexTargets.prefix(list(way.target))
-    return list(way.target if way.kind == "replace" else way.laid.ids)
+        return PromptIndexTargets.start() if way.update.at == "start" else PromptIndexTargets.end()
+    return list(way.spelled)
 
 
 class WayDetails(PromptUpdateDetails):
@@ -205,7 +203,7 @@ class WayDetails(PromptUpdateDetails):
         mask = way.laid.is_embed
         super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda *_: mask)
         self.way, self.number, self.target = way, number, target_of(way)
-        self.mode = UpdateMode.REPLACE if way.kind in ("replace", "in_place") else UpdateMode.INSERT
+        self.mode = UpdateMode.INSERT if isinstance(way.update, Insert) else UpdateMode.REPLACE
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> WayDetails:

@@ -27,6 +27,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingIn
 
 from ..errors import InputError, SpecError
 from ..plan import Plan, Processed
+from ..updates import Insert
 from .common import (
     EmbedItems,
     LazyProcessor,
@@ -44,7 +45,7 @@ from .hashes import ByVllm, Hashes, check_name
 from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo, hasher_algorithm
 
 if TYPE_CHECKING:
-    from ..spec import ModelSpec
+    from ..spec import Declaration
 
 _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
@@ -53,14 +54,14 @@ _PROCESSED = "mmkit_processed"
 class CommonInfo(BaseProcessingInfo):
     """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
 
-    spec: ClassVar[ModelSpec]
+    spec: ClassVar[Declaration]
 
     @cached_property
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
         processor = LazyProcessor(self.get_hf_processor)
         kwargs = self.merged_kwargs({})
-        return self.spec.bind(self.get_hf_config(), self.ctx.tokenizer, processor=processor, kwargs=kwargs)
+        return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs)
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The `mm_processor_kwargs` of a request, with those of the server."""
@@ -99,7 +100,7 @@ class ParsingInfo(CommonInfo):
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
     """The worst-case request of a spec; generated classes set `spec`."""
 
-    spec: ClassVar[ModelSpec]
+    spec: ClassVar[Declaration]
     processor: CommonProcessor
 
     @override
@@ -121,7 +122,7 @@ def dummy_sizes(options: Any) -> dict[str, int]:
 class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     """Processes the requests of a spec; generated classes set `spec`."""
 
-    spec: ClassVar[ModelSpec]
+    spec: ClassVar[Declaration]
     requires_tokenizer = False
 
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
@@ -174,10 +175,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             done = self._process(mm_items, {})
         for name, processed in done.items():
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
-            for index, (value, out) in enumerate(zip(values, processed.parts, strict=True)):
-                way = modality.ways(modality.scope(value, index, out))[0]
+            for index, (value, fields) in enumerate(zip(values, processed.parts, strict=True)):
+                way = modality.ways(modality.scope(value, index, fields))[0]
                 prompt += way.spelled
-                if way.kind == "after" and not index:
+                if isinstance(way.update, Insert) and not index:  # a prefix, if there is one
                     prompt = [*way.target, *prompt]
         return prompt, mm_items
 
@@ -276,7 +277,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 key = modality.embeds_field
                 done[name] = Processed({key: values}, {}, [{key: value} for value in values])
             elif modality.hf is not None:
-                calls.setdefault(modality.hf.processor, {})[name] = items
+                calls.setdefault(modality.hf.key, {})[name] = items
             else:
                 done[name] = modality.process(values, total(items))
         for group in calls.values():

@@ -17,7 +17,7 @@ from transformers.feature_extraction_utils import BatchFeature
 from vllm.multimodal.inputs import MultiModalKwargsItems
 
 from ..errors import InputError, SpecError, VllmApiError
-from ..expr import evaluate
+from ..field import Flat
 from ..layout import Laid
 from ..plan import BoundModality, Processed
 from ..process import Identity
@@ -138,8 +138,8 @@ def _compare(
         if type(part) is not type(like):
             raise InputError(where, f"a {type(like).__name__}", f"a {type(part).__name__}", REMEDY)
         with _refusing(where):
-            value = declared.derive(scope) if declared.value is not None else part
-            size = evaluate(declared.sizes, scope) if declared.kind == "flat" else None
+            value = declared.derive(scope) if declared.is_derived else part
+            sizes = declared.sizes_of([scope])
             declared.check(part, scope, index)
         if not _equal(part, value):
             raise InputError(where, f"{value}, as the spec derives it", str(part), REMEDY)
@@ -148,8 +148,8 @@ def _compare(
         if part.dtype != like.dtype:
             raise InputError(where, f"dtype {like.dtype}", str(part.dtype), REMEDY)
         wanted = list(part.shape if declared.shape is not None else like.shape)
-        if size is not None:
-            wanted[declared.dim] = size
+        if isinstance(declared, Flat) and sizes:
+            wanted[declared.dim] = sizes[0]
         if list(part.shape) != wanted:
             raise InputError(where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}")
     if isinstance(modality.spec.process, Identity):
@@ -200,9 +200,8 @@ def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
             data, sizes = {}, {}
             for key, part in item.fields.items():
                 declared = modality.fields.get(key)
-                kind = "batched" if declared is None else declared.kind
-                data[key] = [part] if kind == "batched" else part
-                if kind == "flat" and declared is not None:
+                data[key] = [part] if declared is None else declared.gathered([part], part)
+                if isinstance(declared, Flat):
                     sizes[key] = [part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)]
             configs = field_configs(modality, Processed(data, sizes, [item.fields]))
             built = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), configs)

@@ -37,15 +37,15 @@ from mmkit import (
     ModelSpec,
     MultiModalModel,
     Tensor,
+    already_expanded,
     batched,
     between,
     cfg,
+    derived,
     embed,
+    fields,
     flat,
-    fmt,
-    in_place,
     item,
-    out,
     shared,
     tok,
 )
@@ -75,9 +75,9 @@ def series(**changes: Any) -> Modality:
     """(1..4, 2) tensors, in place of <series>."""
     parts: dict[str, Any] = {
         "item": Tensor(shape=(between(1, 4), 2), bound=8.0),
-        "layout": tok["<open>"] + embed(tok["<row>"]) * out.length + tok["<close>"],
+        "layout": tok["<open>"] + embed(tok["<row>"]) * fields.length + tok["<close>"],
         "update": replaces(tok["<series>"]),
-        "fields": {"values": flat(out.length), "length": batched(keep_on_cpu=True), "version": shared()},
+        "fields": {"values": flat(fields.length), "length": batched(keep_on_cpu=True), "version": shared()},
         "process": _series,
         "limit": 4,
         **changes,
@@ -101,14 +101,14 @@ def frames(**changes: Any) -> Modality:
 
 MODALITIES: dict[str, Callable[..., Modality]] = {"series": series, "frames": frames}
 MIXED = ModelSpec("mixed", series(), frames())
-BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok[fmt("<|series_{}|>", item.index + 1)])), frames())
+BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok["<|series_{}|>", item.index + 1])), frames())
 ROBOT = ModelSpec(
     "robot",
     Modality(
         "actions",
         item=Tensor(shape=(3, 2), bound=0.1),
         layout=embed(cfg.pad_token_id) * 3,
-        update=in_place(),
+        update=already_expanded(),
         fields={"actions": batched(shape=(3, 2), dtype="float32")},
         limit=3,
     ),
@@ -379,7 +379,7 @@ def _stacked(items: Any, scope: Any) -> dict[str, Any]:
 
 
 def field_of_the_index():
-    return {"process": _stacked, "fields": {"frames": batched(), "position": batched(value=item.index, dtype="int64")}}
+    return {"process": _stacked, "fields": {"frames": batched(), "position": derived(item.index, dtype="int64")}}
 
 
 def _stated(more: int) -> Callable[..., Any]:
@@ -466,8 +466,8 @@ def expanded_prompt_refused(inherited, prompt, updates):
 
 
 def embeddings_that_raise(inherited, out_mm_kwargs, **named):
-    for fields in out_mm_kwargs.get("frames", ()):
-        assert len(fields["frames"].data)
+    for parts in out_mm_kwargs.get("frames", ()):
+        assert len(parts["frames"].data)
     return inherited(out_mm_kwargs=out_mm_kwargs, **named)
 
 
@@ -505,7 +505,7 @@ BUGS = [
         "frames", layout_longer_than_the_rows,
         r"mixed\.frames, embed_frames, item 0: expected 3 encoder rows, got 2", model=Derived),
     Bug("L1", "literal_in_the_mask", "The mask marks a literal token before the placeholders as one of them.", "series",
-        lambda: {"layout": embed(tok["<open>"]) + embed(tok["<row>"]) * out.length + tok["<close>"]},
+        lambda: {"layout": embed(tok["<open>"]) + embed(tok["<row>"]) * fields.length + tok["<close>"]},
         r"series\[0\] has 1 encoder rows and 2 embed positions", model=ByHand),
     Bug("L1", "truncated_rows", "The encoder leaves out the last row of every item.", "model.embed_multimodal",
         lambda inherited, **fields: [rows[:-1] for rows in inherited(**fields)],

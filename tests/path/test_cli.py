@@ -32,11 +32,11 @@ from mmkit import (
     ModelSpec,
     Tensor,
     Video,
+    already_expanded,
     batched,
     between,
     cfg,
     embed,
-    in_place,
 )
 from mmkit.cli import app, check, doctor, draw, new, show
 from mmkit.cli.common import UsageError, load_spec
@@ -59,7 +59,9 @@ PAIR = Tensor(shape=(2,))
 
 
 def modality(name: str, layout: Any, item: Any = PAIR, **parts: Any) -> Modality:
-    return Modality(name, item=item, layout=layout, **{"update": in_place(), "fields": {name: batched()}, **parts})
+    return Modality(
+        name, item=item, layout=layout, **{"update": already_expanded(), "fields": {name: batched()}, **parts}
+    )
 
 
 def pad(items: Any, scope: Scope) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def test_fuyu_in_rows_of_patches() -> None:
     fuyu = shown("fuyu")
     (image,) = fuyu.modalities
     formulas = {part.name: part.formula for part in (*image.parts, *image.named)}
-    layout = "(embed(tok['|SPEAKER|']) * columns + tok['|NEWLINE|']) * rows + token(cfg.bos_token_id)"
+    layout = "(embed(tok['|SPEAKER|']) * columns + tok['|NEWLINE|']) * rows + cfg.bos_token_id"
     assert formulas["layout"] == layout
     assert formulas["columns"] == "ceil_div(floor(item.width * scale), patch['width'])"
     assert {part.name: part.value for part in image.named}["patch"] == "{'height': 30, 'width': 30}"

@@ -120,7 +120,7 @@ def assert_same(one: Any, other: Any) -> None:
 SPEC = '''\
 """A spec."""
 
-import os, mmkit.fields as fields, mmkit  # all of it
+import os, mmkit.field as field, mmkit  # all of it
 from mmkit import (
     ModelSpec,  # of one model
     Modality,
@@ -130,7 +130,7 @@ if os.sep:
     from mmkit.items import Tensor
 assert mmkit.ModelSpec is ModelSpec
 ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=mmkit.embed(3),
-    update=mmkit.in_place(), fields={"actions": fields.batched()}))
+    update=mmkit.already_expanded(), fields={"actions": field.batched()}))
 '''
 
 
@@ -150,9 +150,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_imports_change_and_nothing_else(package: str, tmp_path: Path) -> None:
     spec = tmp_path / "robots/arms/spec.py"
     assert eject(package) == [spec, tmp_path / "robots/_mmkit"]
-    old = ["import os, mmkit.fields as fields, mmkit  #", "from mmkit import (", "from mmkit.items import"]
+    old = ["import os, mmkit.field as field, mmkit  #", "from mmkit import (", "from mmkit.items import"]
     new = [
-        "import os; from .._mmkit import fields as fields; from .. import _mmkit as mmkit  #",
+        "import os; from .._mmkit import field as field; from .. import _mmkit as mmkit  #",
         "from .._mmkit import (",
         "from .._mmkit.items import",
     ]

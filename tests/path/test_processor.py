@@ -53,31 +53,29 @@ from mmkit import (
     SpecError,
     Tensor,
     Video,
-    VllmApiError,
-    after,
+    already_expanded,
     batched,
     between,
-    call,
     cfg,
+    constant,
+    derived,
     embed,
-    end,
+    ending_with,
+    fields,
     flat,
-    fmt,
     hf,
-    in_place,
     insert,
     item,
-    option,
-    out,
-    prompt,
+    kwargs,
+    later,
+    literal,
     replace,
     shared,
-    start,
     tok,
-    token,
     vllm_api,
     where,
 )
+from mmkit.errors import VllmApiError
 from mmkit.vllm_api import guard, harness, rendered
 from mmkit.vllm_api.common import hf_inputs
 from mmkit.vllm_api.harness import StandIn
@@ -184,7 +182,7 @@ def ranges(result: Any) -> dict[str, list[tuple[int, int, list[bool] | None]]]:
     }
 
 
-def fields(result: Any, caches: harness.Caches | None = None) -> dict[str, list[dict[str, Any]]]:
+def fields_of(result: Any, caches: harness.Caches | None = None) -> dict[str, list[dict[str, Any]]]:
     """The data that reach the model, by modality and item; through the engine's side of the caches if there are any."""
     items = {name: list(found) for name, found in result["mm_kwargs"].items()}
     if caches is not None:
@@ -202,7 +200,7 @@ def summary(result: Any, caches: harness.Caches | None = None) -> Any:
     return (
         list(result["prompt_token_ids"]),
         ranges(result),
-        fields(result, caches),
+        fields_of(result, caches),
         {name: list(hashes) for name, hashes in result["mm_hashes"].items() if hashes},
     )
 
@@ -253,7 +251,7 @@ def test_terra(actions: list[np.ndarray], last: bool) -> None:
     result = run(terra_processor(), list(prompt), {"actions": actions})
     assert result["prompt_token_ids"] == prompt
     assert ranges(result) == {"actions": [(10 * i + 4, 6, None) for i in range(len(actions))]}
-    assert fields(result) == {
+    assert fields_of(result) == {
         "actions": [{"actions": ("torch.float32", a.tolist(), "MultiModalBatchedField")} for a in actions]
     }
 
@@ -422,10 +420,10 @@ def test_the_guard_before_the_engine(prompt: dict[str, Any], sentence: str) -> N
 
 VARIABLE = {
     "item": Tensor(shape=(between(1, 4), 3)),
-    "layout": tok["<state>"] + embed(tok["<row>"]) * out.actions.shape[0],
+    "layout": tok["<state>"] + embed(tok["<row>"]) * fields.actions.shape[0],
     "fields": {
         "actions": batched(shape=(between(1, 4), 3)),
-        "rows": batched(dtype="int64", value=out.actions.shape[0]),
+        "rows": derived(fields.actions.shape[0], dtype="int64"),
     },
     "process": lambda items, scope: {"actions": items},
 }
@@ -577,16 +575,16 @@ def test_names_take_little_memory() -> None:
     ("update", "prompt", "expected", "offsets"),
     [
         (replace(tok["<item>"]), "a <item> b <item>", "a <row> <row> b <row> <row>", [1, 4]),
-        (replace(tok("Item :")), "a Item : b Item :", "a <row> <row> b <row> <row>", [1, 4]),
-        (insert(start()), "a b", "<row> <row> <row> <row> a b", [0, 2]),
-        (insert(start()), "", "<row> <row> <row> <row>", [0, 2]),
-        (insert(end()), "a b", "a b <row> <row> <row> <row>", [2, 4]),
-        (insert(after(tok("<s> a"))), "<s> a b", "<s> a <row> <row> <row> <row> b", [2, 4]),
-        (in_place(), "a <row> <row> b <row> <row>", "a <row> <row> b <row> <row>", [1, 4]),
-        (in_place(), "<row> <row> <row> <row>", "<row> <row> <row> <row>", [0, 2]),
+        (replace(tok.text("Item :")), "a Item : b Item :", "a <row> <row> b <row> <row>", [1, 4]),
+        (insert(at="start"), "a b", "<row> <row> <row> <row> a b", [0, 2]),
+        (insert(at="start"), "", "<row> <row> <row> <row>", [0, 2]),
+        (insert(at="end"), "a b", "a b <row> <row> <row> <row>", [2, 4]),
+        (insert(after=tok.text("<s> a")), "<s> a b", "<s> a <row> <row> <row> <row> b", [2, 4]),
+        (already_expanded(), "a <row> <row> b <row> <row>", "a <row> <row> b <row> <row>", [1, 4]),
+        (already_expanded(), "<row> <row> <row> <row>", "<row> <row> <row> <row>", [0, 2]),
         ([replace(tok["<item>"]), replace(tok["<state>"])], "a <state> <item>", "a <row> <row> <row> <row>", [1, 3]),
-        ([insert(after(tok["<s>"])), insert(start())], "a", "<row> <row> <row> <row> a", [0, 2]),
-        ([replace(tok["<item>"]), in_place()], "<item> a <row> <row>", "<row> <row> a <row> <row>", [0, 3]),
+        ([insert(after=tok["<s>"]), insert(at="start")], "a", "<row> <row> <row> <row> a", [0, 2]),
+        ([replace(tok["<item>"]), already_expanded()], "<item> a <row> <row>", "<row> <row> a <row> <row>", [0, 3]),
     ],
 )
 def test_updates(update: Any, prompt: str, expected: str, offsets: list[int]) -> None:
@@ -606,13 +604,13 @@ def test_updates(update: Any, prompt: str, expected: str, offsets: list[int]) ->
         (replace(tok["<item>"]), "a b"),
         (replace(tok["<item>"]), "<item> <item> <item>"),
         (replace(tok["<item>"]), "<item> <item> <row>"),
-        (insert(start()), "a <row>"),
-        (insert(end()), "a <row> <row> b"),
-        (insert(after(tok["<s>"])), "a <s>"),
-        (in_place(), "<row> <row> <row>"),
-        (in_place(), "<item> <item>"),
-        (replace(tok("Item :")), "a b"),
-        (replace(tok("Item :")), "Item : a"),
+        (insert(at="start"), "a <row>"),
+        (insert(at="end"), "a <row> <row> b"),
+        (insert(after=tok["<s>"]), "a <s>"),
+        (already_expanded(), "<row> <row> <row>"),
+        (already_expanded(), "<item> <item>"),
+        (replace(tok.text("Item :")), "a b"),
+        (replace(tok.text("Item :")), "Item : a"),
     ],
 )
 def test_prompts_that_do_not_fit_the_items_are_refused(update: Any, prompt: str) -> None:
@@ -652,7 +650,7 @@ def test_two_modalities_in_one_prompt(order: list[int]) -> None:
     result = run(made, prompt, data)
     assert result["prompt_token_ids"] == expected
     assert ranges(result) == where
-    got = {name: [values[name][1] for values in found] for name, found in fields(result).items()}
+    got = {name: [values[name][1] for values in found] for name, found in fields_of(result).items()}
     assert got == {name: [value.tolist() for value in values] for name, values in data.items()}
 
 
@@ -683,10 +681,10 @@ SERIES = ModelSpec(
     Modality(
         "series",
         item=Tensor(shape=(between(1, 4), 2)),
-        layout=tok[fmt("<|item_{}|>", item.index + 1)]
-        + embed(tok["<row>"]) * out.length * (lambda s: s.kwargs.get("repeat", 1)),
-        update=replace(tok[fmt("<|item_{}|>", item.index + 1)]),
-        fields={"values": flat(out.length), "length": batched(keep_on_cpu=True), "version": shared()},
+        layout=tok["<|item_{}|>", item.index + 1]
+        + embed(tok["<row>"]) * fields.length * (lambda s: s.kwargs.get("repeat", 1)),
+        update=replace(tok["<|item_{}|>", item.index + 1]),
+        fields={"values": flat(fields.length), "length": batched(keep_on_cpu=True), "version": shared()},
         process=_series,
     ),
     STATES,
@@ -711,7 +709,7 @@ def test_numbered_targets_and_kwargs(picks: list[int], repeat: int, scale: int) 
     for i, value in enumerate(items):
         expected += [A, ID[NUMBERED[i]], *[ROW] * (len(value) * repeat)]
     assert result["prompt_token_ids"] == expected
-    found = fields(result)["series"]
+    found = fields_of(result)["series"]
     assert [f["values"][1] for f in found] == [(value * scale).tolist() for value in items]
     assert [f["length"][1] for f in found] == [len(value) for value in items]
     assert {f["version"][1:] for f in found} == {(7, "MultiModalSharedField")}
@@ -723,7 +721,7 @@ def test_kwargs_of_the_engine_and_of_the_request() -> None:
     made = processor(SERIES, mm_processor_kwargs={"repeat": 3, "scale": 5})
     both = run(made, _series_prompt(1), {"series": [POOL[0]]}, kwargs={"scale": 2})
     assert ranges(both)["series"] == [(1, 4, [False, True, True, True])]
-    assert fields(both)["series"][0]["values"][1] == (POOL[0] * 2).tolist()
+    assert fields_of(both)["series"][0]["values"][1] == (POOL[0] * 2).tolist()
 
 
 REQUESTS = st.tuples(
@@ -770,7 +768,7 @@ def test_a_caller_may_reuse_its_buffer(make: Any) -> None:
     run(made, "<item>", {"actions": make(buffer)}, cache=cache)
     buffer += 1
     cached = run(made, "<item>", {"actions": np.ones((2, 3))}, cache=cache)
-    assert fields(cached)["actions"][0]["actions"][1] == np.ones((2, 3)).tolist()
+    assert fields_of(cached)["actions"][0]["actions"][1] == np.ones((2, 3)).tolist()
 
 
 def test_a_refused_request_leaves_no_trace_in_the_cache() -> None:
@@ -780,7 +778,7 @@ def test_a_refused_request_leaves_no_trace_in_the_cache() -> None:
     with pytest.raises(InputError):
         run(made, "a b", {"actions": ONES}, cache=caches.sender)
     good = run(made, "<item>", {"actions": ONES}, cache=caches.sender)
-    assert fields(good, caches)["actions"][0]["actions"][1] == ONES.tolist()
+    assert fields_of(good, caches)["actions"][0]["actions"][1] == ONES.tolist()
 
 
 def test_the_sender_cache_holds_no_tensors() -> None:
@@ -790,7 +788,7 @@ def test_the_sender_cache_holds_no_tensors() -> None:
     result = run(made, "<item>", {"actions": ONES}, cache=sender)
     _, updates = sender.get_and_update_item(None, hashes(result)[0])
     scope = updates[0].content.scope
-    assert scope is None or b"torch._utils" not in pickle.dumps(scope.out)
+    assert scope is None or b"torch._utils" not in pickle.dumps(scope.fields)
 
 
 @pytest.mark.parametrize("uuid", [5, b"u"])
@@ -853,8 +851,8 @@ def test_a_text_target_that_comes_once_is_not_found_twice() -> None:
     """vLLM's search in the text, which finds targets that are tokenized otherwise, does not count them."""
     spec = ModelSpec(
         "plain",
-        actions(update=[replace(tok["<item>"] + tok["a"]), replace(tok["<item>"])])["actions"],
-        STATES.model_copy(update={"update": (insert(start()),)}),
+        actions(update=[replace(literal(tok["<item>"], tok["a"])), replace(tok["<item>"])])["actions"],
+        STATES.model_copy(update={"update": (insert(at="start"),)}),
     )
     with pytest.raises(InputError, match=r"^plain\.actions: expected 2 placeholder"):
         run(processor(spec), "<item> a", {"actions": [ONES, ONES], "states": torch.ones(1)})
@@ -883,7 +881,7 @@ def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
     spec = actions(
         item=Tensor(shape=(between(1, 4), 3)),
         layout=embed(tok["<row>"]) * item.length,
-        update=replace(tok(fmt("Item {}", item.index + 1))),
+        update=replace(tok.text("Item {}", item.index + 1)),
         fields={"actions": flat(item.length)},
     )
     # the last token of 'Item 1' is another one before a full stop: only the search in the text finds the target
@@ -912,14 +910,14 @@ def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
 
 def test_the_prompt_of_a_spec() -> None:
     """It is the same with and without items, on the processor's way and on that of prompts that never reach it."""
-    spec = ModelSpec("plain", actions()["actions"], prompt=token(1) + token(prompt) + tok["</s>"])
+    spec = ModelSpec("plain", actions()["actions"], prompt=ending_with(tok["</s>"]))
     made = processor(spec)
     result = run(made, "a <item>", {"actions": ONES})
-    assert result["prompt_token_ids"] == ids("<s> a <row> <row> </s>")
-    assert ranges(result) == {"actions": [(2, 2, None)]}
+    assert result["prompt_token_ids"] == ids("a <row> <row> </s>")
+    assert ranges(result) == {"actions": [(1, 2, None)]}
     params = made.info.get_default_tok_params()
-    assert params.apply_post_tokenization(None, {"prompt_token_ids": ids("a")})["prompt_token_ids"] == ids("<s> a </s>")
-    assert run(made, "a", {})["prompt_token_ids"] == ids("<s> a </s>")
+    assert params.apply_post_tokenization(None, {"prompt_token_ids": ids("a")})["prompt_token_ids"] == ids("a </s>")
+    assert run(made, "a", {})["prompt_token_ids"] == ids("a </s>")
     assert run(made, "<s> <s> a <item> </s>", {"actions": ONES})["prompt_token_ids"] == ids(
         "<s> <s> a <row> <row> </s>"
     )
@@ -939,7 +937,9 @@ def test_a_prompt_that_the_spec_cannot_rewrite_is_refused() -> None:
 
 def test_an_encoder_decoder_model() -> None:
     spec = ModelSpec(
-        "plain", actions(update=insert(start()))["actions"], decoder_prompt=token(cfg.eos_token_id) + token(prompt)
+        "plain",
+        actions(update=insert(at="start"))["actions"],
+        decoder_prompt=lambda s: [s.cfg.eos_token_id, *s.prompt],
     )
     made = processor(spec)
     assert type(made).__mro__[1].__name__ == "EncDecProcessor"
@@ -954,13 +954,13 @@ def test_derived_fields() -> None:
     spec = actions(
         fields={
             "actions": batched(),
-            "total": batched(value=item.index * 10 + item.count + item.length, dtype="int64"),
-            "twice": batched(value=out.total * 2),
-            "row": shared(value=tok["<row>"], dtype="int32"),
-            "plain": shared(value=tok["<row>"]),
+            "total": derived(item.index * 10 + item.count + item.length, dtype="int64"),
+            "twice": derived(fields.total * 2),
+            "row": constant(tok["<row>"], dtype="int32"),
+            "plain": constant(tok["<row>"]),
         },
         process=lambda items, scope: {"actions": items},
-        cache=False,
+        cacheable=False,
     )
     (first, second) = run(processor(spec), "<item> <item>", {"actions": [ONES, ONES]})["mm_kwargs"]["actions"]
     got = {key: element.data for key, element in second.items()}
@@ -992,14 +992,14 @@ class Doubler:
 
 def test_a_processor_of_the_spec() -> None:
     """One call for all modalities that name the same; made anew for other mm_processor_kwargs."""
-    doubled = hf(call(Doubler, option("factor", 2)))
+    doubled = hf(later(Doubler)(kwargs.get("factor", 2)))
     made = processor(
         ModelSpec("plain", actions(process=doubled)["actions"], STATES.model_copy(update={"process": doubled}))
     )
     data = {"actions": [ONES, ONES], "states": [torch.ones(3)]}
     Doubler.calls.clear()
-    for factor, kwargs in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
-        got = fields(run(made, "<item> <item> <state>", data, kwargs=kwargs))
+    for factor, options in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
+        got = fields_of(run(made, "<item> <item> <state>", data, kwargs=options))
         assert [item["actions"][1] for item in got["actions"]] == [(ONES * factor).tolist()] * 2
         assert got["states"][0]["states"][1] == [float(factor)] * 3
     assert Doubler.calls == [["actions", "states"]] * 4
@@ -1013,9 +1013,9 @@ def _pooled(items: Any, scope: Any) -> dict[str, Any]:
 
 POOLED = actions(
     layout=embed(tok["<row>"]) * where(item.count <= 2, 4, 1),
-    fields={"actions": batched(), "rows": batched(value=where(item.count <= 2, 4, 1), dtype="int64")},
+    fields={"actions": batched(), "rows": derived(where(item.count <= 2, 4, 1), dtype="int64")},
     process=_pooled,
-    cache=item.count <= 2,
+    cacheable=item.count <= 2,
 )
 
 
@@ -1047,7 +1047,7 @@ def test_a_modality_that_the_model_may_lack() -> None:
 
 
 def test_plans_for_mm_processor_kwargs_are_kept_but_not_without_end() -> None:
-    plan = actions(layout=embed(tok["<row>"]) * option("rows", 2)).bind(
+    plan = actions(layout=embed(tok["<row>"]) * kwargs.get("rows", 2)).bind(
         types.SimpleNamespace(vocab_size=VOCABULARY), processor(actions()).info.ctx.tokenizer, kwargs={"rows": 3}
     )
     assert plan.configured({"rows": 3}, None) is plan
@@ -1078,7 +1078,7 @@ def test_embeddings_get_the_ranges_of_the_item() -> None:
         for cache in (None, cache_of(enable_mm_embeds=True)):
             result = run(embeds_processor(), "a <item> b <item>", {"actions": {"actions_embeds": data}}, cache=cache)
             assert (result["prompt_token_ids"], ranges(result)) == (raw["prompt_token_ids"], ranges(raw))
-            assert [list(found) for found in fields(result)["actions"]] == [["actions_embeds"]] * 2
+            assert [list(found) for found in fields_of(result)["actions"]] == [["actions_embeds"]] * 2
             assert not set(hashes(result)) & set(hashes(raw))
 
 
@@ -1118,7 +1118,7 @@ def test_embeddings_in_place_of_flat_fields() -> None:
     made = processor(spec, enable_mm_embeds=True)
     result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 1, HIDDEN)}})
     assert ranges(result) == {"actions": [(1, 1, None)]}
-    assert list(fields(result)["actions"][0]) == ["actions_embeds"]
+    assert list(fields_of(result)["actions"][0]) == ["actions_embeds"]
 
 
 def test_a_layout_of_its_own_for_embeddings() -> None:
@@ -1176,11 +1176,11 @@ def test_no_item_has_more_tokens_than_the_dummy(most: int, wide: int, sizes: st.
     ("spec", "counts"),
     [
         pytest.param(actions(), {"actions": 3}, id="replace"),
-        pytest.param(actions(update=in_place()), {"actions": 3}, id="in place"),
-        pytest.param(actions(update=insert(start())), {"actions": 3}, id="start"),
-        pytest.param(actions(update=insert(end())), {"actions": 3}, id="end"),
-        pytest.param(actions(update=insert(after(tok["<s>"]))), {"actions": 3}, id="after"),
-        pytest.param(actions(update=[replace(tok["<item>"]), in_place()]), {"actions": 3}, id="alternatives"),
+        pytest.param(actions(update=already_expanded()), {"actions": 3}, id="in place"),
+        pytest.param(actions(update=insert(at="start")), {"actions": 3}, id="start"),
+        pytest.param(actions(update=insert(at="end")), {"actions": 3}, id="end"),
+        pytest.param(actions(update=insert(after=tok["<s>"])), {"actions": 3}, id="after"),
+        pytest.param(actions(update=[replace(tok["<item>"]), already_expanded()]), {"actions": 3}, id="alternatives"),
         pytest.param(SERIES, {"series": 3, "states": 2}, id="two modalities"),
         pytest.param(SERIES, {"series": 0, "states": 2}, id="one of two"),
     ],
@@ -1208,7 +1208,7 @@ def blank(items: Any, scope: Any) -> dict[str, torch.Tensor]:
 )
 def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str, sizes: Any, facts: Any) -> None:
     """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
-    options = dict(layout=embed(9) * 3, update=in_place(), fields={"x": batched()})
+    options = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
     spec = ModelSpec("sized", Modality(name, item=item, process=blank, **options))
     made = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
     _, items = made.worst(512, {name: 2}, made.info.ctx.get_mm_config().limit_per_prompt)
@@ -1261,7 +1261,7 @@ def module() -> Iterator[types.ModuleType]:
     made = types.ModuleType("mmkit_made_up_module")
     sys.modules[made.__name__] = made
     text = "from mmkit import *\ndef make(name):\n    return ModelSpec(name, Modality('actions', " + (
-        "item=Tensor(shape=(2, 3)), layout=embed(3) * 2, update=in_place(), fields={'actions': batched()}))\n"
+        "item=Tensor(shape=(2, 3)), layout=embed(3) * 2, update=already_expanded(), fields={'actions': batched()}))\n"
     )
     exec(text, made.__dict__)
     yield made
@@ -1321,7 +1321,7 @@ def test_a_subclass_of_the_dummy_inputs_is_asked() -> None:
 
     made = processor(spec, register={"dummy_inputs": Dummies})
     dummy = made.get_dummy_mm_inputs({"actions": 1})
-    assert fields(dummy)["actions"][0]["actions"][1] == (3 * ONES).tolist()
+    assert fields_of(dummy)["actions"][0]["actions"][1] == (3 * ONES).tolist()
 
 
 # -- what the model asks of the plan -------------------------------------------------------------------------------
@@ -1336,7 +1336,7 @@ def test_rows_of_an_item() -> None:
 def test_rows_of_a_layout_over_a_flat_field() -> None:
     spec = actions(
         item=Tensor(shape=(between(1, 4), 3)),
-        layout=embed(tok["<row>"]) * out.actions.shape[0],
+        layout=embed(tok["<row>"]) * fields.actions.shape[0],
         fields={"actions": flat(item.length)},
     )
     made = processor(spec)
@@ -1369,7 +1369,7 @@ def test_llava_dummies_and_embeddings() -> None:
     for _ in range(2):
         result = run(made, [0, 3, 4], {"image": torch.ones(1, 16, 64)}, cache=cache)
         assert ranges(result) == {"image": [(1, 16, None)]}
-        assert list(fields(result)["image"][0]) == ["image_embeds"]
+        assert list(fields_of(result)["image"][0]) == ["image_embeds"]
 
 
 @pytest.mark.parametrize(
@@ -1389,7 +1389,7 @@ def test_malformed_images_are_refused(value: Any, sentence: str) -> None:
 
 
 def test_text_for_the_hf_processor_is_evaluated() -> None:
-    spec = ModelSpec("llava", LLAVA["image"].model_copy(update={"process": hf(text=fmt("{}", "<image>"))}))
+    spec = ModelSpec("llava", LLAVA["image"].model_copy(update={"process": hf(text=later("{}".format)("<image>"))}))
     info = spec.classes.info(llava_processor().info.ctx)
     items = info.parse_mm_data({"image": [PICTURE] * 2}, validate=False)
     assert hf_inputs(items, info.plan)["text"] == "<image><image>"

@@ -1,11 +1,15 @@
 """What the tests of this folder share: a config, a tokenizer, and a spec of one modality."""
 
+from math import ceil, floor
 from types import SimpleNamespace
 
 import mmkit
-from mmkit import Modality, ModelSpec, Tensor, batched, cfg, embed, in_place
+from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
+from mmkit.expr import leaves
+from mmkit.layout import nothing
 
 NAMES = {name: getattr(mmkit, name) for name in mmkit.__all__ if name != "MultiModalModel"}
+NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}
 """For `eval` of a repr: MultiModalModel would import vLLM."""
 
 CONFIG = SimpleNamespace(vocab_size=200, n=2, size=7, minus=-1, text="x")
@@ -28,12 +32,17 @@ class Tokenizer:
 
 
 def modality(name="m", **options):
-    plain = dict(item=Tensor(shape=(2, cfg.n)), layout=embed(5), update=in_place(), fields={"x": batched()})
+    plain = dict(item=Tensor(shape=(2, cfg.n)), layout=embed(5), update=already_expanded(), fields={"x": batched()})
     return Modality(name, **{**plain, **options})
 
 
 def plan_of(*modalities, processor=None, **prompts):
     return ModelSpec("spec", *modalities, **prompts).bind(CONFIG, Tokenizer(), processor=processor)
+
+
+def leaves_of(*exprs):
+    """The leaves of several expressions, as one compares them."""
+    return frozenset().union(*map(leaves, exprs))
 
 
 def bound(**options):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, Tensor, batched, between, cfg, flat, item, out, shared
+from mmkit import SpecError, Tensor, batched, between, cfg, fields, flat, item, shared
 from mmkit.expr import Scope
 
 from .common import NAMES
@@ -107,7 +107,7 @@ def test_stated_shapes_and_dtypes_of_an_item(make):
         batched(),
         shared(dtype="int64"),
         flat(item.n),
-        flat(out.n * 2, dim=1, keep_on_cpu=True),
+        flat(fields.n * 2, dim=1, keep_on_cpu=True),
         batched(shape=(), dtype="float32"),
         batched(shape=(cfg.n, 3), keep_on_cpu=True),
         flat(3, shape=[cfg.n]),

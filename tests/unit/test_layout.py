@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, cfg, each, embed, item, nothing, out, tok, token, where
-from mmkit.expr import Scope, leaves, root
-from mmkit.layout import Fixed, Laid, Layout, layout
+from mmkit import SpecError, cfg, each, embed, fields, item, literal, tok, where
+from mmkit.expr import Scope, leaves
+from mmkit.layout import Fixed, Laid, Layout, layout, nothing
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
-from .common import NAMES, Tokenizer
+from .common import NAMES, Tokenizer, leaves_of
 
 CONFIG = {"a": 0, "b": 1, "c": 3, "rows": [2, 0, 5]}
 ITEM = {"width": 2, "height": 3, "tiles": (4, 1), "none": 0}
@@ -66,7 +66,7 @@ def build(tree, loops=()):
 
     match tree:
         case ("token", v):
-            return token(value(v))
+            return literal(value(v))
         case ("embed", v):
             return embed(value(v))
         case ("repeat", body, count):
@@ -105,8 +105,8 @@ def test_binding_changes_nothing(tree):
     assert bound.lay(Scope(item=SCOPE.item)) == whole.lay(SCOPE), "a bound layout still asks for the config"
     assert bound.bind(STATIC).lay(SCOPE) == whole.lay(SCOPE)
     assert pickle.loads(pickle.dumps(bound)).lay(SCOPE) == whole.lay(SCOPE)
-    assert not any(root(leaf) == cfg for leaf in bound.leaves())
-    if not any(root(leaf) == item for leaf in whole.leaves()):
+    assert not any(leaf.root == "cfg" for leaf in bound.leaves())
+    if not any(leaf.root == "item" for leaf in whole.leaves()):
         assert isinstance(bound, Fixed)
         assert list(bound.fixed()) == [whole.lay(SCOPE)]
         assert eval(repr(bound), dict(NAMES)).lay(SCOPE) == whole.lay(SCOPE)
@@ -137,7 +137,7 @@ def test_evaluating_twice_shares_nothing_that_changes(tree):
     bound = build(tree).bind(STATIC)
     first = bound.lay(SCOPE)
     ids = list(first.ids)
-    (bound + token(1) + bound * 2).lay(SCOPE)
+    (bound + literal(1) + bound * 2).lay(SCOPE)
     assert bound.lay(SCOPE).ids == ids == first.ids
 
 
@@ -174,12 +174,12 @@ def lay(value, **facts):
         (lambda s: [s.cfg.c, 9], [3, 9]),
         (lambda s: embed(4) * 2, [4, 4]),
         (lambda s: nothing, []),
-        (where(cfg.b, embed(1), token(2)), [1]),
-        (where(cfg.a, embed(1), token(2) * 2), [2, 2]),
+        (where(cfg.b, embed(1), literal(2)), [1]),
+        (where(cfg.a, embed(1), literal(2) * 2), [2, 2]),
         (tok["<image>"], [7]),
-        (tok("ab"), [97, 98]),
-        (tok(""), []),
-        (tok["<image>"] + [1, 2] + tok("a") * 2, [7, 1, 2, 97, 97]),
+        (tok.text("ab"), [97, 98]),
+        (tok.text(""), []),
+        (literal(tok["<image>"], [1, 2], tok.text("a") * 2), [7, 1, 2, 97, 97]),
         ([1, 2] + embed(3), [1, 2, 3]),  # noqa: RUF005
         (np.int64(4), [4]),
         (embed(np.int64(4)) * np.int64(2), [4, 4]),
@@ -193,21 +193,26 @@ def test_what_can_be_a_layout(value, ids):
 
 
 def test_a_function_or_where_may_choose_an_embedding_layout():
-    for value in (lambda s: embed(4) * s.item.width, where(item.width > 1, embed(4) * item.width, token(0))):
+    for value in (lambda s: embed(4) * s.item.width, where(item.width > 1, embed(4) * item.width, literal(0))):
         laid = lay(value, width=2)
         assert (laid.ids, laid.num_embeds) == ([4, 4], 2)
 
 
 def test_each_over_numbers_and_sequences():
-    assert lay(each(3, lambda x: token(x + 10))).ids == [10, 11, 12]
+    assert lay(each(3, lambda x: literal(x + 10))).ids == [10, 11, 12]
     assert lay(each(item.sizes, lambda x: embed(1) * x + 2), sizes=(2, 0, 1)).ids == [1, 1, 2, 2, 1, 2]
-    assert lay(each(item.grid, lambda g: embed(1) * g[0] + token(9) * g[1]), grid=[(1, 2), (0, 1)]).ids == [1, 9, 9, 9]
-    assert lay(each(lambda s: range(s.item.n), token), n=2).ids == [0, 1]
+    assert lay(each(item.grid, lambda g: embed(1) * g[0] + literal(9) * g[1]), grid=[(1, 2), (0, 1)]).ids == [
+        1,
+        9,
+        9,
+        9,
+    ]
+    assert lay(each(lambda s: range(s.item.n), literal), n=2).ids == [0, 1]
     assert lay(each(item.n, lambda x: 5), n=np.int64(2)).ids == [5, 5]
 
 
 def test_each_nests():
-    grid = each(2, lambda y: each(3, lambda x: token(10 * y + x), sep=99, last=token(y)), sep=77)
+    grid = each(2, lambda y: each(3, lambda x: literal(10 * y + x), sep=99, last=literal(y)), sep=77)
     assert lay(grid).ids == [0, 99, 1, 99, 2, 0, 77, 10, 99, 11, 99, 12, 1]
     triangle = each(item.n, lambda y: each(y + 1, lambda x: embed(x)))
     assert lay(triangle, n=3).ids == [0, 0, 1, 0, 1, 2]
@@ -216,16 +221,16 @@ def test_each_nests():
 
 def test_loops_have_names_of_their_own():
     def nested(*outer):
-        return each([len(outer)], lambda x: nested(*outer, x)) if len(outer) < 8 else token(outer)
+        return each([len(outer)], lambda x: nested(*outer, x)) if len(outer) < 8 else literal(outer)
 
     deep = nested()
     assert lay(deep).ids == lay(eval(repr(deep), dict(NAMES))).ids == list(range(8))
 
 
 def test_siblings_may_use_the_same_variable():
-    both = each(2, lambda x: token(x)) + each(2, lambda x: token(x + 5))
+    both = each(2, lambda x: literal(x)) + each(2, lambda x: literal(x + 5))
     assert lay(both).ids == [0, 1, 5, 6]
-    assert lay(each(2, lambda y: each(2, lambda x: token(x)) + each(2, lambda x: token(y + 5)))).ids == [
+    assert lay(each(2, lambda y: each(2, lambda x: literal(x)) + each(2, lambda x: literal(y + 5)))).ids == [
         *[0, 1, 5, 5],
         *[0, 1, 6, 6],
     ]
@@ -233,11 +238,11 @@ def test_siblings_may_use_the_same_variable():
 
 @pytest.mark.parametrize("place", ["body", "sep"])
 def test_a_prepared_layout_keeps_its_own_loop_variable(place):
-    row = each(3, lambda y: token(y))
+    row = each(3, lambda y: literal(y))
     if place == "body":
-        assert lay(each(2, lambda x: row + token(x + 100))).ids == [0, 1, 2, 100, 0, 1, 2, 101]
+        assert lay(each(2, lambda x: row + literal(x + 100))).ids == [0, 1, 2, 100, 0, 1, 2, 101]
     else:
-        assert lay(each(2, lambda x: token(50), sep=row)).ids == [50, 0, 1, 2, 50]
+        assert lay(each(2, lambda x: literal(50), sep=row)).ids == [50, 0, 1, 2, 50]
 
 
 def test_an_inner_each_of_its_own():
@@ -246,9 +251,9 @@ def test_an_inner_each_of_its_own():
 
 
 def test_each_over_a_processed_count():
-    scope = Scope(out={"n": torch.tensor(3)})
-    assert (embed(1) * out.n).lay(scope).ids == [1, 1, 1]
-    assert each(out.n, lambda x: embed(1)).lay(scope).ids == [1, 1, 1]
+    scope = Scope(fields={"n": torch.tensor(3)})
+    assert (embed(1) * fields.n).lay(scope).ids == [1, 1, 1]
+    assert each(fields.n, lambda x: embed(1)).lay(scope).ids == [1, 1, 1]
 
 
 def test_each_restores_its_depth_after_an_error():
@@ -257,8 +262,8 @@ def test_each_restores_its_depth_after_an_error():
 
     with pytest.raises(KeyError):
         each(2, broken)
-    assert each(2, lambda x: token(x)) == each(2, lambda y: token(y))
-    assert repr(each(2, lambda y: token(y))) == "each(2, lambda x: token(x))"
+    assert each(2, lambda x: literal(x)) == each(2, lambda y: literal(y))
+    assert repr(each(2, lambda y: literal(y))) == "each(2, lambda x: x)"
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -276,34 +281,35 @@ def test_bad_ids_and_counts_are_refused(bad):
             (embed(1) * at).lay(scope)
     if not isinstance(bad, list):
         with pytest.raises(SpecError, match=r"cfg\.bad: expected a token id, a whole number"):
-            (token(cfg.bad) + 1).bind(scope)
+            (literal(cfg.bad) + 1).bind(scope)
     if not isinstance(bad, (list, dict)):
         with pytest.raises(SpecError, match=r"expected the number of elements of each\(\), or a sequence, a whole"):
             each(cfg.bad, lambda x: 1).lay(scope)
 
 
-@pytest.mark.parametrize("make", [lambda: embed(1) * out.n, lambda: embed(out.n), lambda: token(out.n[None])])
+@pytest.mark.parametrize(
+    "make", [lambda: embed(1) * fields.n, lambda: embed(fields.n), lambda: literal(fields.n[None])]
+)
 def test_tensors_of_several_elements_are_refused(make):
-    with pytest.raises(SpecError, match=r"out\.n"):
-        make().lay(Scope(out={"n": torch.tensor([1, 2])}))
+    with pytest.raises(SpecError, match=r"fields\.n"):
+        make().lay(Scope(fields={"n": torch.tensor([1, 2])}))
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array, list])
 def test_ids_of_a_field(make):
-    assert token(out.n).lay(Scope(out={"n": make([1, 2])})).ids == [1, 2]
-    assert token(lambda s: s.out["n"]).lay(Scope(out={"n": make([])})).ids == []
+    assert literal(fields.n).lay(Scope(fields={"n": make([1, 2])})).ids == [1, 2]
+    assert literal(lambda s: s.fields["n"]).lay(Scope(fields={"n": make([])})).ids == []
 
 
 def test_embed_takes_tokens_apart():
     assert embed(tok["<image>"]) == embed(tok["<image>"])
     assert lay(embed(tok["<image>"])) == Laid([7], b"\x01")
-    assert lay(embed(token(5))) == Laid([5], b"\x01")
 
 
 def test_lists_of_ids_can_be_hashed():
-    assert token([1, 2]) == token((1, 2)) == layout([1, 2])
-    assert hash(token([1, 2])) == hash(layout([1, 2]))
-    assert hash(each([1, 2], token)) == hash(each((1, 2), token))
+    assert literal([1, 2]) == literal((1, 2)) == layout([1, 2])
+    assert hash(literal([1, 2])) == hash(layout([1, 2]))
+    assert hash(each([1, 2], literal)) == hash(each((1, 2), literal))
 
 
 def test_a_sequence_of_one_part_is_that_part():
@@ -317,4 +323,4 @@ def test_layouts_have_no_length_and_no_truth_to_get_wrong():
 
 
 def test_leaves_of_layouts_inside_where():
-    assert leaves(where(item.n, embed(cfg.b), token(1))) == {item.n, cfg.b}
+    assert leaves(where(item.n, embed(cfg.b), literal(1))) == leaves_of(item.n, cfg.b)

@@ -21,32 +21,31 @@ from mmkit import (
     SpecError,
     Tensor,
     Video,
-    after,
+    already_expanded,
     batched,
     between,
-    call,
     cfg,
+    constant,
+    derived,
     each,
     embed,
-    end,
+    ending_with,
+    fields,
     flat,
-    fmt,
     hf,
-    identity,
-    in_place,
     insert,
     item,
-    out,
+    later,
+    literal,
     proc,
-    prompt,
     replace,
     shared,
     tok,
-    token,
     where,
 )
 from mmkit.expr import Scope, evaluate
 from mmkit.layout import Laid
+from mmkit.process import identity
 from mmkit.updates import NotFound, Resolved, place
 
 from .common import CONFIG, bound, modality, plan_of
@@ -54,7 +53,7 @@ from .common import CONFIG, bound, modality, plan_of
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 
 SPEC = ModelSpec("spec", modality())
-NUMBERED = replace(tok[fmt("<|image_{}|>", item.index + 1)])
+NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 PLAN = plan_of(modality())
 
 
@@ -74,8 +73,16 @@ def parse(kind, data):
     return bound(item=kind, process=hf()).parse(data)
 
 
+UPDATES = {
+    "replace": replace(0),
+    "in_place": already_expanded(),
+    "start": insert(at="start"),
+    "after": insert(after=0),
+}
+
+
 def put(prompt, kind, target, ids=(5, 5), count=1):
-    way = Resolved(kind, tuple(target), Laid(list(ids), b"\x01" * len(ids)))
+    way = Resolved(UPDATES[kind], tuple(target), Laid(list(ids), b"\x01" * len(ids)))
     return place(prompt, {"m": [[way]] * count}, "spec")
 
 
@@ -103,16 +110,18 @@ MODALITIES = [
      dict(update=None, placeholder="<image>", tokens=5)),
     ("modality 'm': expected layout and update, got one of them.", dict(layout=None), dict(update=None)),
     ("modality 'm': expected layout and update, got neither.", dict(layout=None, update=None)),
-    ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok('<image>') for text.",
+    ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",
      dict(layout="<image>")),
     ("modality 'a b': expected a name that is a Python identifier, got 'a b'.", dict(name="a b")),
     ("modality 5: name: Input should be a valid string, got 5.", dict(name=5)),
     ("modality 'm': expected at least one update, got none.", dict(update=[])),
-    ("modality 'm', update: expected replace(), insert(), in_place() or a list of them, got 5.", dict(update=5)),
-    ("modality 'm': update.0: Input should be a dictionary or an instance of Update, got 5.", dict(update=[5])),
+    ("modality 'm', update: expected replace(), insert(), already_expanded() or a list of them, got 5.",
+     dict(update=5)),
+    ("modality 'm': update.0: Input should be an instance of Update, got 5.", dict(update=[5])),
     ("modality 'm': expected at least one field, got none.", dict(fields={})),
-    ("modality 'm', fields: expected a dict of batched(), flat() or shared(), got ['x'].", dict(fields=["x"])),
-    ("modality 'm', fields['x']: expected batched(), flat() or shared(), got 'batched'.",
+    ("modality 'm', fields: expected a dict of batched(), flat(), shared(), derived() or constant(), got ['x'].",
+     dict(fields=["x"])),
+    ("modality 'm', fields['x']: expected batched(), flat(), shared(), derived() or constant(), got 'batched'.",
      dict(fields={"x": "batched"})),
     ("modality 'm': fields.5.[key]: Input should be a valid string, got 5.", dict(fields={5: batched()})),
     ("modality 'm': expected a Tensor item and one field for identity(), got Tensor(shape=(2, cfg.n), "
@@ -123,20 +132,22 @@ MODALITIES = [
      dict(process=identity(), item=Audio(largest=5))),
     ("modality 'm': expected identity(), hf() or a function for process, got 5.", dict(process=5)),
     ("modality 'm': expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
-    ("modality 'm', out.z: expected a field among ['x'], got 'z'. Declare it in fields.",
-     dict(layout=embed(5) * out.z), dict(layout=embed(5) * where(item.a, out.z, 1)), dict(update=replace(out.z)),
-     dict(fields={"x": flat(out.z)}), dict(fields={"x": batched(shape=(out.z,))}), dict(process=hf(unpad={"x": out.z})),
-     dict(embeds=embed(5) * out.z)),
-    ("modality 'm', out['z'][0].a: expected a field among ['x'], got 'z'. Declare it in fields.",
-     dict(layout=embed(5) * out["z"][0].a)),
+    ("modality 'm', fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
+     dict(layout=embed(5) * fields.z), dict(layout=embed(5) * where(item.a, fields.z, 1)),
+     dict(update=replace(fields.z)),
+     dict(fields={"x": flat(fields.z)}), dict(fields={"x": batched(shape=(fields.z,))}),
+     dict(process=hf(unpad={"x": fields.z})),
+     dict(embeds=embed(5) * fields.z)),
+    ("modality 'm', fields['z'][0].a: expected a field among ['x'], got 'z'. Declare it in fields.",
+     dict(layout=embed(5) * fields["z"][0].a)),
     ("modality 'm', embeds: expected a layout over item.length, because the layout depends on item.length, got True.",
      dict(layout=embed(5) * item.length, embeds=True)),
-    ("modality 'm', embeds: expected a layout over item.length, because the layout depends on out.x, got True.",
-     dict(layout=embed(5) * out.x, embeds=True)),
+    ("modality 'm', embeds: expected a layout over item.length, because the layout depends on fields.x, got True.",
+     dict(layout=embed(5) * fields.x, embeds=True)),
     ("modality 'm': expected no field named m_embeds, which carries precomputed embeddings, got one.",
      dict(fields={"m_embeds": batched()}, embeds=True)),
-    ("modality 'm': expected cache to say for which item.count processed items may be kept, got none. Write "
-     "cache=False, or a condition on item.count.",
+    ("modality 'm': expected cacheable to say for which item.count processed items may be kept, got none. Write "
+     "cacheable=False, or a condition on item.count.",
      dict(layout=embed(5) * item.count)),
 ]
 """Options of `modality()`."""
@@ -154,18 +165,20 @@ SPECS = [
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
     ("spec 'a': expected one field named 'm_embeds', got several.",
      lambda: ModelSpec("a", modality(embeds=True), modality("n", fields={"m_embeds": batched()}))),
-    ("insert(): expected start(), after(prefix) or end(), got tok['<bos>'].", lambda: insert(tok["<bos>"])),
-    ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok('<image>') for text.",
-     lambda: replace("<image>"), lambda: after("<image>"), lambda: "<image>" + embed(5), lambda: embed(5) + "<image>",
+    ('insert(): expected at="start", at="end" or after=a prefix, got nothing.', insert),
+    ("insert(): expected at=\"start\", at=\"end\" or after=a prefix, got at='middle'.", lambda: insert(at="middle")),
+    ("insert(): expected at=\"start\", at=\"end\" or after=a prefix, got at='end', after=5.",
+     lambda: insert(at="end", after=5)),
+    ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",
+     lambda: replace("<image>"), lambda: insert(after="<image>"), lambda: "<image>" + embed(5),
+     lambda: embed(5) + "<image>",
      lambda: each(2, lambda x: "<image>")),
     ("embed(): expected one token id, got '<image>'. Write embed(tok[\"<image>\"]) or embed(cfg.some_token_id).",
      lambda: embed("<image>")),
-    ("embed(): expected one token id, got tok('ab'). Write embed(tok[\"<image>\"]) or embed(cfg.some_token_id).",
-     lambda: embed(tok("ab"))),
+    ("embed(): expected one token id, got tok.text('ab'). Write embed(tok[\"<image>\"]) or embed(cfg.some_token_id).",
+     lambda: embed(tok.text("ab"))),
     ('embed(): expected one token id, got embed(1) * 2. Write embed(tok["<image>"]) or embed(cfg.some_token_id).',
      lambda: embed(embed(1) * 2)),
-    ("where(): expected an expression, got False. Compare with equal(a, b), not with ==.",
-     lambda: where(cfg.n == 3, 1, 2)),
     ("dtype of a field: expected a torch dtype or its name, got 'nn'.", lambda: batched(dtype="nn")),
     ("Tensor.dtype: expected one of float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool, got"
      " 'float'.",
@@ -174,15 +187,16 @@ SPECS = [
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
     ("cfg.a.b has no value: dict has no attribute 'b'. It has: c, d.",
      lambda: evaluate(cfg.a.b, Scope(cfg={"a": {"c": 1, "d": 2}}))),
-    ("out.x has no value: the processed fields lack 'x'. It has: y.", lambda: evaluate(out.x, Scope(out={"y": 1}))),
+    ("fields.x has no value: the processed fields lack 'x'. It has: y.",
+     lambda: evaluate(fields.x, Scope(fields={"y": 1}))),
     ("cfg.sizes[2] has no value: cfg.sizes is [1].",
      lambda: evaluate(cfg.sizes[2] + 1, Scope(cfg=SimpleNamespace(sizes=[1])))),
     ("cfg.sizes[50] has no value: cfg.sizes is [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, "
      "19, 20, 21....",
      lambda: evaluate(cfg.sizes[50], Scope(cfg=SimpleNamespace(sizes=list(range(50)))))),
     ("cfg has no value here: the spec is not bound to a config.", lambda: evaluate(cfg.a, Scope())),
-    ("call(int, cfg.text) has no value: invalid literal for int() with base 10: 'x', with 'x'.",
-     lambda: evaluate(call(int, cfg.text), Scope(cfg=CONFIG))),
+    ("later(int)(cfg.text) has no value: invalid literal for int() with base 10: 'x', with 'x'.",
+     lambda: evaluate(later(int)(cfg.text), Scope(cfg=CONFIG))),
     ("cfg.n + cfg.text has no value: unsupported operand type(s) for +: 'int' and 'str', with 2, 'x'.",
      lambda: evaluate(cfg.n + cfg.text, Scope(cfg=CONFIG))),
     ("config: expected a vocab_size in the language model's part, got None.",
@@ -190,21 +204,22 @@ SPECS = [
     ("spec.m, layout: tok['<image>'] has no value: the model runs without a tokenizer. Use a token id from cfg "
      "instead.",
      lambda: ModelSpec("spec", modality(layout=embed(tok["<image>"]))).bind(CONFIG)),
-    ("spec.m, layout: tok('text') has no value: the model runs without a tokenizer. Use a token id from cfg instead.",
-     lambda: ModelSpec("spec", modality(layout=embed(5) + tok("text"))).bind(CONFIG)),
+    ("spec.m, layout: tok.text('text') has no value: the model runs without a tokenizer. Use a token id from cfg "
+     "instead.",
+     lambda: ModelSpec("spec", modality(layout=embed(5) + tok.text("text"))).bind(CONFIG)),
     ("spec.prompt: expected literal ids, since placeholders belong to items, got embed().",
-     lambda: rewritten(token(prompt) + embed(5))),
+     lambda: rewritten(ending_with(embed(5)))),
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. Use a reserved id inside the "
      "vocabulary: vLLM refuses prompts with other ids.",
-     lambda: rewritten(token(prompt) + token(200))),
-    ("spec.m, x: expected a batched or flat field for identity(), got shared.",
-     lambda: bound(fields={"x": shared()}).process([torch.zeros(2, 2)])),
+     lambda: rewritten(ending_with(200))),
+    ("modality 'm': expected a batched or flat field for identity(), got shared().",
+     lambda: bound(fields={"x": shared()})),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each a "
      "token of its own.",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
-    ("spec.m, update: expected no insert(end()) beside a prompt= that puts ids at the end of the prompt, got "
-     "insert(end()). Put these ids into the layout of the item.",
-     lambda: plan_of(modality(update=insert(end())), prompt=token(prompt) + token(7))),
+    ("spec.m, update: expected no insert(at=\"end\") beside prompt=ending_with(...), got "
+     "insert(at=\"end\"). Put these ids into the layout of the item.",
+     lambda: plan_of(modality(update=insert(at="end")), prompt=ending_with(7))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State "
      "`largest=`, the shape of the item with the most.",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
@@ -220,18 +235,15 @@ BOUND = [
     ("limit: item has no value here: it describes one raw item and is only known inside layout, update, fields and "
      "process.",
      dict(limit=item.length)),
-    ("limit: out has no value here: it holds the processed fields of one item and is only known after processing.",
-     dict(limit=out.x)),
-    ("limit: prompt has no value here: it is the token ids of one request and is only known inside prompt and "
-     "decoder_prompt.",
-     dict(limit=prompt)),
+    ("limit: fields has no value here: it holds the processed fields of one item and is only known after processing.",
+     dict(limit=fields.x)),
     ("limit: cfg.sise has no value: SimpleNamespace has no attribute 'sise'. It has: size.", dict(limit=cfg.sise)),
     ("layout: cfg.zzz has no value: SimpleNamespace has no attribute 'zzz'.",
      dict(layout=embed(cfg.zzz)), dict(layout=embed(5) * (item.length + cfg.zzz)),
      dict(layout=each(item.length, lambda x: embed(cfg.zzz))),
-     dict(layout=where(item.length < 3, embed(cfg.zzz), embed(5) * out.x))),
+     dict(layout=where(item.length < 3, embed(cfg.zzz), embed(5) * fields.x))),
     ("update: cfg.zzz has no value: SimpleNamespace has no attribute 'zzz'.",
-     dict(update=replace(cfg.zzz)), dict(update=insert(after(cfg.zzz)))),
+     dict(update=replace(cfg.zzz)), dict(update=insert(after=cfg.zzz))),
     ("fields: cfg.zzz has no value: SimpleNamespace has no attribute 'zzz'.",
      dict(fields={"x": batched(shape=(cfg.zzz,))}), dict(fields={"x": flat(cfg.zzz)})),
     ("embeds: cfg.zzz has no value: SimpleNamespace has no attribute 'zzz'.", dict(embeds=embed(cfg.zzz))),
@@ -241,9 +253,9 @@ BOUND = [
     ("item: Tensor.shape[0] = cfg.zzz: cfg.zzz has no value: SimpleNamespace has no attribute 'zzz'.",
      dict(item=Tensor(shape=(cfg.zzz,)))),
     ("layout: tok['<imgae>']: expected a token of the vocabulary, got a text that is none. Near: '<image>', "
-     "'<|image_2|>', '<|image_1|>'. Use tok('<imgae>') for a text that the tokenizer splits.",
+     "'<|image_2|>', '<|image_1|>'. Use tok.text('<imgae>') for a text that the tokenizer splits.",
      dict(layout=embed(tok["<imgae>"]))),
-    ("layout: tok['zzz']: expected a token of the vocabulary, got a text that is none. Use tok('zzz') for a text "
+    ("layout: tok['zzz']: expected a token of the vocabulary, got a text that is none. Use tok.text('zzz') for a text "
      "that the tokenizer splits.",
      dict(layout=embed(tok["zzz"]))),
     ("layout: tok[2]: expected the text of one token, got int. Use an id as it is.", dict(layout=embed(tok[cfg.n]))),
@@ -254,10 +266,10 @@ BOUND = [
     ("layout: cfg.minus: expected a token id, a whole number >= 0, got -1.", dict(layout=embed(cfg.minus))),
     ("layout: cfg.minus: expected a repetition count, a whole number >= 0, got -1.", dict(layout=embed(5) * cfg.minus)),
     ("layout: cfg.minus: expected the number of elements of each(), or a sequence, a whole number >= 0, got -1.",
-     dict(layout=embed(5) + each(cfg.minus, token))),
+     dict(layout=embed(5) + each(cfg.minus, literal))),
     ("layout: cfg.n * 0.5: expected the number of elements of each(), or a sequence, a whole number >= 0, got 1.0. Use "
      "// or ceil_div(), which give whole numbers.",
-     dict(layout=embed(5) + each(cfg.n * 0.5, token))),
+     dict(layout=embed(5) + each(cfg.n * 0.5, literal))),
     ("layout: embed(5) * 1000000000: expected at most 4194304 ids, got 1000000000.", dict(layout=embed(5) * 10**9)),
     ("layout: each(3, lambda x: embed(5) * 2000000): expected at most 4194304 ids, got 6000000.",
      dict(layout=each(3, lambda x: embed(5) * 2000000))),
@@ -289,23 +301,20 @@ BOUND = [
     ("limit: expected a whole number >= 0 or None, got 1.5.", dict(limit=1.5)),
     ("limit: expected a whole number >= 0 or None, got -1.", dict(limit=-1)),
     ("limit: expected a whole number >= 0 or None, got True.", dict(limit=True)),
-    ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=token([1, 2]))),
+    ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=literal([1, 2]))),
     ("layout: expected at least one embed() position per item, got 0 literal ids.",
      dict(layout=embed(5) * 0), dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
     ("layout: expected token ids below the vocabulary size 200, got 200. Use a reserved id inside the vocabulary: "
      "vLLM refuses prompts with other ids.",
-     dict(layout=embed(200)), dict(layout=embed(tok["<far>"])), dict(layout=embed(5) + token(200)),
-     dict(layout=embed(5) + each(out.x.shape[0], lambda x: token(200))),
+     dict(layout=embed(200)), dict(layout=embed(tok["<far>"])), dict(layout=embed(5) + literal(200)),
+     dict(layout=embed(5) + each(fields.x.shape[0], lambda x: literal(200))),
      dict(layout=where(item.length < 3, embed(5), embed(200))), dict(embeds=embed(200) * item.length)),
     ("update: expected token ids below the vocabulary size 200, got 200. Use a reserved id inside the vocabulary: "
      "vLLM refuses prompts with other ids.",
-     dict(update=replace([1, 200])), dict(update=[in_place(), replace(200)])),
+     dict(update=replace([1, 200])), dict(update=[already_expanded(), replace(200)])),
     ("update: expected a target of at least one token, got none.", dict(update=replace([]))),
     ("process: expected to take well-formed items, got KeyError: 'x'.", dict(process=lambda items, scope: {}["x"])),
     ("layout: expected a value, got AssertionError.", dict(layout=lambda s: raised(AssertionError()))),
-    ("layout: expected a value, got AttributeError: 'dict' object has no attribute 'x'. Write ['x']: processed fields "
-     "are a dict in a function of a Scope.",
-     dict(layout=lambda s: embed(5) * len(s.out.x))),
     ("update: expected a value, got AttributeError: 'types.SimpleNamespace' object has no attribute 'x'.",
      dict(update=replace(lambda s: s.item.x))),
 ]
@@ -318,7 +327,7 @@ PROCESSED = [
     (": expected process to return declared fields, ['x'], got ['y']. Declare them in fields, or do not return them.",
      ({"x": torch.zeros(1), "y": [2]}, {"x": batched()})),
     (": expected process to return declared fields, [], got ['x']. Declare them in fields, or do not return them.",
-     ({"x": [1]}, {"x": batched(value=1)})),
+     ({"x": [1]}, {"x": derived(1)})),
     (", fields['x']: expected 1 items along the first dimension, got 3.", ({"x": torch.zeros(3)}, {"x": batched()})),
     (", fields['x']: expected a tensor with a dimension 0, got shape ().", ({"x": torch.zeros(())}, {"x": batched()})),
     (", fields['x']: expected a tensor with a dimension 0, got int.", ({"x": 3}, {"x": batched()})),
@@ -348,9 +357,9 @@ PROCESSED = [
      ({"x": torch.zeros(1, 3, 2)}, {"x": batched(shape=(item.length, 2))})),
     (", fields['x']: item has no value here: it describes one raw item and is only known inside layout, update, "
      "fields and process.",
-     ({}, {"x": shared(value=item.length)})),
+     ({}, {"x": constant(item.length)})),
     (", fields['x']: value: expected numbers for a int64 tensor, got 'a'.",
-     ({}, {"x": batched(value=fmt("a"), dtype="int64")})),
+     ({}, {"x": derived("a", dtype="int64")})),
 ]
 """What `process` returns, and the declared fields; after `spec.m`."""
 
@@ -491,7 +500,7 @@ REQUESTS = [
     ("spec.prompt: expected a prompt that the spec can rewrite, got ValueError: 7 is not in list.",
      lambda: rewritten(lambda s: s.prompt.index(7))),
     ("spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
-     lambda: plan_of(modality(layout=embed(5) * out.x.shape[0], process=hf())).spell({"m": torch.zeros(2, 2)})),
+     lambda: plan_of(modality(layout=embed(5) * fields.x.shape[0], process=hf())).spell({"m": torch.zeros(2, 2)})),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got None. Send the item itself.",
      lambda: PLAN.spell({"m": [torch.zeros(2, 2), None]}),
      lambda: PLAN.preview([5, 5], {"m": [torch.zeros(2, 2), None]})),
@@ -559,11 +568,12 @@ MISSING = [
      lambda: put([1, 2, 3], "after", [7, 8])),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of the items before it, got none. Write "
      "one placeholder per item, in order.",
-     lambda: place([71], {"m": [[Resolved("replace", (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec"),
-     lambda: place([72, 71], {"m": [[Resolved("replace", (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec")),
+     lambda: place([71], {"m": [[Resolved(replace(0), (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec"),
+     lambda: place([72, 71], {"m": [[Resolved(replace(0), (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec")),
     ("spec.m[1]: expected the placeholder [5] * 3 in the prompt, after those of the items before it, got none. Write"
      " one placeholder per item, in order.",
-     lambda: place([5, 5], {"m": [[Resolved("in_place", (), Laid([5] * n, b"\x01" * n))] for n in (2, 3)]}, "spec")),
+     lambda: place([5, 5], {"m": [[Resolved(UPDATES["in_place"], (), Laid([5] * n, b"\x01" * n))] for n in (2, 3)]},
+                   "spec")),
 ]
 """Requests that lack a placeholder."""
 # fmt: on

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from mmkit import InputError, after, cfg, end, fmt, in_place, insert, item, replace, start, tok
+from mmkit import InputError, already_expanded, cfg, insert, item, literal, replace, tok
 from mmkit.expr import Scope
 from mmkit.layout import Laid, nothing
 from mmkit.updates import EMPTY, Placement, Resolved, place
@@ -16,10 +16,22 @@ from mmkit.vocabulary import Vocabulary
 from . import naive
 from .common import NAMES, Tokenizer
 
+UPDATES = {
+    "replace": replace(0),
+    "in_place": already_expanded(),
+    "start": insert(at="start"),
+    "end": insert(at="end"),
+    "after": insert(after=0),
+}
+
+
+def kind_of(resolved):
+    return next(kind for kind, update in UPDATES.items() if update == resolved.update)
+
 
 def way(kind, target, ids, embeds):
     """One way to place an item. `embeds` are the ids at which encoder rows go."""
-    return Resolved(kind, tuple(target), Laid(list(ids), bytes(token in embeds for token in ids)))
+    return Resolved(UPDATES[kind], tuple(target), Laid(list(ids), bytes(token in embeds for token in ids)))
 
 
 def check(prompt, items, ids, placements):
@@ -63,7 +75,7 @@ def run(prompt, items, surplus=EMPTY):
 
 def as_naive(items):
     return {
-        modality: [[(w.kind, list(w.target), w.laid.ids, set(w.laid.embed_ids)) for w in ways] for ways in of]
+        modality: [[(kind_of(w), list(w.target), w.laid.ids, set(w.laid.embed_ids)) for w in ways] for ways in of]
         for modality, of in items.items()
     }
 
@@ -190,7 +202,7 @@ def test_a_missing_placeholder_is_refused(request_, data):
         return
     lost = data.draw(st.sampled_from(where))
     (only,) = items[lost.modality][lost.index]
-    text = list(only.target) if only.kind == "replace" else only.laid.ids
+    text = list(only.target) if kind_of(only) == "replace" else only.laid.ids
     begin = next(i for i in range(len(prompt)) if prompt[i : i + len(text)] == list(text))
     assert run(prompt[:begin] + prompt[begin + len(text) :], items) is None
 
@@ -202,7 +214,9 @@ def test_a_surplus_placeholder_is_refused(request_, data):
         return
     extra = data.draw(st.sampled_from(where))
     (only,) = items[extra.modality][extra.index]
-    stray = list(only.target) if only.kind == "replace" else [data.draw(st.sampled_from(sorted(only.laid.embed_ids)))]
+    stray = (
+        list(only.target) if kind_of(only) == "replace" else [data.draw(st.sampled_from(sorted(only.laid.embed_ids)))]
+    )
     assert run([*stray, 0, *prompt], items) is None
     assert run([*prompt, 0, *stray], items) is None
 
@@ -210,7 +224,7 @@ def test_a_surplus_placeholder_is_refused(request_, data):
 @given(requests(kinds=CLEAR), st.sampled_from(["first", "last"]))
 def test_a_surplus_or_missing_item_is_refused(request_, which):
     prompt, items, _, where = request_
-    searched = [p for p in where if items[p.modality][p.index][0].kind in ("replace", "in_place")]
+    searched = [p for p in where if items[p.modality][p.index][0].update in (UPDATES["replace"], UPDATES["in_place"])]
     if not searched or {"image", "same"} <= items.keys():
         return
     name = searched[0 if which == "first" else -1].modality
@@ -320,28 +334,28 @@ def test_an_anchor_inside_a_target_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("update", "resolved"),
+    ("update", "target"),
     [
-        (replace(tok["<image>"]), ("replace", (7,))),
-        (replace(tok("ab")), ("replace", (97, 98))),
-        (replace([1, 2]), ("replace", (1, 2))),
-        (replace(5), ("replace", (5,))),
-        (replace(lambda s: [s.item.index, 5]), ("replace", (1, 5))),
-        (replace(tok[fmt("<|image_{}|>", item.index + 1)]), ("replace", (182,))),
-        (insert(start()), ("start", ())),
-        (insert(end()), ("end", ())),
-        (insert(after(cfg.bos)), ("after", (3,))),
-        (insert(after(nothing)), ("after", ())),
-        (insert(after(tok("a") + 1)), ("after", (97, 1))),
-        (in_place(), ("in_place", ())),
+        (replace(tok["<image>"]), (7,)),
+        (replace(tok.text("ab")), (97, 98)),
+        (replace([1, 2]), (1, 2)),
+        (replace(5), (5,)),
+        (replace(lambda s: [s.item.index, 5]), (1, 5)),
+        (replace(tok["<|image_{}|>", item.index + 1]), (182,)),
+        (insert(at="start"), ()),
+        (insert(at="end"), ()),
+        (insert(after=cfg.bos), (3,)),
+        (insert(after=nothing), ()),
+        (insert(after=literal(tok.text("a"), 1)), (97, 1)),
+        (already_expanded(), ()),
     ],
     ids=repr,
 )
-def test_resolving(update, resolved):
+def test_resolving(update, target):
     scope = Scope(cfg={"bos": 3}, tok=Vocabulary(Tokenizer()), item=SimpleNamespace(index=1))
-    assert update.resolve(scope) == resolved
-    assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve(scope) == resolved
+    assert update.resolve(scope) == target
+    assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve(scope) == target
     assert hash(update) == hash(update)
     if "lambda" not in repr(update):
         assert pickle.loads(pickle.dumps(update)) == update
-        assert eval(repr(update), dict(NAMES)).resolve(scope) == resolved
+        assert eval(repr(update), dict(NAMES)).resolve(scope) == target

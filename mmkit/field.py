@@ -1,0 +1,291 @@
+"""Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field configs.
+
+A field may state the shape and dtype of one item's part; what `process` returns is then checked, never cast. A derived
+field comes from an expression, not from `process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+
+from .errors import SpecError
+from .expr import Scope, Structural, Value, evaluate, expression, fold
+from .items import Between, Size, dtype_name, fits, map_size, shape_text
+from .layout import whole
+
+Shape: TypeAlias = "Sequence[Size]"
+"""Sizes, one per dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class Field(Structural):
+    """One processed tensor: `Batched`, `Flat` or `Shared`.
+
+    Attributes:
+        keep_on_cpu: the model reads this field on the host.
+        shape: shape of one item's part, where it is stated.
+        dtype: name of its torch dtype, where it is stated.
+        value: what a derived field is.
+    """
+
+    keep_on_cpu: bool = False
+    shape: tuple[Any, ...] | None = None
+    dtype: str | None = None
+    value: Value = None
+
+    word: ClassVar[str]
+    """The word that declares such a field."""
+    derived_word: ClassVar[str] = ""
+    """The word that declares one with a value."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
+            raise SpecError("dtype of a field", "a torch dtype or its name", repr(self.dtype))
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the field comes from an expression."""
+        return self.value is not None
+
+    def bind(self, scope: Scope) -> Self:
+        """This field with everything that depends on `cfg` and `proc` alone evaluated."""
+        shape = None if self.shape is None else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
+        return replace(self, shape=shape, value=fold(self.value, scope))
+
+    def derive(self, scope: Scope) -> Any:
+        """The value of a derived field, for one item, or for all where it is shared: a tensor if a dtype is stated."""
+        value = evaluate(self.value, scope)
+        if self.dtype is None:
+            return value
+        try:
+            return torch.tensor(value, dtype=getattr(torch, self.dtype))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
+
+    def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
+        """The values of a derived field for all items of a request, each in its scope."""
+        return [self.derive(own) for own in scopes]
+
+    def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
+        """The extents of the items along `dim`, each in its scope; None where the field is not flat."""
+        return None
+
+    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
+        """One part per item of a processed tensor (or list of tensors).
+
+        Args:
+            data: what `process` returned for this field.
+            sizes: for a flat field, the extent of each item along `dim`; whole numbers >= 0.
+            count: number of items.
+            where: names the field in errors.
+
+        Raises:
+            SpecError: the data does not hold `count` items, or the sizes do not add up to its extent.
+        """
+        raise NotImplementedError
+
+    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+        """What vLLM splits into these parts: them, or what `process` returned."""
+        raise NotImplementedError
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether the stated shape, the sizes or the value depend on the item."""
+        ends = [(size.least, size.most) if isinstance(size, Between) else (size,) for size in self.shape or ()]
+        fixed = all(isinstance(end, int) for pair in ends for end in pair)
+        return self.is_derived or not fixed
+
+    @cached_property
+    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None] | None:
+        """The stated dtype and shape as a tensor has them; None where neither is."""
+        if self.dtype is None and self.shape is None:
+            return None
+        return getattr(torch, self.dtype) if self.dtype else None, self.shape
+
+    def check(self, part: Any, scope: Scope, index: int) -> None:
+        """Compare the part of an item with the stated shape and dtype.
+
+        Raises:
+            SpecError: they differ.
+        """
+        if self._stated is None:
+            return
+        if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
+            dtype, shape = self._stated
+            if part.dtype == (dtype or part.dtype) and part.shape == (part.shape if shape is None else shape):
+                return
+        where = f"item {index}"
+        if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
+            raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
+        if self.shape is not None:
+            shape = tuple(getattr(part, "shape", ()))
+            wanted = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
+            if not fits(shape, wanted):
+                raise SpecError(where, f"shape {shape_text(wanted)} per item", str(shape))
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value!r}" for name, value in self._options().items() if value is not None]
+        if self.is_derived:
+            return f"{self.derived_word}({', '.join([repr(self.value), *options])})"
+        return f"{self.word}({', '.join([*self._leading(), *options])})"
+
+    def _leading(self) -> list[str]:
+        return []
+
+    def _options(self) -> dict[str, Any]:
+        return {"shape": self.shape, "dtype": self.dtype, "keep_on_cpu": self.keep_on_cpu or None}
+
+
+class Batched(Field):
+    """Item i is ``data[i]``."""
+
+    word = "batched"
+    derived_word = "derived"
+
+    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
+        extent = _extent(data, 0, where)
+        if extent != count:
+            raise SpecError(where, f"{count} items along the first dimension", str(extent))
+        return list(data.unbind(0)) if isinstance(data, torch.Tensor) else [data[i] for i in range(count)]
+
+    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+        return list(parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Flat(Field):
+    """Items follow one another along `dim`, each over its `sizes`."""
+
+    sizes: Value = None
+    dim: int = 0
+
+    word = "flat"
+    varies = True
+
+    def bind(self, scope: Scope) -> Self:
+        return replace(super().bind(scope), sizes=fold(self.sizes, scope))
+
+    def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
+        return [self.size_of(scope) for scope in scopes]
+
+    def size_of(self, scope: Scope) -> int:
+        """The extent of one item along `dim`."""
+        return whole(evaluate(self.sizes, scope), self.sizes, "a size")
+
+    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
+        assert sizes is not None
+        extent = _extent(data, self.dim, where)
+        if sum(sizes) != extent:
+            expected = f"sizes that add up to {extent}, the extent of dimension {self.dim}"
+            raise SpecError(where, expected, str(sum(sizes)))
+        if isinstance(data, torch.Tensor):
+            return list(torch.split(data, list(sizes), dim=self.dim))
+        return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+        return raw
+
+    def _leading(self) -> list[str]:
+        return [repr(self.sizes)]
+
+    def _options(self) -> dict[str, Any]:
+        return {"dim": self.dim or None, **super()._options()}
+
+
+class Shared(Field):
+    """Every item has the whole of ``data``."""
+
+    word = "shared"
+    derived_word = "constant"
+
+    def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
+        return [self.derive(scope)] * len(scopes)
+
+    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
+        return [data] * count
+
+    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+        return parts[0]
+
+
+def _extent(data: Any, dim: int, where: str) -> int:
+    """Extent of a dimension; of what is no tensor, vLLM knows the first alone."""
+    tensor = isinstance(data, torch.Tensor)
+    if dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
+        got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
+        raise SpecError(where, f"a tensor with a dimension {dim}", got)
+    return int(data.shape[dim]) if tensor else len(data)
+
+
+def _shape(shape: Shape | None) -> tuple[Any, ...] | None:
+    return None if shape is None else tuple(map(expression, shape))
+
+
+def batched(*, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+    """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ.
+
+    Args:
+        shape: shape of one item's part; sizes or expressions.
+        dtype: its torch dtype, or the name of that.
+        keep_on_cpu: the model reads this field on the host.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
+    """
+    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype))
+
+
+def flat(
+    sizes: Value,
+    *,
+    dim: int = 0,
+    shape: Shape | None = None,
+    dtype: str | torch.dtype | None = None,
+    keep_on_cpu: bool = False,
+) -> Field:
+    """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for ``dim=0``.
+
+    Args:
+        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched `fields`.
+        dim: the dimension to split.
+        shape: shape of one item's part; sizes or expressions.
+        dtype: its torch dtype, or the name of that.
+        keep_on_cpu: the model reads this field on the host.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
+    """
+    return Flat(keep_on_cpu, _shape(shape), dtype_name(dtype), sizes=expression(sizes), dim=dim)
+
+
+def shared(*, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+    """Every item has the whole of ``data``. Arguments as for `batched`."""
+    return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype))
+
+
+def derived(value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+    """A batched field that `process` does not return: mmkit computes it for each item.
+
+    Args:
+        value: an expression over the `item` facts and the other batched and shared `fields`.
+        dtype: torch dtype, or the name of it, of the tensor that the value becomes; None leaves it as it is.
+        keep_on_cpu: the model reads this field on the host.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
+    """
+    return Batched(keep_on_cpu, None, dtype_name(dtype), expression(value))
+
+
+def constant(value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+    """A shared field that `process` does not return: one value for all items, over `cfg`, `proc` and `tok`.
+
+    Arguments as for `derived`.
+    """
+    return Shared(keep_on_cpu, None, dtype_name(dtype), expression(value))

@@ -1,0 +1,132 @@
+"""The spec of a model: what is declared, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from .generate import Classes, classes
+from .layout import LayoutLike
+from .plan import Plan
+from .plugin import announce, calling_module
+from .spec import Declaration, Modality, Rewrite
+
+M = TypeVar("M", bound=type)
+
+
+class ModelSpec(Declaration):
+    """The multimodal side of one model: its name in messages and class names, and its modalities.
+
+    Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and arguments are those
+    of `mmkit.spec.Declaration`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *modalities: Modality,
+        prompt: Rewrite | None = None,
+        decoder_prompt: Rewrite | LayoutLike | None = None,
+    ) -> None:
+        super().__init__(name, *modalities, prompt=prompt, decoder_prompt=decoder_prompt)
+
+    def bind(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        *,
+        processor: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine and no vLLM is
+        needed.
+
+        Args:
+            config: the Hugging Face config of the model.
+            tokenizer: its tokenizer; None for a model that runs without one.
+            processor: its Hugging Face processor, for specs that use `proc`.
+            kwargs: `mm_processor_kwargs` for every request.
+
+        Raises:
+            SpecError: the first thing that cannot work, as for `check`.
+        """
+        return Plan(self, config, tokenizer, processor, kwargs)
+
+    def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
+        """Raise on the first thing that cannot work with this config and tokenizer: an attribute that the config lacks,
+        a token that the vocabulary lacks, an id outside the vocabulary, a shape or limit out of range, an item without
+        placeholders.
+
+        Arguments as for `bind`.
+
+        Raises:
+            SpecError: names the modality, the part, and what to do.
+        """
+        self.bind(config, tokenizer, processor=processor)
+
+    @property
+    def classes(self) -> Classes:
+        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first use; needs vLLM.
+
+        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
+        subclassed.
+
+        Raises:
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
+        """
+        return classes(self)
+
+    @overload
+    def register(
+        self, model: M, *, info: type | None = ..., dummy_inputs: type | None = ..., processor: type | None = ...
+    ) -> M: ...
+
+    @overload
+    def register(
+        self, *, info: type | None = ..., dummy_inputs: type | None = ..., processor: type | None = ...
+    ) -> Callable[[M], M]: ...
+
+    def register(
+        self,
+        model: type | None = None,
+        *,
+        info: type | None = None,
+        dummy_inputs: type | None = None,
+        processor: type | None = None,
+    ) -> Any:
+        """Register the generated classes, and the model class itself, with vLLM. Use it as a decorator of the model
+        class.
+
+        Spawned processes (engine core, workers, the registry's inspection) register it too: the calling module is noted
+        in the environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
+
+        Args:
+            model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
+                config.
+            info: a subclass of `classes.info` to register in place of it.
+            dummy_inputs: the same for `classes.dummy_inputs`.
+            processor: the same for `classes.processor`.
+
+        Returns:
+            The model class, or a decorator if none is given.
+
+        Raises:
+            SpecError: the class cannot run the spec; see `mmkit.model.check_class`.
+            VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
+        """
+        if model is None:
+            return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)
+        from .model import check_class
+        from .vllm_api import register
+
+        check_class(self, model)
+        generated = self.classes
+        register(
+            model,
+            info=info or generated.info,
+            dummy_inputs=dummy_inputs or generated.dummy_inputs,
+            processor=processor or generated.processor,
+        )
+        announce(calling_module())
+        model.mm_spec = self  # type: ignore[attr-defined]
+        return model
