@@ -6,7 +6,7 @@ roots have values:
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
 `item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item type `shape`,
-          `length`, `width`, `height`, `frames`
+          `length`, `width`, `height`, `frames`; `rows` of an embedding
 `fields`  the processed fields of that item, by name
 `proc`    the attributes of the model's Hugging Face processor
 `kwargs`  the request's `mm_processor_kwargs`, merged with those of the engine
@@ -202,14 +202,14 @@ def _recorded(op: str) -> tuple[Operator, Operator]:
 
 
 def _check_ids(op: str, left: Any, right: Any) -> None:
-    """Refuse arithmetic on tokens that was meant for a layout: ids are neither summed nor multiplied."""
+    """Refuse arithmetic on tokens that was meant for a layout. A number may be added: the next id."""
     tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
     texts = [operand for operand in (left, right) if isinstance(operand, Text)]
     if op == "*" and tokens:
         count = right if left is tokens[0] else left
         remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
         raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
-    if op == "+" and (len(tokens) == 2 or len(texts) == 1):
+    if op == "+" and (len(texts) == 1 or (tokens and isinstance(left, Expr) and isinstance(right, Expr))):
         remedy = f"Write literal({left!r}, {right!r}) for one after the other."
         raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
 

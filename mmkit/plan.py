@@ -354,7 +354,7 @@ class BoundModality:
     ) -> Iterator[list[Resolved]]:
         """The alternatives of each item of a request: see `ways` and `check_rows`."""
         for i, (value, own) in enumerate(zip(values, fields, strict=True)):
-            facts, rows = (SimpleNamespace(index=i, length=len(value)), len(value)) if embeds else (value, None)
+            facts, rows = (SimpleNamespace(index=i, rows=len(value)), len(value)) if embeds else (value, None)
             found = self.ways(self.scope(facts, i, own, len(values)), embeds=embeds)
             self.check_rows(i, found[0].laid.num_embeds, sent=rows, most=self.most_rows)
             yield found

@@ -1,6 +1,6 @@
 """Processing: how canonical items become tensors.
 
-`identity()` passes tensors on, `hf()` calls the model's Hugging Face processor or one of the model's own, and any
+A `Tensor` modality without `process=` passes tensors on, `hf()` calls a processor in the way of Hugging Face's, and any
 function does the rest::
 
     def patches(items, scope):                      # canonical items, in order; a Scope without an item
@@ -78,7 +78,9 @@ def hf(
     text: Value = None,
     unpad: Mapping[str, Any] | None = None,
 ) -> HF:
-    """Call a Hugging Face processor once with all missing items. Outputs that are no declared field are left out.
+    """Call a Hugging Face processor, or one that is called like it, once with all missing items.
+
+    Outputs that are no declared field are left out.
 
     Args:
         processor: what to call in place of the checkpoint's processor: a part of it (``proc.process``), or, for a model

@@ -70,7 +70,7 @@ class Modality(_Declared):
             declaration reads `item.count`, since a cached item comes back in requests of other lengths.
         when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for image, video and
-            audio, as vLLM takes them. Give a layout over ``item.length`` (rows of the embedding) where `layout` depends
+            audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of the embedding) where `layout` depends
             on the raw item.
     """
 
@@ -151,11 +151,11 @@ class Modality(_Declared):
         known = sorted(self.fields)
         if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(known) != 1):
             got = f"{self.item!r} and fields {known}"
-            raise SpecError(where, "a Tensor item and one field for identity()", got)
+            raise SpecError(where, "a Tensor item and one field, or a process", got)
         if isinstance(self.process, Identity) and isinstance(self.fields[known[0]], Shared):
-            raise SpecError(where, "a batched or flat field for identity()", repr(self.fields[known[0]]))
+            raise SpecError(where, "a batched or flat field where there is no process", repr(self.fields[known[0]]))
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
-            raise SpecError(where, "identity(), hf() or a function for process", repr(self.process))
+            raise SpecError(where, "hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
             raise SpecError(where, f"unpad to name fields among {known}", repr(sorted(unknown)))
         for leaf in self.leaves():
@@ -171,7 +171,7 @@ class Modality(_Declared):
         if self.embeds is True and (
             dynamic := [leaf for leaf in self.layout.leaves() if leaf.root in ("item", "fields")]
         ):
-            expected = f"a layout over item.length, because the layout depends on {dynamic[0]!r}"
+            expected = f"a layout over item.rows, because the layout depends on {dynamic[0]!r}"
             raise SpecError(f"{where}, embeds", expected, "True")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

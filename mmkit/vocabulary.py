@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import SpecError
 
@@ -69,6 +69,12 @@ class Vocabulary:
             text = text.format(*values)
         encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__  # prompts are not worth keeping
         return list(encode(text))
+
+    def __contains__(self, token: str) -> NoReturn:
+        raise SpecError(f"{token!r} in tok", f"tok.has({token!r})", "in")
+
+    def __call__(self, text: str) -> NoReturn:
+        raise SpecError(f"tok({text!r})", f"tok.text({text!r}) or tok[{text!r}]", "a call")
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""

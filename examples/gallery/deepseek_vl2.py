@@ -48,6 +48,6 @@ DEEPSEEK_VL2 = ModelSpec(
         },
         process=hf(text=proc.image_token),
         cacheable=item.count <= 2,
-        embeds=image * item.length,
+        embeds=image * item.rows,
     ),
 )

@@ -127,7 +127,7 @@ INTERNVL = ModelSpec(
             "image_token_id": constant(context, dtype="int64", keep_on_cpu=True),
         },
         process=tiles,
-        embeds=tok["<img>"] + embed(context) * item.length + tok["</img>"],
+        embeds=tok["<img>"] + embed(context) * item.rows + tok["</img>"],
     ),
     Modality(
         "video",

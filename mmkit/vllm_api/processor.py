@@ -360,7 +360,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             most = self.most_rows(name, hf_processor_mm_kwargs) if fixed is None and len(items) else None
             for index, value in enumerate(items.get_all()):
                 if (ways := fixed) is None:
-                    facts = SimpleNamespace(index=index, length=len(value)) if embeds else value
+                    facts = SimpleNamespace(index=index, rows=len(value)) if embeds else value
                     scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
                     ways = details(modality, scope, embeds)
                 rows = ways[0].way.laid.num_embeds

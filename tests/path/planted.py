@@ -631,7 +631,7 @@ BUGS = [
         "Prompts that hold placeholder ids are refused, as those are that vLLM hands back after preprocessing.",
         PLACING, expanded_prompt_refused, r"refused with InputError: mixed\.frames"),
     Bug("L11", "embeddings_with_another_range", "The layout of embeddings has a token more than that of raw items.",
-        "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.length + tok["<close>"]},
+        "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
         r"the raw item and its embeddings: ranges\['frames'\]"),
     Bug("L11", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
         "processor._get_prompt_updates", embeddings_that_raise,

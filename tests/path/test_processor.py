@@ -1114,7 +1114,7 @@ def test_embeddings_need_to_be_enabled() -> None:
 
 
 def test_embeddings_in_place_of_flat_fields() -> None:
-    spec = actions(fields={"actions": flat(item.length)}, embeds=embed(tok["<row>"]) * item.length)
+    spec = actions(fields={"actions": flat(item.length)}, embeds=embed(tok["<row>"]) * item.rows)
     made = processor(spec, enable_mm_embeds=True)
     result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 1, HIDDEN)}})
     assert ranges(result) == {"actions": [(1, 1, None)]}
@@ -1131,7 +1131,7 @@ def test_a_layout_of_its_own_for_embeddings() -> None:
             update=replace(tok["<item>"]),
             fields={"pixels": batched()},
             process=lambda items, scope: {"pixels": torch.zeros(len(items), 1)},
-            embeds=embed(tok["<row>"]) * item.length,
+            embeds=embed(tok["<row>"]) * item.rows,
         ),
     )
     made = processor(spec, enable_mm_embeds=True)

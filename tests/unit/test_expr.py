@@ -370,6 +370,7 @@ def test_ids_are_neither_summed_nor_multiplied():
     for combine, remedy in (
         (lambda: tok["a"] + tok["b"], r"Write literal\(tok\['a'\], tok\['b'\]\)"),
         (lambda: tok["a"] + tok.text("b"), r"Write literal\("),
+        (lambda: tok["a"] + cfg.sep_id, r"Write literal\(tok\['a'\], cfg\.sep_id\)"),
         (lambda: tok["a"] * cfg.n, r"Write literal\(tok\['a'\]\) \* cfg\.n"),
         (lambda: 3 * tok["a"], r"Write literal\(tok\['a'\]\) \* 3"),
     ):

@@ -57,7 +57,7 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 PLAN = plan_of(modality())
 
 
-CLIP = plan_of(modality(item=Audio(largest=3), layout=embed(5) * item.length, embeds=embed(5) * item.length,
+CLIP = plan_of(modality(item=Audio(largest=3), layout=embed(5) * item.length, embeds=embed(5) * item.rows,
                         process=lambda items, scope: {"x": items}))  # fmt: skip
 PICTURES = bound(item=Image(largest=(9, 9)), process=hf(), embeds=True)
 
@@ -124,13 +124,13 @@ MODALITIES = [
     ("modality 'm', fields['x']: expected batched(), flat(), shared(), derived() or constant(), got 'batched'.",
      dict(fields={"x": "batched"})),
     ("modality 'm': fields.5.[key]: Input should be a valid string, got 5.", dict(fields={5: batched()})),
-    ("modality 'm': expected a Tensor item and one field for identity(), got Tensor(shape=(2, cfg.n), "
+    ("modality 'm': expected a Tensor item and one field, or a process, got Tensor(shape=(2, cfg.n), "
      "dtype='float32', finite=True, bound=None, largest=None) and fields ['x', 'y'].",
      dict(process=identity(), fields={"x": batched(), "y": batched()})),
-    ("modality 'm': expected a Tensor item and one field for identity(), got Audio(largest=5, rate=None) and fields "
+    ("modality 'm': expected a Tensor item and one field, or a process, got Audio(largest=5, rate=None) and fields "
      "['x'].",
      dict(process=identity(), item=Audio(largest=5))),
-    ("modality 'm': expected identity(), hf() or a function for process, got 5.", dict(process=5)),
+    ("modality 'm': expected hf() or a function for process, got 5.", dict(process=5)),
     ("modality 'm': expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
     ("modality 'm', fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
      dict(layout=embed(5) * fields.z), dict(layout=embed(5) * where(item.a, fields.z, 1)),
@@ -140,9 +140,9 @@ MODALITIES = [
      dict(embeds=embed(5) * fields.z)),
     ("modality 'm', fields['z'][0].a: expected a field among ['x'], got 'z'. Declare it in fields.",
      dict(layout=embed(5) * fields["z"][0].a)),
-    ("modality 'm', embeds: expected a layout over item.length, because the layout depends on item.length, got True.",
+    ("modality 'm', embeds: expected a layout over item.rows, because the layout depends on item.length, got True.",
      dict(layout=embed(5) * item.length, embeds=True)),
-    ("modality 'm', embeds: expected a layout over item.length, because the layout depends on fields.x, got True.",
+    ("modality 'm', embeds: expected a layout over item.rows, because the layout depends on fields.x, got True.",
      dict(layout=embed(5) * fields.x, embeds=True)),
     ("modality 'm': expected no field named m_embeds, which carries precomputed embeddings, got one.",
      dict(fields={"m_embeds": batched()}, embeds=True)),
@@ -212,7 +212,7 @@ SPECS = [
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. Use a reserved id inside the "
      "vocabulary: vLLM refuses prompts with other ids.",
      lambda: rewritten(ending_with(200))),
-    ("modality 'm': expected a batched or flat field for identity(), got shared().",
+    ("modality 'm': expected a batched or flat field where there is no process, got shared().",
      lambda: bound(fields={"x": shared()})),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each a "
      "token of its own.",
@@ -308,7 +308,7 @@ BOUND = [
      "vLLM refuses prompts with other ids.",
      dict(layout=embed(200)), dict(layout=embed(tok["<far>"])), dict(layout=embed(5) + literal(200)),
      dict(layout=embed(5) + each(fields.x.shape[0], lambda x: literal(200))),
-     dict(layout=where(item.length < 3, embed(5), embed(200))), dict(embeds=embed(200) * item.length)),
+     dict(layout=where(item.length < 3, embed(5), embed(200))), dict(embeds=embed(200) * item.rows)),
     ("update: expected token ids below the vocabulary size 200, got 200. Use a reserved id inside the vocabulary: "
      "vLLM refuses prompts with other ids.",
      dict(update=replace([1, 200])), dict(update=[already_expanded(), replace(200)])),

@@ -305,8 +305,8 @@ def test_targets_that_the_tokenizer_splits_otherwise():
 
 
 def test_layouts_of_embeddings():
-    rows = bound(embeds=embed(6) * item.length)
-    scope = rows.scope(SimpleNamespace(index=0, length=3), 0)
+    rows = bound(embeds=embed(6) * item.rows)
+    scope = rows.scope(SimpleNamespace(index=0, rows=3), 0)
     assert rows.ways(scope, embeds=True)[0].laid.ids == [6, 6, 6]
     assert rows.ways(scope)[0].laid.ids == [5]
     assert (rows.varies(True), rows.varies(False)) == (True, False)

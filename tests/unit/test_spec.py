@@ -83,7 +83,7 @@ def modalities(draw):
         fields=declared,
         process=draw(st.sampled_from(processes)),
         limit=draw(st.sampled_from([None, 3, cfg.n - 1])),
-        embeds=draw(st.sampled_from([False, embed(5) * item.length])),
+        embeds=draw(st.sampled_from([False, embed(5) * item.rows])),
         cacheable=draw(st.sampled_from([True, False, item.count < 3])),
         when=draw(st.sampled_from([True, cfg.n > 2])),
     )
@@ -164,10 +164,10 @@ def test_leaves():
         fields={"x": flat(fields.y, shape=(cfg.e,)), "y": batched()},
         process=hf(text=proc.g, unpad={"x": fields.y}),
         limit=cfg.f,
-        embeds=embed(cfg.d) * item.length,
+        embeds=embed(cfg.d) * item.rows,
     )
     config = leaves_of(cfg.a, cfg.b, cfg.c, cfg.d, cfg.e, cfg.f, cfg.h)
-    assert every.leaves() == config | leaves_of(item.length, item.index, fields.y, proc.g)
+    assert every.leaves() == config | leaves_of(item.length, item.rows, item.index, fields.y, proc.g)
 
 
 def test_check_finds_nothing_in_what_works():
