@@ -191,8 +191,8 @@ def run(
 
     def verdict(result: Result) -> None:
         mark, style = _STYLE[result.status]
-        detail = result.detail if result.status == "skipped" else ""
-        line = (f"{mark} ", style), (f"{result.law:24}", "bold"), (f"{result.status}  ", style), (detail, "dim")
+        detail = f"  {result.detail}" if result.status == "skipped" else ""
+        line = (f"{mark}  ", style), (f"{result.law:16}  ", "bold"), (result.status, style), (detail, "dim")
         console.print(Text.assemble(*line))
 
     options: dict[str, Any] = {"laws": laws, "examples": examples, "trust_remote_code": trust_remote_code}
