@@ -42,8 +42,8 @@ from .expr import (
 
 
 @dataclass(frozen=True)
-class Laid:
-    """An evaluated layout.
+class Placeholder:
+    """An evaluated layout: what one item becomes in a prompt.
 
     Attributes:
         ids: token ids, in prompt order. Shared between requests: do not change.
@@ -108,13 +108,13 @@ class Layout(Node):
 
     __rmul__ = __mul__
 
-    def lay(self, scope: Scope) -> Laid:
+    def lay(self, scope: Scope) -> Placeholder:
         """Evaluate in a scope.
 
         Raises:
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope lacks.
         """
-        return Laid(*self._emit(scope))
+        return Placeholder(*self._emit(scope))
 
     def bind(self, scope: Scope) -> Layout:
         """This layout with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
@@ -128,7 +128,7 @@ class Layout(Node):
         """Everything that the layout depends on; see `mmkit.expr.leaves`."""
         return frozenset().union(*map(leaves, self._parts()))
 
-    def fixed(self) -> Iterator[Laid]:
+    def fixed(self) -> Iterator[Placeholder]:
         """The parts of a bound layout that are evaluated already."""
         for part in self._parts():
             for branch in branches(part):
@@ -152,8 +152,8 @@ class Fixed(Layout):
     def _emit(self, scope: Scope) -> Piece:
         return self._piece
 
-    def fixed(self) -> Iterator[Laid]:
-        yield Laid(*self._piece)
+    def fixed(self) -> Iterator[Placeholder]:
+        yield Placeholder(*self._piece)
 
     def bind(self, scope: Scope) -> Layout:
         return self

@@ -11,9 +11,10 @@ import torch
 from typing_extensions import override
 
 from . import sampling
+from .bound.modality import BoundModality
 from .errors import MmkitError, SpecError
 from .field import Batched
-from .plan import BoundModality, Plan
+from .plan import Plan
 from .sound import Reporter, Tally, contained, largest_magnitude
 from .spec import Declaration
 from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
@@ -78,7 +79,7 @@ class MultiModalModel(ModelInterface):
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
             encoded: list[torch.Tensor] = []
-            if (embeds := kwargs.get(modality.embeds_field)) is not None:
+            if (embeds := kwargs.get(modality.intake.embeds_field)) is not None:
                 encoded += list(embeds)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             if fields:
@@ -109,7 +110,7 @@ class MultiModalModel(ModelInterface):
                 tensor = isinstance(item, torch.Tensor)
                 got = f"shape {tuple(item.shape)} of {item.dtype}" if tensor else f"a {type(item).__name__}"
                 raise MmkitError(at, f"a floating (rows, {self._width}) tensor", got, remedy)
-            wanted = modality.rows({key: value[i] for key, value in batched.items()})
+            wanted = modality.placeholders.rows({key: value[i] for key, value in batched.items()})
             if wanted is not None and len(item) != wanted:
                 raise MmkitError(at, f"{wanted} encoder rows", str(len(item)), "Return one row per embed() position.")
         return encoded

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
@@ -79,3 +81,29 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def vocab_size(config: Any) -> int:
+    """Number of ids of the language model in a Hugging Face config.
+
+    Raises:
+        SpecError: the config does not tell.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    size = text.get("vocab_size") if isinstance(text, Mapping) else getattr(text, "vocab_size", None)
+    if not isinstance(size, int):
+        raise SpecError("config", "a vocab_size in the language model's part", repr(size))
+    if size > sys.maxunicode + 1:  # ids are sought as characters
+        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
+    return size
+
+
+def check_ids(ids: Sequence[int], config: Any, where: str) -> None:
+    """Refuse ids of a spec that the language model does not have.
+
+    Raises:
+        SpecError: names the largest.
+    """
+    if ids and max(ids) >= (size := vocab_size(config)):
+        remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
+        raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from ..bound.modality import BoundModality
 from ..errors import SpecError
 from ..expr import Scope, truth
 from ..field import batched
 from ..items import Tensor
 from ..layout import Layout, embed
 from ..model_spec import ModelSpec
-from ..plan import BoundModality, Plan
+from ..plan import Plan
 from ..process import HF
 from ..spec import Modality
 from ..updates import already_expanded

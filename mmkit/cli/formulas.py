@@ -8,12 +8,12 @@ from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from ..bound.modality import BoundModality
 from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
 from ..items import Audio, Image, ItemType, Tensor, Video, shape_text
 from ..layout import Fixed, Layout, nothing
 from ..model_spec import ModelSpec
-from ..plan import BoundModality
 from ..spec import Modality
 from .runs import notation, runs
 
@@ -138,7 +138,7 @@ def declared_parts(
     write = names.written
     item, layout = "", ""
     if bound and bound_names:
-        item, layout = _item_value(bound.item), _layout_value(bound.layout, bound_names)
+        item, layout = _item_value(bound.item), _layout_value(bound.placeholders.layout, bound_names)
     made = [Part("item", write(modality.item), item), Part("layout", write(modality.layout), layout)]
     made += [Part("update", write(update)) for update in modality.update]
     for name, declared in modality.fields.items():

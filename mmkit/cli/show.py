@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
 from ..field import Flat, Shared
 from ..items import Audio, Between, Image, ItemType, Tensor, Video, shape_text
 from ..layout import as_text
 from ..model_spec import ModelSpec
-from ..plan import BoundModality, Plan
+from ..plan import Plan
 from ..spec import Modality
 from .common import Opened, UsageError, brief, open_checkpoint, reason, write
 from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..bound.modality import BoundModality
 from ..errors import InputError
 from ..items import Audio, Image, Tensor, Video
-from ..plan import BoundModality
 from . import protocol
 from .engine import Engine, EngineDeadError
 from .limits import Limits
@@ -148,7 +148,7 @@ class Door:
             modality = plan.modalities[name]
             values = next(iter(value.values())) if isinstance(value, dict) else value
             if isinstance(values, list):
-                modality.check_count(len(values), limits.get(name))
+                modality.intake.check_count(len(values), limits.get(name))
             self._check_media(modality, value)
         return data, {name: names for name, names in uuids.items() if names is not None}
 

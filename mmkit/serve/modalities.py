@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..bound.modality import BoundModality
 from ..items import Audio, Between, Image, Tensor, Video
-from ..plan import BoundModality
 from ..updates import AlreadyExpanded
 from .protocol import Modalities, ModalityInfo, ServerLimits
 from .wire import encode
@@ -32,10 +32,11 @@ def describe(door: Door) -> Modalities:
 
 
 def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
-    kind, known = modality.item, not modality.needs_hf
-    spelled = set()
+    kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
+    written = set()
     for value in kind.extremes() if known else ():
-        spelled.add(tuple(modality.ways(modality.scope(value, 0, _fields(modality, value)))[0].spelled))
+        scope = modality.scope(value, 0, _fields(modality, value))
+        written.add(tuple(placeholders.alternatives(scope)[0].written))
     shape = None
     if isinstance(kind, Tensor):
         shape = [[size.least, size.most] if isinstance(size, Between) else size for size in kind.shape]
@@ -46,9 +47,9 @@ def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
         dtype=kind.dtype if isinstance(kind, Tensor) else None,
         limit=limit,
         largest_tokens=modality.largest()[1] if known else None,
-        placeholder=list(spelled.pop()) if len(spelled) == 1 and not modality.depends_on_index else None,
-        in_place=isinstance(modality.updates[0], AlreadyExpanded),
-        embeds=modality.embeds_field if modality.embeds is not None else None,
+        placeholder=list(written.pop()) if len(written) == 1 and not placeholders.depends_on_index else None,
+        in_place=isinstance(placeholders.updates[0], AlreadyExpanded),
+        embeds=modality.intake.embeds_field if modality.intake.takes_embeds else None,
         example=_example(modality),
     )
 
@@ -58,7 +59,7 @@ _WRITTEN_OUT = 32
 
 
 def _fields(modality: BoundModality, value: Any) -> Any:
-    return modality.process([value]).parts[0] if modality.hf is None else None
+    return modality.processing.run([value]).parts[0] if modality.processing.hf is None else None
 
 
 def _example(modality: BoundModality) -> Any:

@@ -406,7 +406,7 @@ def _broken(subject: Subject, request: Request) -> list[tuple[dict[str, Any], st
 @_law("L11 embeds", "precomputed embeddings get the ranges of the item that they were computed from")
 def _embeds(subject: Subject, data: Any) -> None:
     accepting = [
-        name for name in subject.samples if subject.plan is None or subject.plan.modalities[name].embeds is not None
+        name for name in subject.samples if subject.plan is None or subject.plan.modalities[name].intake.takes_embeds
     ]
     if subject.plan is not None and not accepting:
         raise NotApplicable("no modality takes embeddings")
@@ -627,7 +627,7 @@ def _containment(subject: Subject, data: Any, model: Any) -> None:
             for i, (one, other) in enumerate(zip(alone, together, strict=False)):
                 near = 64 * torch.finfo(dtype).eps * float(one.abs().amax()) if one.numel() else 0.0
                 hold(torch.allclose(one, other, rtol=0, atol=near), f"{beside}, {name}[{i}] has other rows than alone")
-            if subject.plan is not None and subject.plan.modalities[name].embeds is not None:
+            if subject.plan is not None and subject.plan.modalities[name].intake.takes_embeds:
                 together += harness.embedded(model, subject.plan.modalities[name], torch.full_like(alone[0], value))
             entering = harness.merged(model, together)
             hold(bool(torch.isfinite(entering).all()), f"{beside}, the language model gets NaN or infinities")

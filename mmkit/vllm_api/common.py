@@ -17,11 +17,14 @@ from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
 from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
+from ..bound.modality import BoundModality
+from ..bound.processing import Processed
 from ..expr import Scope
 from ..field import Batched, Flat
 from ..items import SCOPES, Audio, Image, ItemType, Video, unscoped
-from ..plan import BoundModality, Plan, Processed
-from ..updates import Insert, Resolved
+from ..placement import Alternative
+from ..plan import Plan
+from ..updates import Insert
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
 
 
@@ -75,10 +78,11 @@ class Part:
 
 def part_of(modalities: Sequence[BoundModality]) -> Part:
     """What the items of some modalities, which share it, are processed by; its signature is read once."""
-    kept, key = modalities[0].kept, tuple(modality.name for modality in modalities)
-    if key not in kept:
-        kept[key] = Part(modalities[0].hf_processor, [modality.item for modality in modalities])
-    part: Part = kept[key]
+    adapted, key = modalities[0].adapted, tuple(modality.name for modality in modalities)
+    if key not in adapted:
+        processor = modalities[0].processing.hf_processor
+        adapted[key] = Part(processor, [modality.item for modality in modalities])
+    part: Part = adapted[key]
     return part
 
 
@@ -114,7 +118,7 @@ class Parser(MultiModalDataParser):
         return super().parse_mm_data(mm_data)
 
     def _parse(self, modality: BoundModality, data: Any) -> Any:
-        items, embeds = modality.take(data, self.hidden_size)
+        items, embeds = modality.intake.take(data, self.hidden_size)
         if embeds and items:
             return EmbedItems(items, modality.name)
         match modality.item:
@@ -136,9 +140,9 @@ def embeds_size(model_config: Any) -> int:
 def field_configs(modality: BoundModality, processed: Processed) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
     if all(isinstance(declared, Batched) for declared in modality.fields.values()):  # as any other request's
-        if (found := modality.kept.get("fields")) is None:
-            found = modality.kept["fields"] = _field_configs(modality, processed)
-        return found
+        if (configs := modality.adapted.get("fields")) is None:
+            configs = modality.adapted["fields"] = _field_configs(modality, processed)
+        return configs
     return _field_configs(modality, processed)
 
 
@@ -153,8 +157,8 @@ def _field_configs(modality: BoundModality, processed: Processed) -> dict[str, M
             configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
         else:
             configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
-    if modality.embeds is not None:
-        configs[modality.embeds_field] = MultiModalFieldConfig.batched(name)
+    if modality.intake.takes_embeds:
+        configs[modality.intake.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
 
 
@@ -178,35 +182,37 @@ def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> d
     inputs: dict[str, Any] = {}
     texts = []
     for name, items in group.items():
-        modality = plan.modalities[name]
-        assert modality.hf is not None
-        renames = {"audios": "audio", **modality.hf.inputs}
+        processing = plan.modalities[name].processing
+        assert processing.hf is not None
+        renames = {"audios": "audio", **processing.hf.inputs}
         inputs.update({renames.get(key, key): value for key, value in items.get_processor_data().items()})
-        if modality.hf_text is not None:
-            texts.append(modality.hf_text * len(items))
+        if processing.hf_text is not None:
+            texts.append(processing.hf_text * len(items))
     return {"text": "".join(texts), **inputs} if texts else inputs
 
 
-def target_of(way: Resolved) -> Any:
+def target_of(alternative: Alternative) -> Any:
     """vLLM's form of a target."""
-    if isinstance(way.update, Insert):
-        if way.update.at == "after":
-            return PromptIndexTargets.prefix(list(way.target))
-        return PromptIndexTargets.start() if way.update.at == "start" else PromptIndexTargets.end()
-    return list(way.spelled)
+    if isinstance(alternative.update, Insert):
+        if alternative.update.at == "after":
+            return PromptIndexTargets.prefix(list(alternative.target))
+        return PromptIndexTargets.start() if alternative.update.at == "start" else PromptIndexTargets.end()
+    return list(alternative.written)
 
 
-class WayDetails(PromptUpdateDetails):
-    """One resolved alternative of one item, with what is needed to resolve it again at another index."""
+class Details(PromptUpdateDetails):
+    """One alternative of one item, with what is needed to evaluate it again at another index."""
 
-    def __init__(self, way: Resolved, number: int, modality: BoundModality, scope: Scope | None, embeds: bool) -> None:
-        mask = way.laid.is_embed
-        super().__init__(full=way.laid.ids, is_embed=None if mask is None else lambda *_: mask)
-        self.way, self.number, self.target = way, number, target_of(way)
-        self.mode = UpdateMode.INSERT if isinstance(way.update, Insert) else UpdateMode.REPLACE
+    def __init__(
+        self, alternative: Alternative, number: int, modality: BoundModality, scope: Scope | None, embeds: bool
+    ) -> None:
+        mask = alternative.placeholder.is_embed
+        super().__init__(full=alternative.placeholder.ids, is_embed=None if mask is None else lambda *_: mask)
+        self.alternative, self.number, self.target = alternative, number, target_of(alternative)
+        self.mode = UpdateMode.INSERT if isinstance(alternative.update, Insert) else UpdateMode.REPLACE
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
-    def moved(self, index: int) -> WayDetails:
+    def moved(self, index: int) -> Details:
         """The same alternative of the same item at another position among the request's items."""
         if self.scope is None or self.scope.item.index == index:
             return self
@@ -214,25 +220,25 @@ class WayDetails(PromptUpdateDetails):
         return details(self.modality, scope, self.embeds)[self.number]
 
 
-def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[WayDetails]:
+def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[Details]:
     """vLLM's form of the alternatives of one item."""
-    ways = modality.ways(scope, embeds=embeds)
-    kept = scope if modality.depends_on_index else None  # it keeps the processed tensors alive
-    return [WayDetails(way, number, modality, kept, embeds) for number, way in enumerate(ways)]
+    alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
+    needed = scope if modality.placeholders.depends_on_index else None  # it keeps the processed tensors alive
+    return [Details(one, number, modality, needed, embeds) for number, one in enumerate(alternatives)]
 
 
-def fixed_details(modality: BoundModality, embeds: bool) -> list[WayDetails]:
+def fixed_details(modality: BoundModality, embeds: bool) -> list[Details]:
     """vLLM's form of the alternatives of any item of a modality whose items do not differ in them."""
     key = "embeds" if embeds else "raw"
-    if (found := modality.kept.get(key)) is None:
-        found = modality.kept[key] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
-    return found
+    if (known := modality.adapted.get(key)) is None:
+        known = modality.adapted[key] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
+    return known
 
 
 class ResolvedUpdate(PromptReplacement):
     """One alternative of all items of a modality, as vLLM's prompt update, with nothing left to resolve."""
 
-    def __init__(self, modality: str, contents: Sequence[WayDetails]) -> None:
+    def __init__(self, modality: str, contents: Sequence[Details]) -> None:
         super().__init__(modality, [], [])
         self.contents = contents
 

@@ -99,7 +99,7 @@ class ParsingProcessor(PartsProcessor):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.modalities[modality].check_count(num_items, self.allowed_mm_limits[modality])
+        self.plan.modalities[modality].intake.check_count(num_items, self.allowed_mm_limits[modality])
 
 
 Processor = PartsProcessor if _INFO_PARSES else ParsingProcessor

@@ -331,7 +331,7 @@ def filled(item: Any, value: float) -> Any:
 def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
     """The rows of one precomputed embedding, (rows, hidden_size)."""
     with torch.inference_mode():
-        return list(model.embed_multimodal(**{modality.embeds_field: [embeds]}))
+        return list(model.embed_multimodal(**{modality.intake.embeds_field: [embeds]}))
 
 
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +25,9 @@ from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
+from ..bound.processing import Processed
 from ..errors import InputError, SpecError
-from ..plan import Plan, Processed
+from ..plan import Plan
 from ..updates import Insert
 from .common import (
     EmbedItems,
@@ -94,7 +95,7 @@ class ParsingInfo(CommonInfo):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.modalities[modality].check_count(num_items, self.allowed_mm_limits[modality])
+        self.plan.modalities[modality].intake.check_count(num_items, self.allowed_mm_limits[modality])
 
 
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
@@ -129,7 +130,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
-        self._largest: dict[Any, tuple[Any, int]] = {}
         self._samples: dict[str, Mapping[str, Any]] = {}
 
     @cached_property
@@ -142,17 +142,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most some sizes; see `BoundModality.largest`."""
-        return self._most(name, sizes)[0]
+        with self._of_the_spec():
+            return self.plan.modalities[name].largest(partial(self._process_one, name), sizes)[0]
 
-    def _most(self, name: str, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
-        def process(value: Any) -> Mapping[str, Any]:
+    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
+        """The processed fields of an item that the spec itself states."""
+        with self._of_the_spec():
             return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
-
-        key = name, *(sizes or {}).items()
-        if key not in self._largest:
-            with self._of_the_spec():
-                self._largest[key] = self.plan.modalities[name].largest(process, sizes)
-        return self._largest[key]
 
     @contextmanager
     def _of_the_spec(self) -> Iterator[None]:
@@ -161,11 +157,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             yield
         except InputError as error:
             raise SpecError(f"the largest item: {error}") from error
-
-    def most_rows(self, name: str, kwargs: Mapping[str, object]) -> int | None:
-        """Encoder rows of the largest item of a modality; None where they depend on the other items, and for a request
-        with options of its own, which may make more of an item than those of the server do."""
-        return None if kwargs or self.plan.modalities[name].by_company else self._most(name)[1]
 
     def worst(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> tuple[list[int], Any]:
         """The request with the most tokens: items, and a prompt that they fit into."""
@@ -176,10 +167,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         for name, processed in done.items():
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
             for index, (value, fields) in enumerate(zip(values, processed.parts, strict=True)):
-                way = modality.ways(modality.scope(value, index, fields))[0]
-                prompt += way.spelled
-                if isinstance(way.update, Insert) and not index:  # a prefix, if there is one
-                    prompt = [*way.target, *prompt]
+                preferred = modality.placeholders.alternatives(modality.scope(value, index, fields))[0]
+                prompt += preferred.written
+                if isinstance(preferred.update, Insert) and not index:  # a prefix, if there is one
+                    prompt = [*preferred.target, *prompt]
         return prompt, mm_items
 
     # -- one request -------------------------------------------------------------------------------------------------
@@ -220,15 +211,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     ) -> dict[str, list[str]]:
         """The hashes of the items of a request; see `Hashes.of`."""
         hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
-        # the engine caches encoder outputs by hash: what depends on the number of items is not the same item
-        mm_items.mmkit_hashes = {
-            name: found
-            if self.plan.modalities[name].may_cache(len(found))
-            else [f"{item_hash}-of-{len(found)}" for item_hash in found]
-            for name, found in hashes.items()
-        }
-        made: dict[str, list[str]] = mm_items.mmkit_hashes
-        return made
+        for name, own in hashes.items():
+            if not self.plan.modalities[name].may_cache(len(own)):
+                # the engine caches encoder outputs by hash: what depends on the number of items is another item
+                hashes[name] = [f"{item_hash}-of-{len(own)}" for item_hash in own]
+        mm_items.mmkit_hashes = hashes
+        return hashes
 
     def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
         """The ids in which items are placed, of a prompt that may still be a text."""
@@ -274,16 +262,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             if not values:
                 continue
             if isinstance(items, EmbedItems):
-                key = modality.embeds_field
+                key = modality.intake.embeds_field
                 done[name] = Processed({key: values}, {}, [{key: value} for value in values])
-            elif modality.hf is not None:
-                calls.setdefault(modality.hf.key, {})[name] = items
+            elif (hf := modality.processing.hf) is not None:
+                calls.setdefault(hf.key, {})[name] = items
             else:
-                done[name] = modality.process(values, total(items))
+                done[name] = modality.processing.run(values, total(items))
         for group in calls.values():
             raw = self._call(plan, group, kwargs)
             for name, items in group.items():
-                done[name] = plan.modalities[name].finish(raw, items.get_all(), total(items))
+                done[name] = plan.modalities[name].processing.finish(raw, items.get_all(), total(items))
         return done
 
     @cached_property
@@ -294,7 +282,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
         modalities = [plan.modalities[name] for name in group]
-        if modalities[0].hf_processor is not None:
+        if modalities[0].processing.hf_processor is not None:
             processor: Any = part_of(modalities)
         else:
             processor = self.info.get_hf_processor(**kwargs) if kwargs else self._hf_processor
@@ -337,8 +325,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The processed fields of some item of a modality; processed once."""
         if (fields := self._samples.get(name)) is None:
             value = self.plan.modalities[name].item.candidates()[0]
-            processed = self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name]
-            fields = self._samples[name] = processed.parts[0]
+            fields = self._samples[name] = self._process_one(name, value)
         return fields
 
     def hash_of_fields(self, name: str, fields: Mapping[str, Any]) -> str:
@@ -355,17 +342,19 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         updates = []
         for name, items in mm_items.items():
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
-            contents = []
-            fixed = None if modality.varies(embeds) else fixed_details(modality, embeds)
-            most = self.most_rows(name, hf_processor_mm_kwargs) if fixed is None and len(items) else None
+            placeholders, contents, most = modality.placeholders, [], None
+            fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
+            # options of the request may make more rows of an item than those of the server do
+            if fixed is None and len(items) and not hf_processor_mm_kwargs:
+                most = modality.most_rows(partial(self._process_one, name))
             for index, value in enumerate(items.get_all()):
-                if (ways := fixed) is None:
+                if (alternatives := fixed) is None:
                     facts = SimpleNamespace(index=index, rows=len(value)) if embeds else value
                     scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
-                    ways = details(modality, scope, embeds)
-                rows = ways[0].way.laid.num_embeds
-                modality.check_rows(index, rows, sent=len(value) if embeds else None, most=most)
-                contents.append(ways)
+                    alternatives = details(modality, scope, embeds)
+                rows = alternatives[0].alternative.placeholder.num_embeds
+                placeholders.check_rows(index, rows, sent=len(value) if embeds else None, most=most)
+                contents.append(alternatives)
             if contents:
                 updates += [ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
         return updates
@@ -380,19 +369,19 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     @override
     def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
         items = {}
-        for name, alternatives in mm_prompt_updates.items():
-            items[name] = [[update.content.way for update in ways] for ways in alternatives]
-            for i, ways in enumerate(alternatives):
-                if ways[0].modality != name:
-                    where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {ways[0].modality}"
+        for name, of_modality in mm_prompt_updates.items():
+            items[name] = [[update.content.alternative for update in updates] for updates in of_modality]
+            for i, (first, *_) in enumerate(of_modality):
+                if first.modality != name:
+                    where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {first.modality}"
                     raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
         ids, placements = self.plan.place(token_ids, items)
-        found: dict[str, list[Any]] = {}
-        for place in placements:
-            laid = items[place.modality][place.index][place.way].laid
-            info = PlaceholderFeaturesInfo(place.modality, place.index, place.start, laid.ids, laid.is_embed)
-            found.setdefault(place.modality, []).append(info)
-        return ids, found
+        infos: dict[str, list[Any]] = {}
+        for at in placements:
+            placeholder = items[at.modality][at.index][at.alternative].placeholder
+            info = PlaceholderFeaturesInfo(at.modality, at.index, at.start, placeholder.ids, placeholder.is_embed)
+            infos.setdefault(at.modality, []).append(info)
+        return ids, infos
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
         for name, items in mm_items.items():

@@ -16,10 +16,11 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 from vllm.multimodal.inputs import MultiModalKwargsItems
 
+from ..bound.modality import BoundModality
+from ..bound.processing import Processed
 from ..errors import InputError, SpecError, VllmApiError
 from ..field import Flat
-from ..layout import Laid
-from ..plan import BoundModality, Processed
+from ..layout import Placeholder
 from ..process import Identity
 from .common import field_configs
 from .moved import PlaceholderFeaturesInfo, find
@@ -41,7 +42,7 @@ class _Item(NamedTuple):
 
     fields: dict[str, Any]
     embeds: bool
-    laid: Laid
+    placeholder: Placeholder
     start: int
 
 
@@ -64,7 +65,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         modality, parts, places = plan.modalities[name], sent.get(name, ()), ranges.get(name, ())
         if len(parts) != len(places):
             raise InputError(modality.where, f"a placeholder for each of {len(parts)} items", str(len(places)), REMEDY)
-        modality.check_count(len(parts), processor.info.allowed_mm_limits[name])
+        modality.intake.check_count(len(parts), processor.info.allowed_mm_limits[name])
         known = [_item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)]
         items[name] = [_placed(modality, *one, places[i], i, ids) for i, one in enumerate(known)]
     _apart(processor, items)
@@ -76,7 +77,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         },
         "mm_placeholders": {
             name: [
-                PlaceholderFeaturesInfo(name, i, item.start, item.laid.ids, item.laid.is_embed).to_range()
+                PlaceholderFeaturesInfo(name, i, item.start, item.placeholder.ids, item.placeholder.is_embed).to_range()
                 for i, item in enumerate(known)
             ]
             for name, known in items.items()
@@ -93,30 +94,30 @@ def _by_modality(processor: CommonProcessor, prompt: Mapping[str, Any], part: st
 
 def _item(
     processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int
-) -> tuple[dict[str, Any], bool, Laid]:
+) -> tuple[dict[str, Any], bool, Placeholder]:
     """The data of one item, whether it is embeddings, and its layout."""
     where = f"{modality.where}[{index}]"
     if not isinstance(sent, Mapping):
         remedy = "Send them: what another process has kept of an item is not known here."
         raise InputError(where, "processed fields", type(sent).__name__, remedy)
     fields = {key: getattr(element, "data", None) for key, element in sent.items()}
-    embeds = modality.embeds is not None and set(fields) == {modality.embeds_field}
+    intake = modality.intake
+    embeds = intake.takes_embeds and set(fields) == {intake.embeds_field}
     facts = SimpleNamespace(index=index)
     if embeds:
         if not processor.takes_embeds:
-            raise InputError(
-                where, modality.item.expected, modality.embeds_field, "Start vLLM with --enable-mm-embeds."
-            )
+            remedy = "Start vLLM with --enable-mm-embeds."
+            raise InputError(where, modality.item.expected, intake.embeds_field, remedy)
         width = processor.data_parser.hidden_size
-        (rows,), _ = modality.take({modality.embeds_field: [fields[modality.embeds_field]]}, width)
-        facts.length = len(rows)
+        (rows,), _ = intake.take({intake.embeds_field: [fields[intake.embeds_field]]}, width)
+        facts.rows = len(rows)
     elif set(fields) != set(modality.fields):
         raise InputError(where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY)
     scope = modality.scope(facts, index, None if embeds else fields, count)
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):
-        return fields, embeds, modality.ways(scope, embeds=embeds)[0].laid
+        return fields, embeds, modality.placeholders.preferred(scope, embeds=embeds)
 
 
 @contextmanager
@@ -165,25 +166,32 @@ def _equal(part: Any, value: Any) -> bool:
 
 
 def _placed(
-    modality: BoundModality, fields: dict[str, Any], embeds: bool, laid: Laid, place: Any, index: int, ids: Any
+    modality: BoundModality,
+    fields: dict[str, Any],
+    embeds: bool,
+    placeholder: Placeholder,
+    place: Any,
+    index: int,
+    ids: Any,
 ) -> _Item:
     """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the layout."""
     where, start = f"{modality.where}[{index}]", getattr(place, "offset", None)
-    rows = laid.num_embeds
+    length, rows = len(placeholder), placeholder.num_embeds
     if embeds:
-        modality.check_rows(index, rows, sent=len(fields[modality.embeds_field]), most=None)
-    if not isinstance(start, int) or start < 0 or list(ids[start : start + len(laid)]) != list(laid.ids):
-        raise InputError(where, f"the {len(laid)} ids of its layout at the offset {start}", "others", REMEDY)
+        sent = len(fields[modality.intake.embeds_field])
+        modality.placeholders.check_rows(index, rows, sent=sent, most=None)
+    if not isinstance(start, int) or start < 0 or list(ids[start : start + length]) != placeholder.ids:
+        raise InputError(where, f"the {length} ids of its layout at the offset {start}", "others", REMEDY)
     mask = getattr(place, "is_embed", None)
-    as_laid = mask is None or [*map(bool, mask)] == [*map(bool, laid.mask)]
-    if getattr(place, "length", None) != len(laid) or not as_laid:
-        raise InputError(where, f"a placeholder of {len(laid)} ids, {rows} of them embed()", repr(place), REMEDY)
-    return _Item(fields, embeds, laid, start)
+    same_mask = mask is None or [*map(bool, mask)] == [*map(bool, placeholder.mask)]
+    if getattr(place, "length", None) != length or not same_mask:
+        raise InputError(where, f"a placeholder of {length} ids, {rows} of them embed()", repr(place), REMEDY)
+    return _Item(fields, embeds, placeholder, start)
 
 
 def _apart(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> None:
     """Refuse items that stand in one another."""
-    spans = sorted((item.start, item.start + len(item.laid)) for known in items.values() for item in known)
+    spans = sorted((item.start, item.start + len(item.placeholder)) for known in items.values() for item in known)
     for (_, end), (start, _) in pairwise(spans):
         if start < end:
             where = f"{processor.plan.spec.name}.mm_placeholders"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkit import SpecError, cfg, each, embed, fields, item, literal, tok, where
 from mmkit.expr import Scope, leaves
-from mmkit.layout import Fixed, Laid, Layout, layout, nothing
+from mmkit.layout import Fixed, Placeholder, Layout, layout, nothing
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
@@ -303,7 +303,7 @@ def test_ids_of_a_field(make):
 
 def test_embed_takes_tokens_apart():
     assert embed(tok["<image>"]) == embed(tok["<image>"])
-    assert lay(embed(tok["<image>"])) == Laid([7], b"\x01")
+    assert lay(embed(tok["<image>"])) == Placeholder([7], b"\x01")
 
 
 def test_lists_of_ids_can_be_hashed():

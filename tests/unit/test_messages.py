@@ -44,9 +44,9 @@ from mmkit import (
     where,
 )
 from mmkit.expr import Scope, evaluate
-from mmkit.layout import Laid
+from mmkit.layout import Placeholder
 from mmkit.process import identity
-from mmkit.updates import NotFound, Resolved, place
+from mmkit.placement import Alternative, NotFound, place
 
 from .common import CONFIG, bound, modality, plan_of
 
@@ -70,7 +70,7 @@ def nested(levels):
 
 
 def parse(kind, data):
-    return bound(item=kind, process=hf()).parse(data)
+    return bound(item=kind, process=hf()).intake.parse(data)
 
 
 UPDATES = {
@@ -82,7 +82,7 @@ UPDATES = {
 
 
 def put(prompt, kind, target, ids=(5, 5), count=1):
-    way = Resolved(UPDATES[kind], tuple(target), Laid(list(ids), b"\x01" * len(ids)))
+    way = Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), b"\x01" * len(ids)))
     return place(prompt, {"m": [[way]] * count}, "spec")
 
 
@@ -523,10 +523,10 @@ REQUESTS = [
      lambda: plan_of(modality(embeds=True)).preview([5], {"m": {"m_embeds": torch.zeros(2, 4)}})),
     ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. "
      'Send embeddings as {"m_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
-     lambda: PICTURES.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
+     lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
     ("spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5). "
      'Send embeddings as {"m_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
-     lambda: PICTURES.take(torch.zeros(3, 4, 5), 6)),
+     lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
     ("spec.m: expected fewer items, got 2. At most 1 m(s) may be provided in one prompt.",
      lambda: plan_of(modality(limit=1)).preview([5, 5], {"m": torch.zeros(2, 2, 2)})),
     ("spec.prompt[1]: expected a token id from 0 to 199, got -1. Check the tokenizer.",
@@ -568,11 +568,11 @@ MISSING = [
      lambda: put([1, 2, 3], "after", [7, 8])),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of the items before it, got none. Write "
      "one placeholder per item, in order.",
-     lambda: place([71], {"m": [[Resolved(replace(0), (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec"),
-     lambda: place([72, 71], {"m": [[Resolved(replace(0), (n,), Laid([5], b"\x01"))] for n in (71, 72)]}, "spec")),
+     lambda: place([71], {"m": [[Alternative(replace(0), (n,), Placeholder([5], b"\x01"))] for n in (71, 72)]}, "spec"),
+     lambda: place([72, 71], {"m": [[Alternative(replace(0), (n,), Placeholder([5], b"\x01"))] for n in (71, 72)]}, "spec")),
     ("spec.m[1]: expected the placeholder [5] * 3 in the prompt, after those of the items before it, got none. Write"
      " one placeholder per item, in order.",
-     lambda: place([5, 5], {"m": [[Resolved(UPDATES["in_place"], (), Laid([5] * n, b"\x01" * n))] for n in (2, 3)]},
+     lambda: place([5, 5], {"m": [[Alternative(UPDATES["in_place"], (), Placeholder([5] * n, b"\x01" * n))] for n in (2, 3)]},
                    "spec")),
 ]
 """Requests that lack a placeholder."""

@@ -71,8 +71,8 @@ def test_layouts_are_kept_by_geometry(lengths):
     bound = plan_of(IMAGE).modalities["image"]
     seen = {}
     for index, length in enumerate(lengths):
-        ways = bound.ways(bound.scope(torch.zeros(length), index))
-        assert len(ways[0].laid) == length + 1
+        ways = bound.placeholders.alternatives(bound.scope(torch.zeros(length), index))
+        assert len(ways[0].placeholder) == length + 1
         assert seen.setdefault(length, ways) is ways
 
 
@@ -85,8 +85,8 @@ def test_item_numbered_targets_are_not_confused_by_the_cache():
         fields={"x": batched()},
     )
     plan = plan_of(numbered)
-    assert plan.modalities["image"].depends_on_index
-    assert not plan_of(IMAGE).modalities["image"].depends_on_index
+    assert plan.modalities["image"].placeholders.depends_on_index
+    assert not plan_of(IMAGE).modalities["image"].placeholders.depends_on_index
     items = {"image": [[0.0], [0.0]]}
     assert plan.preview([181, 5, 182], items).prompt_token_ids == [7, 7, 5, 7, 7]
     with pytest.raises(InputError):
@@ -104,7 +104,7 @@ def test_where_guards_a_fact_that_may_be_missing(metadata):
     )
     bound = plan_of(video).modalities["video"]
     scope = bound.scope(SimpleNamespace(index=0, metadata=metadata), 0)
-    assert len(bound.ways(scope)[0].laid) == (2 if metadata else 4)
+    assert len(bound.placeholders.alternatives(scope)[0].placeholder) == (2 if metadata else 4)
 
 
 def test_the_largest_item():
@@ -196,17 +196,17 @@ def test_what_may_be_cached():
 
 
 def test_limits():
-    bound().check_count(100, None)
-    bound().check_count(2, 2)
+    bound().intake.check_count(100, None)
+    bound().intake.check_count(2, 2)
     assert (bound().limit, bound(limit=cfg.n).limit, bound(limit=0).limit) == (None, 2, 0)
 
 
 def test_rows():
-    assert bound(layout=embed(5) * cfg.n).rows({}) == 2
-    assert bound(layout=embed(5) * (item.index + 1)).rows({"x": 1}) is None
+    assert bound(layout=embed(5) * cfg.n).placeholders.rows({}) == 2
+    assert bound(layout=embed(5) * (item.index + 1)).placeholders.rows({"x": 1}) is None
     by_out = bound(layout=embed(5) * fields.x, process=hf())
-    assert by_out.rows({"x": torch.tensor(4)}) == 4
-    assert by_out.rows({"y": 4}) is None
+    assert by_out.placeholders.rows({"x": torch.tensor(4)}) == 4
+    assert by_out.placeholders.rows({"y": 4}) is None
 
 
 def test_the_largest_item_by_what_is_processed(caplog):
@@ -222,15 +222,22 @@ def test_the_largest_item_by_what_is_processed(caplog):
 
 
 def test_targets_that_stand_for_items_alone():
-    assert bound(update=[already_expanded(), NUMBERED]).targets() == {(181,): True, (182,): True}
-    assert bound(update=NUMBERED, limit=1).targets() == {(181,): True}
-    assert bound(update=[replace(9), replace(literal(tok.text("a"), 10))]).targets() == {(9,): False, (97, 10): False}
-    assert bound(update=[replace(tok["<image>"]), insert(at="start")]).targets() == {(7,): True}
-    assert bound(update=replace(lambda s: 7)).targets() == bound(update=insert(at="start")).targets() == {}
+    assert bound(update=[already_expanded(), NUMBERED]).placeholders.targets() == {(181,): True, (182,): True}
+    assert bound(update=NUMBERED, limit=1).placeholders.targets() == {(181,): True}
+    assert bound(update=[replace(9), replace(literal(tok.text("a"), 10))]).placeholders.targets() == {
+        (9,): False,
+        (97, 10): False,
+    }
+    assert bound(update=[replace(tok["<image>"]), insert(at="start")]).placeholders.targets() == {(7,): True}
+    assert (
+        bound(update=replace(lambda s: 7)).placeholders.targets()
+        == bound(update=insert(at="start")).placeholders.targets()
+        == {}
+    )
     for limit in (None, 100):
-        assert len(bound(update=replace(item.index + 1), limit=limit).targets()) == 64
+        assert len(bound(update=replace(item.index + 1), limit=limit).placeholders.targets()) == 64
     bare = ModelSpec("spec", modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
-    assert bare.modalities["m"].targets() == {(9,): True, (9, 10): False}
+    assert bare.modalities["m"].placeholders.targets() == {(9,): True, (9, 10): False}
 
 
 @pytest.mark.parametrize(("update", "ids"), [(NUMBERED, [182]), (replace(tok["<image>"]), [7])])
@@ -307,31 +314,31 @@ def test_targets_that_the_tokenizer_splits_otherwise():
 def test_layouts_of_embeddings():
     rows = bound(embeds=embed(6) * item.rows)
     scope = rows.scope(SimpleNamespace(index=0, rows=3), 0)
-    assert rows.ways(scope, embeds=True)[0].laid.ids == [6, 6, 6]
-    assert rows.ways(scope)[0].laid.ids == [5]
-    assert (rows.varies(True), rows.varies(False)) == (True, False)
-    assert bound(embeds=True).ways(scope, embeds=True)[0].laid.ids == [5]
-    assert bound().embeds_field == "m_embeds"
+    assert rows.placeholders.alternatives(scope, embeds=True)[0].placeholder.ids == [6, 6, 6]
+    assert rows.placeholders.alternatives(scope)[0].placeholder.ids == [5]
+    assert (rows.placeholders.varies(True), rows.placeholders.varies(False)) == (True, False)
+    assert bound(embeds=True).placeholders.alternatives(scope, embeds=True)[0].placeholder.ids == [5]
+    assert bound().intake.embeds_field == "m_embeds"
     assert plan_of(modality(embeds=embed(6))).embed_ids == {5, 6}
 
 
 def test_functions_may_read_anything():
     opaque = bound(layout=lambda s: embed(5) * s.item.index + embed(5))
     scopes = [opaque.scope(torch.zeros(2, 2), index) for index in (0, 2)]
-    assert [len(opaque.ways(scope)[0].laid) for scope in scopes] == [1, 3]
-    assert opaque.ways(scopes[0]) is not opaque.ways(scopes[0])
-    assert opaque.depends_on_index
-    assert opaque.varies(False)
+    assert [len(opaque.placeholders.alternatives(scope)[0].placeholder) for scope in scopes] == [1, 3]
+    assert opaque.placeholders.alternatives(scopes[0]) is not opaque.placeholders.alternatives(scopes[0])
+    assert opaque.placeholders.depends_on_index
+    assert opaque.placeholders.varies(False)
     assert bound(layout=lambda s: embed(5), process=hf()).needs_hf
 
 
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
-    monkeypatch.setattr("mmkit.plan._LAYOUT_IDS", 2000)
+    monkeypatch.setattr("mmkit.bound.placeholders._LAYOUT_IDS", 2000)
     by_index = bound(layout=embed(5) * (item.index + 1))
 
     def ways(index):
-        return by_index.ways(by_index.scope(torch.zeros(2, 2), index))
+        return by_index.placeholders.alternatives(by_index.scope(torch.zeros(2, 2), index))
 
     first, second = ways(600), ways(601)
     assert ways(600) is first
@@ -342,7 +349,7 @@ def test_layouts_are_kept_up_to_a_size(monkeypatch):
     by_values = bound(layout=embed(5) * later(len)(fields.x), fields={"x": batched()})
     for length, kept in ((256, True), (257, False)):
         scope = by_values.scope(torch.zeros(2, 2), 0, {"x": torch.zeros(length)})
-        assert (by_values.ways(scope) is by_values.ways(scope)) == kept
+        assert (by_values.placeholders.alternatives(scope) is by_values.placeholders.alternatives(scope)) == kept
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -390,23 +397,23 @@ def test_derived_fields():
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
     own = bound(item=Tensor(shape=(between(1, 4),)), fields=declared, process=process, cacheable=item.count < 3)
-    processed = own.process([torch.zeros(1), torch.ones(3)])
+    processed = own.processing.run([torch.zeros(1), torch.ones(3)])
     assert processed.sizes == {"rows": [2, 6]}
     assert [part["rows"].tolist() for part in processed.parts] == [[0.0] * 2, [1.0] * 6]
     assert torch.equal(processed.data["rows"], torch.tensor([0.0] * 2 + [1.0] * 6))
     assert [(type(twice), int(twice)) for twice in processed.data["twice"]] == [(torch.Tensor, 2), (torch.Tensor, 6)]
     assert (processed.data["constant"], processed.data["count"]) == (7, [2, 2])
-    assert own.process([torch.zeros(1)], 5).data["count"] == [5]
+    assert own.processing.run([torch.zeros(1)], 5).data["count"] == [5]
 
 
 def test_what_is_called():
     called = bound(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n)))
-    assert (called.hf_processor, called.hf_text) == (1, "<2>")
-    assert bound(process=hf(lambda s: s.cfg.n)).hf_processor == 2
+    assert (called.processing.hf_processor, called.processing.hf_text) == (1, "<2>")
+    assert bound(process=hf(lambda s: s.cfg.n)).processing.hf_processor == 2
     for plain in (bound(), bound(process=hf())):
-        assert (plain.hf_processor, plain.hf_text) == (None, None)
+        assert (plain.processing.hf_processor, plain.processing.hf_text) == (None, None)
     with pytest.raises(SpecError, match=r"^spec\.m, process: cfg\.missing"):
-        bound(process=hf(cfg.missing)).hf_processor  # noqa: B018
+        bound(process=hf(cfg.missing)).processing.hf_processor  # noqa: B018
 
 
 RAGGED = Tensor(shape=(between(0, 8), 2))
@@ -430,11 +437,11 @@ def test_processing_ragged_items(lengths):
 
     modality = bound(item=RAGGED, fields=declared, process=process)
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    made = modality.process(items)
+    made = modality.processing.run(items)
     assert made.sizes == {"rows": [2 * n for n in lengths]}
     assert torch.equal(torch.cat([part["rows"] for part in made.parts], dim=1), made.data["rows"])
     for value, part in zip(items, made.parts, strict=True):
-        (alone,) = modality.process([value]).parts
+        (alone,) = modality.processing.run([value]).parts
         assert alone.keys() == part.keys() == declared.keys()
         assert all(torch.equal(alone[name], part[name]) for name in declared)
 
@@ -443,7 +450,7 @@ def test_processing_ragged_items(lengths):
 def test_identity_passes_items_on(lengths, batch):
     modality = bound(item=RAGGED, fields={"x": batched() if batch else flat(item.length)})
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    made = modality.process(items)
+    made = modality.processing.run(items)
     assert [part["x"].tolist() for part in made.parts] == [value.tolist() for value in items]
 
 
@@ -456,6 +463,6 @@ def test_unpadding(shape):
         process=hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n}),
     )
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    made = modality.finish(padded, [torch.zeros(1), torch.zeros(2)])
+    made = modality.processing.finish(padded, [torch.zeros(1), torch.zeros(2)])
     assert [part["x"].tolist() for part in made.parts] == [[1.0], [2.0, 3.0]]
     assert [value.tolist() for value in made.data["x"]] == [[1.0], [2.0, 3.0]]

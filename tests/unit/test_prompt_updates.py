@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mmkit import InputError, already_expanded, cfg, insert, item, literal, replace, tok
 from mmkit.expr import Scope
-from mmkit.layout import Laid, nothing
-from mmkit.updates import EMPTY, Placement, Resolved, place
+from mmkit.layout import Placeholder, nothing
+from mmkit.placement import EMPTY, Alternative, Placement, place
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
@@ -25,13 +25,13 @@ UPDATES = {
 }
 
 
-def kind_of(resolved):
-    return next(kind for kind, update in UPDATES.items() if update == resolved.update)
+def kind_of(alternative):
+    return next(kind for kind, update in UPDATES.items() if update == alternative.update)
 
 
-def way(kind, target, ids, embeds):
-    """One way to place an item. `embeds` are the ids at which encoder rows go."""
-    return Resolved(UPDATES[kind], tuple(target), Laid(list(ids), bytes(token in embeds for token in ids)))
+def alternative(kind, target, ids, embeds):
+    """One alternative of an item. `embeds` are the ids at which encoder rows go."""
+    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), bytes(token in embeds for token in ids)))
 
 
 def check(prompt, items, ids, placements):
@@ -43,11 +43,11 @@ def check(prompt, items, ids, placements):
     position = 0
     outside = []
     for p in placements:
-        laid = items[p.modality][p.index][p.way].laid
+        placeholder = items[p.modality][p.index][p.alternative].placeholder
         assert p.start >= position, "ranges overlap, or are not in prompt order"
         outside += ids[position : p.start]
-        position = p.start + len(laid)
-        assert ids[p.start : position] == laid.ids
+        position = p.start + len(placeholder)
+        assert ids[p.start : position] == placeholder.ids
     outside += ids[position:]
     for modality in items:
         of_modality = [p.index for p in placements if p.modality == modality]
@@ -60,11 +60,11 @@ def is_subsequence(short, long):
     return all(any(token == other for other in rest) for token in short)
 
 
-def run(prompt, items, surplus=EMPTY):
+def run(prompt, items, reserved=EMPTY):
     """Place, with everything that always holds checked; None where the request is refused."""
     before = list(prompt)
     try:
-        ids, placements = place(prompt, items, "spec", surplus)
+        ids, placements = place(prompt, items, "spec", reserved)
     except InputError:
         assert prompt == before, "the caller's prompt was changed"
         return None
@@ -75,13 +75,15 @@ def run(prompt, items, surplus=EMPTY):
 
 def as_naive(items):
     return {
-        modality: [[(kind_of(w), list(w.target), w.laid.ids, set(w.laid.embed_ids)) for w in ways] for ways in of]
+        modality: [
+            [(kind_of(w), list(w.target), w.placeholder.ids, set(w.placeholder.embed_ids)) for w in ways] for ways in of
+        ]
         for modality, of in items.items()
     }
 
 
 def as_tuples(result):
-    return result and (result[0], [(p.modality, p.index, p.start, p.way) for p in result[1]])
+    return result and (result[0], [(p.modality, p.index, p.start, p.alternative) for p in result[1]])
 
 
 # -- by construction: fillers, targets and layouts of separate alphabets ---------------------------------------------
@@ -119,7 +121,7 @@ def requests(draw, modes=("replace", "in_place", "start", "end", "after"), kinds
         least = 2 if name == "wrapped" else 1
         ids = opening + [embed_id] * draw(st.integers(least, 3)) + closing
         aim = {"after": prefix, "replace": target}.get(mode[name], [])
-        items[name].append([way(mode[name], aim, ids, {embed_id})])
+        items[name].append([alternative(mode[name], aim, ids, {embed_id})])
         pieces += [(name, ids), (None, draw(FILLER))]
     if "end" in mode.values():
         pieces.append((None, [0]))  # see test_start_and_end_of_an_empty_prompt
@@ -130,7 +132,7 @@ def requests(draw, modes=("replace", "in_place", "start", "end", "after"), kinds
         for name in names:
             for index, (only,) in enumerate(items[name]):
                 where.append(Placement(name, index, len(ids), 0))
-                ids.extend(only.laid.ids)
+                ids.extend(only.placeholder.ids)
 
     counts = dict.fromkeys(chosen, 0)
     at_prefix = [n for n in chosen if mode[n] in ("start", "after")] if not prefix else anchored["after"]
@@ -172,7 +174,7 @@ def test_an_expanded_prompt_is_not_expanded_again(request_):
 
 
 def test_start_and_end_of_an_empty_prompt():
-    items = {"last": [[way("end", [], [9], {9})]], "first": [[way("start", [], [8], {8})]]}
+    items = {"last": [[alternative("end", [], [9], {9})]], "first": [[alternative("start", [], [8], {8})]]}
     assert place([1], items, "spec")[0] == [8, 1, 9]
     assert place([], items, "spec")[0] == [8, 9]
 
@@ -185,8 +187,8 @@ def test_partly_expanded_prompts(request_, data):
     for p in where:
         ((only,),) = [items[p.modality][p.index]]
         mixed += ids[position : p.start]
-        mixed += only.laid.ids if data.draw(st.booleans()) else only.target
-        position = p.start + len(only.laid)
+        mixed += only.placeholder.ids if data.draw(st.booleans()) else only.target
+        position = p.start + len(only.placeholder)
     mixed += ids[position:]
     shared = {"image", "same"} <= items.keys()
     result = run(mixed, items)
@@ -202,7 +204,7 @@ def test_a_missing_placeholder_is_refused(request_, data):
         return
     lost = data.draw(st.sampled_from(where))
     (only,) = items[lost.modality][lost.index]
-    text = list(only.target) if kind_of(only) == "replace" else only.laid.ids
+    text = list(only.target) if kind_of(only) == "replace" else only.placeholder.ids
     begin = next(i for i in range(len(prompt)) if prompt[i : i + len(text)] == list(text))
     assert run(prompt[:begin] + prompt[begin + len(text) :], items) is None
 
@@ -215,7 +217,9 @@ def test_a_surplus_placeholder_is_refused(request_, data):
     extra = data.draw(st.sampled_from(where))
     (only,) = items[extra.modality][extra.index]
     stray = (
-        list(only.target) if kind_of(only) == "replace" else [data.draw(st.sampled_from(sorted(only.laid.embed_ids)))]
+        list(only.target)
+        if kind_of(only) == "replace"
+        else [data.draw(st.sampled_from(sorted(only.placeholder.embed_ids)))]
     )
     assert run([*stray, 0, *prompt], items) is None
     assert run([*prompt, 0, *stray], items) is None
@@ -254,7 +258,7 @@ def collisions(draw):
         for _ in range(draw(st.integers(0, 3))):
             ids = draw(layouts)
             embeds = {draw(st.sampled_from(ids))}
-            items[name].append([way(k, t, ids, embeds) for k, t in zip(kinds, targets, strict=True)])
+            items[name].append([alternative(k, t, ids, embeds) for k, t in zip(kinds, targets, strict=True)])
             pieces.append(draw(st.sampled_from([*targets, ids])))
             if draw(st.booleans()):
                 pieces.append(draw(st.lists(small, max_size=2)))
@@ -264,11 +268,11 @@ def collisions(draw):
 
 
 @given(collisions(), st.lists(st.lists(small, min_size=1, max_size=3), max_size=1))
-def test_agrees_with_the_naive_reference(request_, surplus):
+def test_agrees_with_the_naive_reference(request_, reserved):
     prompt, items = request_
-    result = run(prompt, items, {tuple(target): "a" for target in surplus})
+    result = run(prompt, items, {tuple(target): "a" for target in reserved})
     event("placed" if result else "refused")
-    assert as_tuples(result) == naive.place(prompt, as_naive(items), surplus)
+    assert as_tuples(result) == naive.place(prompt, as_naive(items), reserved)
     if result:
         run(result[0], items)
 
@@ -279,7 +283,7 @@ E = 9  # embeds
 
 
 def only(kind, target, ids=(E, E)):
-    return [way(kind, target, ids, {E})]
+    return [alternative(kind, target, ids, {E})]
 
 
 @pytest.mark.parametrize(
@@ -311,22 +315,22 @@ def test_examples(prompt, ways, ids, starts):
 
 
 def test_the_first_alternative_wins_where_both_match_at_the_same_place():
-    both = [way("replace", [1, 2], [E, E], {E}), way("replace", [1], [E], {E})]
+    both = [alternative("replace", [1, 2], [E, E], {E}), alternative("replace", [1], [E], {E})]
     assert run([1, 2], {"image": [both]}) == ([E, E], [Placement("image", 0, 0, 0)])
     assert run([1, 2], {"image": [both[::-1]]}) == ([E, 2], [Placement("image", 0, 0, 0)])
     assert run([1, 3], {"image": [both]}) == ([E, 3], [Placement("image", 0, 0, 1)])
 
 
 def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():
-    image = [way("replace", [1], [8, 8], {8})]
-    audio = [way("replace", [1], [9], {9})]
+    image = [alternative("replace", [1], [8, 8], {8})]
+    audio = [alternative("replace", [1], [9], {9})]
     assert run([1, 0, 1, 1], {"image": [image], "audio": [audio, audio]})[0] == [8, 8, 0, 9, 9]
     assert run([1, 0, 1, 1], {"audio": [audio, audio], "image": [image]})[0] == [9, 0, 9, 8, 8]
     assert run([1, 0, 1], {"image": [image], "audio": [audio, audio]}) is None
 
 
 def test_an_anchor_inside_a_target_is_refused():
-    items = {"a": [[way("after", [1, 2], [8], {8})]], "b": [[way("replace", [2, 3], [9], {9})]]}
+    items = {"a": [[alternative("after", [1, 2], [8], {8})]], "b": [[alternative("replace", [2, 3], [9], {9})]]}
     assert run([1, 2, 3], items) is None
 
 

@@ -1,0 +1,7 @@
+"""A modality, bound to one config and tokenizer.
+
+- `intake`: what a caller sends, as canonical items;
+- `processing`: canonical items to processed fields;
+- `placeholders`: what an item becomes in the prompt, evaluated once per geometry and cached;
+- `modality`: the modality as a whole.
+"""

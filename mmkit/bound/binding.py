@@ -1,0 +1,54 @@
+"""What the parts of one modality are bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ..expr import Fields, Scope
+from ..items import ItemType, unscoped
+from ..process import HF
+from ..spec import Modality
+from .blame import At
+
+
+class Binding:
+    """The scope of one modality, without an item or with one.
+
+    Attributes:
+        where: names the modality in errors, as ``robot.actions``.
+        static: the scope without an item.
+        item: the item type, bound.
+    """
+
+    def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
+        self.where = where
+        self.static = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
+        item: ItemType = self.bind("item", spec.item)
+        self.item = item if isinstance(spec.process, HF) else item.for_function()
+
+    def at(self, part: str) -> At:
+        """Errors that arise inside name a part of the modality."""
+        return At(f"{self.where}, {part}")
+
+    def bind(self, part: str, declared: Any) -> Any:
+        """A declaration with everything that needs no item evaluated."""
+        with self.at(part):
+            return declared.bind(self.static)
+
+    def scope(self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
+        """What expressions see for one item.
+
+        Args:
+            value: the canonical item, or its facts.
+            index: its position among the items of the modality.
+            fields: its processed fields.
+            count: number of items of the modality in the request.
+        """
+        facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
+        facts.count = count
+        if fields is not None and type(fields) is not Fields:
+            fields = Fields(fields)
+        return self.static.of(facts, fields)

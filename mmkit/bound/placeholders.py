@@ -1,0 +1,167 @@
+"""What the items of one modality become in a prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import InputError, SpecError
+from ..expr import COUNT, INDEX, Leaf, Scope, evaluate, plain
+from ..layout import Layout, Placeholder, nothing
+from ..placement import Alternative
+from ..spec import Modality
+from ..updates import Replace, Target, Update
+from ..vocabulary import check_ids
+from .binding import Binding
+from .memo import Memo
+
+_LAYOUT_IDS = 1 << 20
+"""Token ids of the layouts that are cached per modality, some ten megabytes."""
+
+_KEYS = 256
+"""Values of the largest tensor that tells one layout from another: one that depends on more is
+evaluated for each item."""
+
+_NUMBERED = 64
+"""Numbered placeholders (``<|image_1|>``) that are known before there is an item."""
+
+
+class Placeholders:
+    """Evaluates layouts and targets, once per geometry of an item.
+
+    Attributes:
+        layout: that of raw items, with its static parts evaluated.
+        embeds: that of precomputed embeddings; None where the spec takes none.
+        updates: the alternatives of `update`, bound.
+        reads_fields: the layout or the targets read processed fields.
+        depends_on_index: an item's layout or target depends on its position among the items.
+        by_company: a layout or a target says that it depends on an item's position, or on the
+            number of items.
+    """
+
+    def __init__(self, spec: Modality, binding: Binding, limit: int | None) -> None:
+        self._binding, self._where = binding, binding.where
+        self._numbered = _NUMBERED if limit is None else min(limit, _NUMBERED)
+        self.layout: Layout = binding.bind("layout", spec.layout)
+        self.updates: list[Update] = [binding.bind("update", update) for update in spec.update]
+        self.embeds: Layout | None = self.layout if spec.embeds else None
+        if isinstance(spec.embeds, Layout):
+            self.embeds = binding.bind("embeds", spec.embeds)
+        # what tells one geometry from another, for raw items and for embeddings
+        self._leaves = {False: self._leaves_of(self.layout), True: self._leaves_of(self.embeds or nothing)}
+        leaves = self._leaves[False] | self._leaves[True]
+        roots = {leaf.root for leaf in leaves}
+        self._opaque = "function" in roots  # it may read anything
+        self.reads_fields = self._opaque or "fields" in roots
+        self.depends_on_index = self._opaque or INDEX in leaves
+        self.by_company = not leaves.isdisjoint((INDEX, COUNT))
+        self._memo: Memo[list[Alternative]] = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
+
+    def _leaves_of(self, layout: Layout) -> frozenset[Leaf]:
+        return layout.leaves().union(*(update.leaves() for update in self.updates))
+
+    def varies(self, embeds: bool) -> bool:
+        """Whether items, or precomputed embeddings, differ in their layouts or targets."""
+        return self._opaque or bool(self._leaves[embeds])
+
+    def alternatives(self, scope: Scope, *, embeds: bool = False) -> list[Alternative]:
+        """The alternatives of one item, in order of preference.
+
+        Raises:
+            SpecError: an id outside the vocabulary, or an item without any embed() position.
+        """
+        if self._opaque:
+            return self._evaluate(scope, embeds)
+        key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
+        return self._memo.get(key, lambda: self._evaluate(scope, embeds))
+
+    def preferred(self, scope: Scope, *, embeds: bool = False) -> Placeholder:
+        """The evaluated layout of one item, which all its alternatives share."""
+        return self.alternatives(scope, embeds=embeds)[0].placeholder
+
+    def _evaluate(self, scope: Scope, embeds: bool) -> list[Alternative]:
+        layout = self.embeds if embeds else self.layout
+        assert layout is not None
+        with (at := self._binding.at("layout")):
+            placeholder = layout.lay(scope)
+        if not placeholder.num_embeds:
+            got = f"{len(placeholder)} literal ids"
+            raise SpecError(at.where, "at least one embed() position per item", got)
+        check_ids(placeholder.ids, scope.cfg, at.where)
+        alternatives = []
+        at = self._binding.at("update")
+        for update in self.updates:
+            with at:
+                target = update.resolve(scope)
+            check_ids(target, scope.cfg, at.where)
+            if isinstance(update, Replace) and not target:
+                raise SpecError(at.where, "a target of at least one token", "none")
+            alternatives.append(Alternative(update, target, placeholder))
+        return alternatives
+
+    def targets(self) -> dict[Target, bool]:
+        """The targets known before there is an item, each with whether it can only stand for an
+        item: numbered ones (``<|image_1|>``), and those with a special token. An ordinary word may
+        stand in a prompt without items.
+        """
+        known: dict[Target, bool] = {}
+        for update in self.updates:
+            numbered = update.leaves() == {INDEX}
+            if not isinstance(update, Replace) or (update.leaves() and not numbered):
+                continue
+            with suppress(SpecError):  # the vocabulary ends somewhere
+                for index in range(self._numbered if numbered else 1):
+                    target = update.resolve(self._binding.static.of(SimpleNamespace(index=index), None))
+                    known[target] = numbered or self._is_special(target)
+        return known
+
+    def _is_special(self, target: Target) -> bool:
+        """Whether no text holds a target by chance."""
+        tok = self._binding.static.tok
+        return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
+
+    def rows(self, fields: Mapping[str, Any]) -> int | None:
+        """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
+        known = {(name,) for name in fields}
+        if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[False]):
+            return self.preferred(self._binding.scope(SimpleNamespace(), 0, fields)).num_embeds
+        return None
+
+    def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:
+        """Compare the encoder rows of an item with the embeddings that come for it, and with the
+        largest item.
+
+        Args:
+            index: position among the items of the modality.
+            rows: encoder rows in its layout.
+            sent: rows of its precomputed embeddings; None for a raw item.
+            most: encoder rows of the largest item that the spec states, for which vLLM reserves its
+                memory and plans its schedule; None where they are not known.
+
+        Raises:
+            InputError: they differ, or there are too many.
+        """
+        where = f"{self._where}[{index}]"
+        if sent is not None and sent != rows:
+            raise InputError(where, f"{rows} embedding row(s)", str(sent))
+        if most is not None and rows > most:
+            expected = f"at most {most} encoder row(s), as the stated largest item has"
+            raise InputError(where, expected, str(rows), "Send a smaller item.")
+
+
+def _geometry(leaf: Leaf, scope: Scope) -> Any:
+    """The value of a leaf as part of a key.
+
+    None where it has none: a layout that needs the value will say so, and one that guards it by
+    `where` does not need it. A large tensor is no key.
+    """
+    try:
+        value = evaluate(leaf.expr, scope)
+    except SpecError:
+        return None
+    if math.prod(getattr(value, "shape", ())) > _KEYS:
+        return []  # cannot be hashed
+    return plain(value)

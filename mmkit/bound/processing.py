@@ -1,0 +1,136 @@
+"""Canonical items to processed fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..errors import SpecError
+from ..expr import Fields, evaluate
+from ..field import Field, Flat
+from ..process import HF, Identity, unpadded
+from ..spec import Modality
+from .binding import Binding
+from .blame import calling
+
+
+@dataclass(frozen=True)
+class Processed:
+    """The processed fields of the items of one modality.
+
+    Attributes:
+        data: what vLLM splits, by field: a list of parts for batched fields, the whole tensor for
+            others.
+        sizes: the extent of each item, for flat fields.
+        parts: per item, its part of every field.
+    """
+
+    data: Mapping[str, Any]
+    sizes: Mapping[str, list[int]]
+    parts: Sequence[dict[str, Any]]
+
+
+class Processing:
+    """Runs `process` and checks what it returns against the declared fields.
+
+    Attributes:
+        fields: the fields, bound, by name.
+        hf: how to call a Hugging Face processor, bound; None where `process` is something else.
+    """
+
+    def __init__(self, spec: Modality, binding: Binding) -> None:
+        self._process, self._binding, self._where = spec.process, binding, f"{binding.where}, process"
+        self.fields: dict[str, Field] = {name: binding.bind("fields", field) for name, field in spec.fields.items()}
+        self.hf: HF | None = binding.bind("process", spec.process) if isinstance(spec.process, HF) else None
+        # derived fields may depend on processed ones, and the sizes of flat fields on both
+        self._in_order = sorted(self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
+        self._processed = [name for name, field in self.fields.items() if not field.is_derived]
+        self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
+        self._unpad = self.hf.unpad if self.hf else {}
+        self._needs_scopes = bool(self._unpad) or any(field.varies for field in self.fields.values())
+
+    @cached_property
+    def hf_processor(self) -> Any:
+        """What `hf(processor)` names; None for the checkpoint's own."""
+        with self._binding.at("process"):
+            return evaluate(self.hf.processor, self._binding.static) if self.hf else None
+
+    @cached_property
+    def hf_text(self) -> str | None:
+        """The text of one item that the Hugging Face processor wants; None for none."""
+        if self.hf is None or self.hf.text is None:
+            return None
+        with self._binding.at("process"):
+            return str(evaluate(self.hf.text, self._binding.static))
+
+    def run(self, values: Sequence[Any], count: int | None = None) -> Processed:
+        """Run `identity()` or the process function on canonical items; for `hf()` the caller runs
+        the processor, then `finish`.
+
+        Args:
+            values: canonical items.
+            count: number of items of the modality in the request, where some of them are cached.
+
+        Raises:
+            SpecError: the outputs contradict the declared fields, or the function raises anything
+                but an InputError, which is the caller's.
+        """
+        if isinstance(self._process, Identity):
+            ((name, declared),) = self.fields.items()
+            values = list(values)
+            raw = torch.cat(values, dim=declared.dim) if isinstance(declared, Flat) else values
+            return self.finish({name: raw}, values, count)
+        with calling(SpecError, self._where, "to take well-formed items"):
+            raw = self._process(values, self._binding.static)
+        if not isinstance(raw, Mapping):
+            raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
+        if unknown := set(raw).difference(self._processed):
+            expected = f"process to return declared fields, {sorted(self._processed)}"
+            remedy = "Declare them in fields, or do not return them."
+            raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
+        return self.finish(raw, values, count)
+
+    def finish(self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None) -> Processed:
+        """Split processed tensors into items and check them against the declared fields.
+
+        Raises:
+            SpecError: a field is missing, has another number of items, or another shape or dtype
+                than stated.
+        """
+        if self.hf is not None and self.hf.outputs:
+            raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
+        if missing := [name for name in self._processed if raw.get(name) is None]:
+            got = f"{sorted(raw)}, without {missing}"
+            raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
+        static = self._binding.static
+        parts = [Fields() for _ in values]
+        scopes = [static] * len(values)
+        if self._needs_scopes:
+            scope = self._binding.scope
+            scopes = [scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
+        extents: dict[str, list[int]] = {}
+        for name, declared in self._in_order:
+            at = self._at[name]
+            with at:
+                if (sizes := declared.sizes_of(scopes)) is not None:
+                    extents[name] = sizes
+                own = declared.derive_all(static, scopes) if declared.is_derived else None
+            if own is None:
+                own = declared.split(raw[name], sizes, len(values), at.where)
+            for fields, part in zip(parts, own, strict=True):
+                fields[name] = part
+        for name, corner in self._unpad.items():
+            for fields, scope_of_item in zip(parts, scopes, strict=True):
+                fields[name] = unpadded(fields[name], corner, scope_of_item)
+        data = {}
+        for name, declared in self.fields.items():
+            own = [fields[name] for fields in parts]
+            with self._at[name]:
+                for i, (part, scope_of_item) in enumerate(zip(own, scopes, strict=True)):
+                    declared.check(part, scope_of_item, i)
+            data[name] = declared.gathered(own, raw.get(name))
+        return Processed(data, extents, parts)

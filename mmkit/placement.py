@@ -1,0 +1,359 @@
+"""Placement: where the layouts of a request's items stand in its prompt.
+
+Items are placed in their order, or not at all. A layout that already stands in the prompt is
+recognised and left as it is, so an expanded prompt is not expanded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from .errors import InputError
+from .layout import Placeholder, as_text
+from .updates import AlreadyExpanded, Insert, Replace, Target, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One alternative of `update` for one item.
+
+    Attributes:
+        update: the declaration.
+        target: the ids of its target.
+        placeholder: the layout that it brings into the prompt, evaluated.
+    """
+
+    update: Update
+    target: Target
+    placeholder: Placeholder
+
+    @property
+    def written(self) -> Sequence[int]:
+        """What a caller writes into the prompt for the item: nothing where it is inserted."""
+        return self.update.written(self.target, self.placeholder)
+
+    @property
+    def sought(self) -> tuple[int, ...]:
+        """The ids that stand for the item in a prompt that is not expanded yet."""
+        return self.target if isinstance(self.update, Replace) else tuple(self.placeholder.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an item's layout stands.
+
+    Attributes:
+        modality: its name.
+        index: the item's position among those of its modality.
+        start: offset of the layout's first token in the new prompt.
+        alternative: which alternative of `update` was used, counted from 0.
+    """
+
+    modality: str
+    index: int
+    start: int
+    alternative: int
+
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+class NotFound(InputError):
+    """An item's target is not in the prompt."""
+
+
+Items: TypeAlias = Mapping[str, Sequence[Sequence[Alternative]]]
+"""Per modality and item, the alternatives, in order of preference."""
+
+Reading: TypeAlias = Literal["layouts", "targets", "either"]
+READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
+"""How a prompt may be read, in this order: it holds every layout already; every item has a target
+or an anchor; the caller expanded some items and not others."""
+
+
+def place(
+    prompt: list[int],
+    items: Items,
+    where: str,
+    reserved: Mapping[Target, str] = EMPTY,
+    readings: tuple[Reading, ...] = READINGS,
+) -> tuple[list[int], list[Placement]]:
+    """Bring the layouts of all items into a prompt, from left to right, under the first reading
+    that fits.
+
+    The items of a modality are placed in order. Where targets of several modalities match at the
+    same place, the modality that comes first in `items` goes first, as in vLLM. `prompt` is not
+    changed. The time grows with the lengths of the prompt and of what is sought, and not with their
+    product.
+
+    Args:
+        prompt: token ids.
+        items: per modality and item, the alternatives, in order of preference.
+        where: names the spec in errors.
+        reserved: ids that stand for items and for nothing else, each with its modality: none of
+            them may be left over.
+        readings: those to try; errors are of the last but "either".
+
+    Returns:
+        The new prompt and one placement per item, in prompt order.
+
+    Raises:
+        NotFound: an item's target is not in the prompt.
+        InputError: a target or a placeholder id is left over, also one of `reserved`.
+    """
+    text = as_text(prompt)
+    refusals: list[Callable[[], NoReturn]] = []
+    for reading in readings:
+        try:
+            return _Pass(prompt, text, items, where, reserved, reading).run()
+        except _Unfit as unfit:
+            if reading != "either":
+                refusals.append(unfit.refuse)
+    refusals[-1]()
+
+
+def may_be_split(items: Items) -> bool:
+    """Whether some target has several tokens, as texts have, which may be others inside a prompt."""
+    known = (one for of_modality in items.values() for one in _distinct(of_modality))
+    return any(isinstance(one.update, Replace) and len(one.target) > 1 for one in known)
+
+
+def _distinct(items: Sequence[Sequence[Alternative]]) -> Collection[Alternative]:
+    """The alternatives of some items, each once: most items share them."""
+    return {id(one): one for alternatives in items for one in alternatives}.values()
+
+
+def place_in_text(
+    prompt: list[int], items: Items, where: str, reserved: Mapping[Target, str], tok: Any
+) -> tuple[list[int], list[Placement]]:
+    """The same for targets that are texts, which the tokenizer may have split otherwise where they
+    stand in a prompt: they are sought in its text, which is tokenized again with the layouts in it,
+    as in vLLM.
+
+    Args:
+        prompt: as for `place`, as are `items`, `where` and `reserved`.
+        tok: the `Vocabulary`.
+
+    Raises:
+        InputError: as for `place`; or a layout is no longer itself when it is tokenized inside the
+            text.
+    """
+    characters = cache(lambda ids: tuple(map(ord, tok.decode(list(ids)))))
+
+    @cache
+    def in_text(number: int) -> Alternative:
+        one = known[number]
+        ids = characters(tuple(one.placeholder.ids))
+        return Alternative(one.update, characters(one.target), Placeholder(list(ids), bytes(len(ids))))
+
+    known = {id(one): one for of_modality in items.values() for one in _distinct(of_modality)}
+    texts = {
+        name: [[in_text(id(one)) for one in alternatives] for alternatives in of_modality]
+        for name, of_modality in items.items()
+    }
+    reserved_texts = {characters(target): name for target, name in reserved.items()}
+    written, _ = place(list(characters(tuple(prompt))), texts, where, reserved_texts, ("targets",))
+    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",))
+
+
+class _Unfit(Exception):
+    """A reading of a prompt that does not fit. What is wrong takes time to say, and the next
+    reading may fit."""
+
+    def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
+        self.refuse = partial(refuse, *args)
+
+
+_Match: TypeAlias = tuple[int, int, str, int, int]
+"""Begin and end of what a layout takes the place of, modality, item, and alternative."""
+
+
+class _Pass:
+    """One attempt to place all items, under one reading of the prompt."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        text: str,
+        items: Items,
+        where: str,
+        reserved: Mapping[Target, str],
+        reading: Reading,
+    ) -> None:
+        self.prompt, self.text, self.items = prompt, text, items
+        self.where, self.reserved, self.reading = where, reserved, reading
+
+    def run(self) -> tuple[list[int], list[Placement]]:
+        ids: list[int] = []
+        placements: list[Placement] = []
+        rest: list[list[int]] = []
+        position = 0
+        for begin, stop, modality, index, number in self._matches():
+            if begin < position:  # an anchor inside a target that another layout replaces
+                raise _Unfit(self._not_found, modality, index)
+            rest.append(self.prompt[position:begin])
+            ids += rest[-1]
+            placements.append(Placement(modality, index, len(ids), number))
+            ids += self.items[modality][index][number].placeholder.ids
+            position = stop
+        rest.append(self.prompt[position:])
+        self._check_leftovers(rest)
+        return ids + rest[-1], placements
+
+    def _matches(self) -> list[_Match]:
+        """What the layouts take the place of, from left to right."""
+        anchored: list[_Match] = []
+        searching: dict[str, int] = {}
+        for modality, items in self.items.items():
+            for index, alternatives in enumerate(items):
+                anchor = self._anchored(alternatives)
+                if anchor is None:
+                    searching[modality] = index
+                    break
+                anchored.append((anchor[0], anchor[0], modality, index, anchor[1]))
+        searched = [*self._searched(searching)] if searching else []
+        return sorted(anchored + searched, key=self._order) if anchored else searched
+
+    def _order(self, match: _Match) -> tuple[int, bool]:
+        """What is inserted at the end stays there in an empty prompt too."""
+        begin, _, modality, index, number = match
+        update = self.items[modality][index][number].update
+        return begin, isinstance(update, Insert) and update.at == "end"
+
+    def _searched(self, searching: dict[str, int]) -> Iterator[_Match]:
+        """The matches of the items of some modalities, each from the one that `searching` says,
+        from left to right."""
+        cursor = 0
+        nearest: dict[str, tuple[int, int, int]] = {}
+        while searching:
+            for modality, index in searching.items():
+                if modality not in nearest or nearest[modality][0] < cursor:
+                    match = self._search(self.items[modality][index], cursor)
+                    if match is None:
+                        raise _Unfit(self._not_found, modality, index)
+                    nearest[modality] = match
+            modality = min(searching, key=lambda m: nearest[m][0])  # min keeps the first of equals
+            begin, cursor, number = nearest.pop(modality)
+            yield begin, cursor, modality, searching[modality], number
+            searching[modality] += 1
+            if searching[modality] == len(self.items[modality]):
+                del searching[modality]
+
+    def _anchored(self, alternatives: Sequence[Alternative]) -> tuple[int, int] | None:
+        if self.reading != "targets":
+            return None
+        for number, one in enumerate(alternatives):
+            if (anchor := one.update.anchor(self.prompt, one.target)) is not None:
+                return anchor, number
+        return None
+
+    def _search(self, alternatives: Sequence[Alternative], cursor: int) -> tuple[int, int, int] | None:
+        """The first match at or after the cursor: begin, end, alternative."""
+        sought: list[tuple[str, int]] = []
+        for number, one in enumerate(alternatives):
+            if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
+                sought.append((one.placeholder.text, number))
+            if self.reading != "layouts" and isinstance(one.update, Replace):
+                sought.append((as_text(one.target), number))
+        sought = [(text, number) for text, number in sought if text]
+        # in steps that grow: no item looks to the end of the prompt for what is not there
+        begin, step = cursor, max((len(text) for text, _ in sought), default=0)
+        while sought and begin < len(self.text):
+            end = begin + step
+            places = [self.text.find(text, begin, end + len(text) - 1) for text, _ in sought]
+            if matches := [(at, n) for n, at in enumerate(places) if at >= 0]:
+                at, n = min(matches)
+                text, number = sought[n]
+                return at, at + len(text), number
+            begin, step = end, 2 * step
+        return None
+
+    def _check_leftovers(self, rest: list[list[int]]) -> None:
+        embeds: dict[str, frozenset[int]] = {}
+        targets: dict[str, set[Target]] = {}
+        for modality, items in self.items.items():
+            distinct = _distinct(items)
+            own = frozenset().union(*{one.placeholder.embed_ids for one in distinct})
+            replaced = {one.target for one in distinct if isinstance(one.update, Replace)}
+            embeds[modality] = own
+            targets[modality] = {target for target in replaced if own.isdisjoint(target)}
+        begins = {target[0] for known in (*targets.values(), self.reserved) for target in known}
+        if all(map(begins.union(*embeds.values()).isdisjoint, rest)):
+            return
+        for modality in self.items:
+            stray = not all(map(embeds[modality].isdisjoint, rest))
+            if stray or _first_of(targets[modality], rest):
+                raise _Unfit(self._wrong_count, modality, InputError)
+        if target := _first_of(self.reserved, rest):
+            raise _Unfit(_refuse, target, self.reserved, self.where)
+
+    def _not_found(self, modality: str, index: int) -> NoReturn:
+        items, where = self.items[modality], f"{self.where}.{modality}"
+        one = items[index][0]
+        if isinstance(one.update, Insert):  # only a prefix may be missing
+            got = f"one that starts with {_brief(self.prompt[: len(one.target)])}"
+            raise NotFound(where, f"a prompt that starts with {_brief(one.target)}", got)
+        # item-numbered targets, or layouts of several lengths that the caller writes
+        if len({first.sought for first, *_ in items}) > 1:
+            sought = _brief(one.sought)
+            expected = f"the placeholder {sought} in the prompt, after those of the items before it"
+            remedy = "Write one placeholder per item, in order."
+            raise NotFound(f"{where}[{index}]", expected, "none", remedy)
+        self._wrong_count(modality, NotFound)
+
+    def _wrong_count(self, modality: str, error: type[InputError]) -> NoReturn:
+        items, where = self.items[modality], f"{self.where}.{modality}"
+        one, n = items[0][0], len(items)
+        stray = sum(token in one.placeholder.embed_ids for token in self.prompt)
+        if isinstance(one.update, Insert):
+            remedy = "Leave them out: the items' placeholders are inserted."
+            raise error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
+        count = self.text.count(as_text(one.sought))
+        items_sent = f"{n} item{'s' if n != 1 else ''}"
+        expected = f"{n} placeholder(s) {_brief(one.sought)} in the prompt for {items_sent}"
+        stray -= count * sum(token in one.placeholder.embed_ids for token in one.sought)
+        got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
+        remedy = "Write one placeholder per item, and nothing else with its id."
+        raise error(where, expected, got, remedy)
+
+
+def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
+    """Refuse a prompt in which something stands for an item that the request does not have; see
+    `place`.
+
+    Raises:
+        InputError: names the modality.
+    """
+    if reserved and (target := _first_of(reserved, [list(prompt)])):
+        _refuse(target, reserved, where)
+
+
+def _first_of(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
+    """The first of some targets that stands in what is left of a prompt."""
+    known, lengths = set(targets), {*map(len, targets)}
+    first = {target[0] for target in targets}
+    for ids in rest:
+        if first.isdisjoint(ids):
+            continue
+        for begin in [place for place, token in enumerate(ids) if token in first]:
+            for length in lengths:
+                if (target := tuple(ids[begin : begin + length])) in known:
+                    return target
+    return None
+
+
+def _refuse(target: Target, reserved: Mapping[Target, str], where: str) -> NoReturn:
+    got = f"the placeholder {_brief(target)} without its item"
+    remedy = "Send the item, or leave the placeholder out."
+    raise InputError(f"{where}.{reserved[target]}", "one item per placeholder", got, remedy)
+
+
+def _brief(ids: Sequence[Any]) -> str:
+    ids = list(ids)
+    if len(ids) > 1 and len(set(ids)) == 1:
+        return f"[{ids[0]}] * {len(ids)}"
+    return str(ids) if len(ids) <= 8 else f"[{', '.join(map(str, ids[:4]))}, ... {len(ids)} ids]"
