@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from ..bound.modality import BoundModality
@@ -15,7 +16,7 @@ from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import pixels
 from .modalities import describe
-from .protocol import Modalities
+from .protocol import Modalities, ServerLimits
 from .wire import Decoder, Media, TooLarge, by_modality
 
 _POLL = 0.25
@@ -45,8 +46,20 @@ class Door:
     async def described(self) -> Modalities:
         """What the model accepts, made once: the largest items are processed for it."""
         if self._described is None:
-            self._described = await self.engine.beside(describe, self)
+            self._described = await self.engine.beside(self._describe)
         return self._described
+
+    def _describe(self) -> Modalities:
+        limits = self.engine.limits()
+        return Modalities(
+            model=self.models[0],
+            spec=self.plan.spec.name,
+            vocab_size=self.plan.vocab_size,
+            max_model_len=self.engine.max_model_len,
+            text=self.engine.has_tokenizer,
+            modalities=[describe(modality, limits.get(name)) for name, modality in self.plan.modalities.items()],
+            limits=ServerLimits(**{**asdict(self.limits), "sessions": self.most_sessions}),
+        )
 
     async def _watching(self) -> None:
         while not self.engine.dead:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..bound.modality import BoundModality
 from ..items import Audio, Between, Image, Tensor, Video
 from ..updates import AlreadyExpanded
-from .protocol import Modalities, ModalityInfo, ServerLimits
+from .protocol import ModalityInfo
 from .wire import encode
 
-if TYPE_CHECKING:
-    from .door import Door
 
-
-def describe(door: Door) -> Modalities:
-    """The answer of ``GET /v1/mm/modalities``."""
-    limits = door.engine.limits()
-    return Modalities(
-        model=door.models[0],
-        spec=door.plan.spec.name,
-        vocab_size=door.plan.vocab_size,
-        max_model_len=door.engine.max_model_len,
-        text=door.engine.has_tokenizer,
-        modalities=[_modality(modality, limits.get(name)) for name, modality in door.plan.modalities.items()],
-        limits=ServerLimits(**{**asdict(door.limits), "sessions": door.most_sessions}),
-    )
-
-
-def _modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
+def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
+    """A modality in the answer of ``GET /v1/mm/modalities``."""
     kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
     written = set()
     for value in kind.extremes() if known else ():

@@ -20,10 +20,12 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from typing_extensions import override
+
 from ..errors import VllmApiError
 
 try:
-    import vllm.multimodal.processing  # noqa: F401
+    from vllm.multimodal.processing import EncDecMultiModalProcessor
 except ImportError as error:
     raise VllmApiError(
         f"vLLM: expected an installation that imports, got {type(error).__name__}: {error}. "
@@ -94,11 +96,24 @@ ProcessingInfo = generation.ProcessingInfo
 DummyInputs = generation.DummyInputs
 Processor = generation.Processor
 
-from .encdec import EncDecProcessor as EncDecProcessor  # noqa: E402
 from .models import LAST_PROTOCOL as LAST_PROTOCOL  # noqa: E402
 from .models import ModelInterface as ModelInterface  # noqa: E402
 from .models import current_model as current_model  # noqa: E402
 from .models import merge_embeddings as merge_embeddings  # noqa: E402
 from .models import register as register  # noqa: E402
+
+
+class EncDecProcessor(generation.Processor, EncDecMultiModalProcessor):
+    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's prompt."""
+
+    @override
+    def create_encoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:
+        return prompt
+
+    @override
+    def create_decoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:
+        ids = self.info.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        return self.plan.rewrite("decoder_prompt", ids)
+
 
 check([EncDecProcessor])

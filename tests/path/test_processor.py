@@ -1329,8 +1329,8 @@ def test_a_subclass_of_the_dummy_inputs_is_asked() -> None:
 
 def test_rows_of_an_item() -> None:
     plan = processor(SERIES).plan
-    assert plan.modalities["states"].rows({}) is None
-    assert processor(actions()).plan.modalities["actions"].rows({}) == 2
+    assert plan.modalities["states"].placeholders.rows({}) is None
+    assert processor(actions()).plan.modalities["actions"].placeholders.rows({}) == 2
 
 
 def test_rows_of_a_layout_over_a_flat_field() -> None:
@@ -1341,7 +1341,7 @@ def test_rows_of_a_layout_over_a_flat_field() -> None:
     )
     made = processor(spec)
     assert ranges(run(made, "<item>", {"actions": torch.ones(3, 3)})) == {"actions": [(0, 3, None)]}
-    assert made.plan.modalities["actions"].rows({}) is None
+    assert made.plan.modalities["actions"].placeholders.rows({}) is None
 
 
 def test_placeholder_ids_of_a_function_are_reserved() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkit import SpecError, cfg, each, embed, fields, item, literal, tok, where
 from mmkit.expr import Scope, leaves
-from mmkit.layout import Fixed, Placeholder, Layout, layout, nothing
+from mmkit.layout import Fixed, Layout, Placeholder, layout, nothing
 from mmkit.vocabulary import Vocabulary
 
 from . import naive

@@ -45,8 +45,8 @@ from mmkit import (
 )
 from mmkit.expr import Scope, evaluate
 from mmkit.layout import Placeholder
-from mmkit.process import identity
 from mmkit.placement import Alternative, NotFound, place
+from mmkit.process import identity
 
 from .common import CONFIG, bound, modality, plan_of
 
@@ -81,9 +81,12 @@ UPDATES = {
 }
 
 
+def alternative(kind, target, ids=(5, 5)):
+    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), b"\x01" * len(ids)))
+
+
 def put(prompt, kind, target, ids=(5, 5), count=1):
-    way = Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), b"\x01" * len(ids)))
-    return place(prompt, {"m": [[way]] * count}, "spec")
+    return place(prompt, {"m": [[alternative(kind, target, ids)]] * count}, "spec")
 
 
 def raised(error):
@@ -568,12 +571,11 @@ MISSING = [
      lambda: put([1, 2, 3], "after", [7, 8])),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of the items before it, got none. Write "
      "one placeholder per item, in order.",
-     lambda: place([71], {"m": [[Alternative(replace(0), (n,), Placeholder([5], b"\x01"))] for n in (71, 72)]}, "spec"),
-     lambda: place([72, 71], {"m": [[Alternative(replace(0), (n,), Placeholder([5], b"\x01"))] for n in (71, 72)]}, "spec")),
+     lambda: place([71], {"m": [[alternative("replace", [n], [5])] for n in (71, 72)]}, "spec"),
+     lambda: place([72, 71], {"m": [[alternative("replace", [n], [5])] for n in (71, 72)]}, "spec")),
     ("spec.m[1]: expected the placeholder [5] * 3 in the prompt, after those of the items before it, got none. Write"
      " one placeholder per item, in order.",
-     lambda: place([5, 5], {"m": [[Alternative(UPDATES["in_place"], (), Placeholder([5] * n, b"\x01" * n))] for n in (2, 3)]},
-                   "spec")),
+     lambda: place([5, 5], {"m": [[alternative("in_place", [], [5] * n)] for n in (2, 3)]}, "spec")),
 ]
 """Requests that lack a placeholder."""
 # fmt: on
