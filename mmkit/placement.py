@@ -144,15 +144,13 @@ def place_in_text(
     """
     characters = cache(lambda ids: tuple(map(ord, tok.decode(list(ids)))))
 
-    @cache
-    def in_text(number: int) -> Alternative:
-        one = known[number]
+    def in_text(one: Alternative) -> Alternative:
         ids = characters(tuple(one.placeholder.ids))
         return Alternative(one.update, characters(one.target), Placeholder(list(ids), bytes(len(ids))))
 
-    known = {id(one): one for of_modality in items.values() for one in _distinct(of_modality)}
+    known = {id(one): in_text(one) for of_modality in items.values() for one in _distinct(of_modality)}
     texts = {
-        name: [[in_text(id(one)) for one in alternatives] for alternatives in of_modality]
+        name: [[known[id(one)] for one in alternatives] for alternatives in of_modality]
         for name, of_modality in items.items()
     }
     reserved_texts = {characters(target): name for target, name in reserved.items()}
@@ -172,20 +170,16 @@ _Match: TypeAlias = tuple[int, int, str, int, int]
 """Begin and end of what a layout takes the place of, modality, item, and alternative."""
 
 
+@dataclass
 class _Pass:
     """One attempt to place all items, under one reading of the prompt."""
 
-    def __init__(
-        self,
-        prompt: list[int],
-        text: str,
-        items: Items,
-        where: str,
-        reserved: Mapping[Target, str],
-        reading: Reading,
-    ) -> None:
-        self.prompt, self.text, self.items = prompt, text, items
-        self.where, self.reserved, self.reading = where, reserved, reading
+    prompt: list[int]
+    text: str
+    items: Items
+    where: str
+    reserved: Mapping[Target, str]
+    reading: Reading
 
     def run(self) -> tuple[list[int], list[Placement]]:
         ids: list[int] = []

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .bound.blame import At, calling
+from .bound.binding import At, calling
 from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .errors import InputError, SpecError
@@ -22,7 +22,7 @@ from .expr import Scope, truth
 from .placement import Alternative, NotFound, Placement, may_be_split, place, place_in_text, refuse_reserved
 from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
-from .vocabulary import Vocabulary, check_ids, vocab_size
+from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
 
 _CONFIGURED = 32
 """Plans cached for distinct `mm_processor_kwargs`."""
@@ -68,7 +68,7 @@ class Plan:
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
         vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
-        self._configured: Memo[Plan] = Memo(_CONFIGURED)
+        self._configured = Memo(_CONFIGURED)
         self._bind(scope)
         owners: dict[int, list[str]] = {}
         for modality in self.modalities.values():
@@ -313,9 +313,5 @@ class Plan:
 def hidden_size(config: Any) -> int | None:
     """Width of the rows that the language model of a Hugging Face config takes, as vLLM has it; None if it is not
     stated."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for name in ("projection_dim", "projection_size", "hidden_size"):
-        size = text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
-        if isinstance(size, int):
-            return size
-    return None
+    sizes = (of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size"))
+    return next((size for size in sizes if isinstance(size, int)), None)

@@ -83,14 +83,19 @@ class Vocabulary:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
+def of_text_config(config: Any, name: str) -> Any:
+    """What the part of a Hugging Face config that concerns the language model has under a name, or None."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
+
+
 def vocab_size(config: Any) -> int:
     """Number of ids of the language model in a Hugging Face config.
 
     Raises:
         SpecError: the config does not tell.
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    size = text.get("vocab_size") if isinstance(text, Mapping) else getattr(text, "vocab_size", None)
+    size = of_text_config(config, "vocab_size")
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
     if size > sys.maxunicode + 1:  # ids are sought as characters

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Memo(Generic[T]):
+class Memo:
     """Values by key, up to a total size: the least recently used goes.
 
     Args:
@@ -18,14 +18,14 @@ class Memo(Generic[T]):
         size: that of one value.
     """
 
-    def __init__(self, capacity: int, size: Callable[[T], int] = lambda value: 1) -> None:
+    def __init__(self, capacity: int, size: Callable[[Any], int] = lambda value: 1) -> None:
         self._capacity, self._size, self._total = capacity, size, 0
-        self._values: OrderedDict[Any, T] = OrderedDict()
+        self._values: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, compute: Callable[[], T]) -> T:
         """The value of a key; computed each time where the key cannot be hashed."""
         try:
-            value = self._values.get(key)
+            value: T | None = self._values.get(key)
         except TypeError:
             return compute()
         if value is not None:

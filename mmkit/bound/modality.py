@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _COUNTS = 4096
 """Numbers of items for which it is cached whether they may be cached."""
+
+_ADAPTED = 64
+"""Forms of one modality that an adapter may cache."""
 
 
 class BoundModality:
@@ -43,7 +46,7 @@ class BoundModality:
     """
 
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
-        self._binding = binding = Binding(spec, where, scope)
+        binding = Binding(spec, where, scope)
         self.spec, self.name, self.where, self.item = spec, spec.name, where, binding.item
         with (at := binding.at("limit")):
             limit: int | None = evaluate(spec.limit, binding.static)
@@ -56,19 +59,13 @@ class BoundModality:
         self.fields = self.processing.fields
         self.scope = binding.scope
         self.needs_hf = self.processing.hf is not None and self.placeholders.reads_fields
-        self.adapted: dict[Any, Any] = {}
-        self._cacheable: Memo[bool] = Memo(_COUNTS)
+        self.adapted = Memo(_ADAPTED)
+        self._may_cache = lru_cache(_COUNTS)(partial(_may_cache, spec, binding))
         self._largest: dict[Any, tuple[Any, int]] = {}
 
     def may_cache(self, count: int) -> bool:
         """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
-        if self.spec.cacheable is True:
-            return True
-        return self._cacheable.get(count, lambda: self._may_cache(count))
-
-    def _may_cache(self, count: int) -> bool:
-        with self._binding.at("cacheable"):
-            return truth(self.spec.cacheable, replace(self._binding.static, item=SimpleNamespace(count=count)))
+        return self._may_cache(count)
 
     def alternatives(
         self, values: Sequence[Any], fields: Sequence[Mapping[str, Any] | None], embeds: bool
@@ -146,6 +143,11 @@ class BoundModality:
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
         """The evaluated layout of a raw item that is the only one."""
         return self.placeholders.preferred(self.scope(value, 0, fields))
+
+
+def _may_cache(spec: Modality, binding: Binding, count: int) -> bool:
+    with binding.at("cacheable"):
+        return truth(spec.cacheable, binding.static.of(SimpleNamespace(count=count), None))
 
 
 def _no_fields(value: Any) -> None:

@@ -58,7 +58,7 @@ class Placeholders:
         self.reads_fields = self._opaque or "fields" in roots
         self.depends_on_index = self._opaque or INDEX in leaves
         self.by_company = not leaves.isdisjoint((INDEX, COUNT))
-        self._memo: Memo[list[Alternative]] = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
+        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
 
     def _leaves_of(self, layout: Layout) -> frozenset[Leaf]:
         return layout.leaves().union(*(update.leaves() for update in self.updates))

@@ -14,8 +14,7 @@ from ..expr import Fields, evaluate
 from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
-from .binding import Binding
-from .blame import calling
+from .binding import Binding, calling
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,9 @@ class Part:
 
 def part_of(modalities: Sequence[BoundModality]) -> Part:
     """What the items of some modalities, which share it, are processed by; its signature is read once."""
-    adapted, key = modalities[0].adapted, tuple(modality.name for modality in modalities)
-    if key not in adapted:
-        processor = modalities[0].processing.hf_processor
-        adapted[key] = Part(processor, [modality.item for modality in modalities])
-    part: Part = adapted[key]
-    return part
+    first, key = modalities[0], tuple(modality.name for modality in modalities)
+    items = [modality.item for modality in modalities]
+    return first.adapted.get(key, lambda: Part(first.processing.hf_processor, items))
 
 
 class EmbedItems(EmbeddingItems):
@@ -140,9 +137,7 @@ def embeds_size(model_config: Any) -> int:
 def field_configs(modality: BoundModality, processed: Processed) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
     if all(isinstance(declared, Batched) for declared in modality.fields.values()):  # as any other request's
-        if (configs := modality.adapted.get("fields")) is None:
-            configs = modality.adapted["fields"] = _field_configs(modality, processed)
-        return configs
+        return modality.adapted.get("fields", lambda: _field_configs(modality, processed))
     return _field_configs(modality, processed)
 
 
@@ -229,10 +224,7 @@ def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[Details
 
 def fixed_details(modality: BoundModality, embeds: bool) -> list[Details]:
     """vLLM's form of the alternatives of any item of a modality whose items do not differ in them."""
-    key = "embeds" if embeds else "raw"
-    if (known := modality.adapted.get(key)) is None:
-        known = modality.adapted[key] = details(modality, modality.scope(SimpleNamespace(), 0), embeds)
-    return known
+    return modality.adapted.get(embeds, lambda: details(modality, modality.scope(SimpleNamespace(), 0), embeds))
 
 
 class ResolvedUpdate(PromptReplacement):

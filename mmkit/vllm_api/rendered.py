@@ -38,12 +38,13 @@ except VllmApiError:
 
 
 class _Item(NamedTuple):
-    """One item: the data of its fields, whether these are precomputed embeddings, its layout, and where that starts."""
+    """One item: the data of its fields, whether these are precomputed embeddings, its evaluated layout, and where that
+    starts in the prompt."""
 
     fields: dict[str, Any]
     embeds: bool
     placeholder: Placeholder
-    start: int
+    start: int = 0
 
 
 def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
             raise InputError(modality.where, f"a placeholder for each of {len(parts)} items", str(len(places)), REMEDY)
         modality.intake.check_count(len(parts), processor.info.allowed_mm_limits[name])
         known = [_item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)]
-        items[name] = [_placed(modality, *one, places[i], i, ids) for i, one in enumerate(known)]
+        items[name] = [_placed(modality, item, places[i], i, ids) for i, item in enumerate(known)]
     _apart(processor, items)
     return {
         **prompt,
@@ -92,10 +93,8 @@ def _by_modality(processor: CommonProcessor, prompt: Mapping[str, Any], part: st
     return sent
 
 
-def _item(
-    processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int
-) -> tuple[dict[str, Any], bool, Placeholder]:
-    """The data of one item, whether it is embeddings, and its layout."""
+def _item(processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int) -> _Item:
+    """One item as it was sent, not placed yet."""
     where = f"{modality.where}[{index}]"
     if not isinstance(sent, Mapping):
         remedy = "Send them: what another process has kept of an item is not known here."
@@ -117,7 +116,7 @@ def _item(
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):
-        return fields, embeds, modality.placeholders.preferred(scope, embeds=embeds)
+        return _Item(fields, embeds, modality.placeholders.preferred(scope, embeds=embeds))
 
 
 @contextmanager
@@ -165,20 +164,12 @@ def _equal(part: Any, value: Any) -> bool:
     return bool(part == value)
 
 
-def _placed(
-    modality: BoundModality,
-    fields: dict[str, Any],
-    embeds: bool,
-    placeholder: Placeholder,
-    place: Any,
-    index: int,
-    ids: Any,
-) -> _Item:
+def _placed(modality: BoundModality, item: _Item, place: Any, index: int, ids: Any) -> _Item:
     """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the layout."""
     where, start = f"{modality.where}[{index}]", getattr(place, "offset", None)
-    length, rows = len(placeholder), placeholder.num_embeds
-    if embeds:
-        sent = len(fields[modality.intake.embeds_field])
+    placeholder, length, rows = item.placeholder, len(item.placeholder), item.placeholder.num_embeds
+    if item.embeds:
+        sent = len(item.fields[modality.intake.embeds_field])
         modality.placeholders.check_rows(index, rows, sent=sent, most=None)
     if not isinstance(start, int) or start < 0 or list(ids[start : start + length]) != placeholder.ids:
         raise InputError(where, f"the {length} ids of its layout at the offset {start}", "others", REMEDY)
@@ -186,7 +177,7 @@ def _placed(
     same_mask = mask is None or [*map(bool, mask)] == [*map(bool, placeholder.mask)]
     if getattr(place, "length", None) != length or not same_mask:
         raise InputError(where, f"a placeholder of {length} ids, {rows} of them embed()", repr(place), REMEDY)
-    return _Item(fields, embeds, placeholder, start)
+    return item._replace(start=start)
 
 
 def _apart(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> None:
