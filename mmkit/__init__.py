@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import InputError, MmkitError, SpecError
 from .expr import Scope, ceil_div, cfg, fields, item, kwargs, later, maximum, minimum, proc, tok, where
 from .field import batched, constant, derived, flat, shared
-from .items import Audio, Image, Tensor, Video, between
+from .items import between
+from .items.media import Audio, Image, Video
+from .items.tensor import Tensor
 from .layout import each, embed, literal
 from .model_spec import ModelSpec
 from .process import hf

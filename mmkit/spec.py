@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationE
 from .errors import SpecError
 from .expr import COUNT, Condition, Count, Leaf, Node, Scope, expression, leaves, structure, tok
 from .field import Field, Shared
-from .items import ItemType, Tensor
+from .items import ItemType
+from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, source
 from .layout import layout as as_layout
 from .plugin import calling_module
@@ -236,7 +237,7 @@ class Declaration(_Declared):
         self._module = calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
-        arguments = sorted({m.item.argument or m.name for m in modalities})
+        arguments = sorted({f"{m.item.media}s" if m.item.media else m.name for m in modalities})
         for modality in modalities:
             inputs = modality.process.inputs if isinstance(modality.process, HF) else {}
             if unknown := sorted(set(inputs).difference(arguments)):

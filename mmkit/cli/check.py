@@ -15,7 +15,7 @@ from ..bound.modality import BoundModality
 from ..errors import SpecError
 from ..expr import Scope, truth
 from ..field import batched
-from ..items import Tensor
+from ..items.tensor import Tensor
 from ..layout import Layout, embed
 from ..model_spec import ModelSpec
 from ..plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 from ..bound.modality import BoundModality
 from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
-from ..items import Audio, Image, ItemType, Tensor, Video, shape_text
+from ..items import ItemType, shape_text
 from ..layout import Fixed, Layout, nothing
 from ..model_spec import ModelSpec
 from ..spec import Modality
@@ -138,7 +138,7 @@ def declared_parts(
     write = names.written
     item, layout = "", ""
     if bound and bound_names:
-        item, layout = _item_value(bound.item), _layout_value(bound.placeholders.layout, bound_names)
+        item, layout = bound.item.describe(), _layout_value(bound.placeholders.layout, bound_names)
     made = [Part("item", write(modality.item), item), Part("layout", write(modality.layout), layout)]
     made += [Part("update", write(update)) for update in modality.update]
     for name, declared in modality.fields.items():
@@ -156,19 +156,6 @@ def declared_parts(
 
 def _at_most(limit: int | None) -> str:
     return "no limit" if limit is None else f"{limit} in one request"
-
-
-def _item_value(kind: ItemType) -> str:
-    match kind:
-        case Tensor():
-            return kind.expected if kind.bound is None else f"{kind.expected}, |x| ≤ {kind.bound:g}"
-        case Image() | Video():
-            most = ", ".join("×".join(map(str, size)) for size in kind.largest)
-            return f"{kind.expected}, largest {most}"
-        case Audio():
-            rate = f" at {kind.rate:g} Hz" if kind.rate else ""
-            return f"{kind.expected}, at most {kind.largest} samples{rate}"
-    return kind.expected
 
 
 def _layout_value(layout: Layout, names: Names) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
 from ..field import Flat, Shared
-from ..items import Audio, Between, Image, ItemType, Tensor, Video, shape_text
+from ..items import ItemType, shape_text
 from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..plan import Plan
@@ -98,7 +96,8 @@ def _facts(modality: Modality, names: Names, opened: Opened | None = None, proce
         return ModalityFacts(modality.name, opened is None, parts, used_variables(names, None))
     scope = opened.scope
     parts = declared_parts(modality, names, bound, names.bound(scope))
-    examples = [made for value in _sizes(bound) if (made := _example(processor, bound, value))]
+    items = [*bound.item.candidates(), *bound.item.small()]
+    examples = [example for item in items if (example := _example(processor, bound, item))]
     smallest = min(examples, key=lambda example: example.rows, default=None)
     largest = max(examples, key=lambda example: example.rows, default=None)
     values = read_values(modality, scope)
@@ -124,33 +123,22 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
         raise UsageError(where, expected, repr(name), f"As in --item {next(iter(plan.modalities), 'image')}=zeros.")
     kind = plan.modalities[name].item
     if text == "zeros":
-        return name, _extremes(kind)[-1]
+        return name, (kind.small() or kind.candidates())[0]
     if re.fullmatch(r"\d+(x\d+)*", text):
         return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
     if Path(text).suffix and Path(text).suffix.lower() in _READERS:
         return name, _read(Path(text), where)
-    expected = f"zeros, {_SIZES[type(kind)]}, or a file ({', '.join(_READERS)})"
+    expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
     raise UsageError(where, expected, repr(text), f"As in --item {name}=zeros.")
 
 
-_SIZES: Mapping[type, str] = {
-    Tensor: "a shape as 9x4",
-    Image: "WIDTHxHEIGHT",
-    Video: "FRAMESxWIDTHxHEIGHT",
-    Audio: "a number of samples",
-}
-
-
 def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
-    rank = {Tensor: len(getattr(kind, "shape", ())), Image: 2, Video: 3, Audio: 1}[type(kind)]
-    if len(sizes) != rank:
-        raise UsageError(where, f"{_SIZES[type(kind)]}, {rank} size(s)", str(len(sizes)))
-    if isinstance(kind, Tensor):
-        return torch.zeros(sizes, dtype=kind.torch_dtype)
-    if 0 in sizes:
+    count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
+    if len(sizes) != count:
+        raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
+    if kind.dummy_sizes and 0 in sizes:
         raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
-    largest: Any = sizes[0] if isinstance(kind, Audio) else (sizes,)
-    return dataclasses.replace(kind, largest=largest).candidates()[0]  # type: ignore[type-var]
+    return kind.blank(*sizes)
 
 
 def _read(path: Path, where: str) -> Any:
@@ -194,23 +182,6 @@ def describe(value: Any) -> str:
     return "×".join(map(str, shape)) or "a number"
 
 
-def _extremes(kind: ItemType) -> list[Any]:
-    """The largest items, then the smallest."""
-    match kind:
-        case Image():
-            return [*kind.candidates(), *Image(largest=((1, 1),)).candidates()]
-        case Video():
-            return [*kind.candidates(), *Video(((1, 32, 32),), kind.metadata).candidates()]
-        case Audio():
-            return [*kind.candidates(), *Audio(largest=1).candidates()]
-    return kind.extremes()
-
-
-def _sizes(modality: BoundModality) -> list[Any]:
-    small = [Image(largest=((32, 32),)).candidates()[0]] if isinstance(modality.item, Image) else []
-    return [*_extremes(modality.item), *small]  # some image processors take no single pixel
-
-
 def _example(processor: Any, modality: BoundModality, value: Any) -> Example | None:
     from ..vllm_api import harness
 
@@ -234,34 +205,11 @@ def _example_items(plan: Plan, processor: Any) -> dict[str, list[Any]]:
     """One or two items of each modality, of two sizes where sizes vary."""
     data = {}
     for name, modality in plan.modalities.items():
-        some = [value for value in _interesting(modality.item) if _example(processor, modality, value)]
+        some = [value for value in modality.item.varied() if _example(processor, modality, value)]
         most = 2 if modality.limit is None else min(2, modality.limit)
         if kept := some[:most]:
             data[name] = kept
     return data
-
-
-_LARGE = 448
-"""Pixels at the side of an example image."""
-
-
-def _interesting(kind: ItemType) -> list[Any]:
-    match kind:
-        case Tensor():
-            ends = [(s.least, s.most) if isinstance(s, Between) else (s, s) for s in kind.shape]
-            middle = [min(most, max(2 * least, least + 8)) for least, most in ends]
-            return [torch.zeros(size, dtype=kind.torch_dtype) for size in (middle, [least for least, _ in ends])]
-        case Image():
-            width, height = kind.largest[0]
-            other = tuple(min(side, _LARGE) for side in kind.largest[-1])
-            return Image(largest=((max(1, width * 2 // 3), max(1, height // 2)), other)).candidates()
-        case Video():
-            frames, width, height = kind.largest[0]
-            size = min(frames, 4), max(1, width // 2), max(1, height // 2)
-            return Video((size,), kind.metadata).candidates()
-        case Audio():
-            return [*Audio(largest=max(1, kind.largest // 2)).candidates(), *kind.candidates()]
-    return kind.candidates()
 
 
 # -- the request -----------------------------------------------------------------------------------------------------

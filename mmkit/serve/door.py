@@ -10,7 +10,6 @@ from typing import Any
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
-from ..items import Audio, Image, Tensor, Video
 from . import protocol
 from .engine import Engine, EngineDeadError
 from .limits import Limits
@@ -168,11 +167,10 @@ class Door:
     @staticmethod
     def _check_media(modality: BoundModality, value: Any) -> None:
         """Refuse an image for what is no image, before anybody loads it."""
-        takes = next((kind for item, kind in _KINDS.items() if isinstance(modality.item, item)), None)
         embeds = isinstance(value, dict)
         values = next(iter(value.values())) if embeds else value
         for index, part in enumerate(values if isinstance(values, list) else [values]):
-            if isinstance(part, Media) and (embeds or takes not in (None, part.kind)):
+            if isinstance(part, Media) and (embeds or modality.item.media not in (None, part.kind)):
                 at = f"[{index}]" if isinstance(values, list) else ""
                 expected = "embeddings" if embeds else modality.item.expected
                 raise InputError(f"items.{modality.name}{at}", expected, f"a part of kind {part.kind}")
@@ -213,6 +211,3 @@ def _media(value: Any) -> list[Media]:
 
 
 _OPTIONS: Any = protocol.decoder(dict[str, Any] | None)
-
-_KINDS = {Tensor: "", Image: "image", Video: "video", Audio: "audio"}
-"""The kind of media parts that item types take; other item types may take any."""

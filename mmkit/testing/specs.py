@@ -18,7 +18,8 @@ from hypothesis.strategies import SearchStrategy
 
 from ..expr import cfg, fields, item, tok, where
 from ..field import Flat, batched, constant, derived, flat
-from ..items import Tensor, between
+from ..items import between
+from ..items.tensor import Tensor
 from ..layout import Layout, each, embed, literal, nothing
 from ..model_spec import ModelSpec
 from ..spec import Modality

@@ -7,7 +7,8 @@ be copied into a test; `value()` is what a caller would send.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..errors import sentence
-from ..items import Audio, Image, ItemType, Tensor, Video
-
-__all__ = [
-    "AudioSample",
-    "ImageSample",
-    "Request",
-    "Sample",
-    "TensorSample",
-    "VideoSample",
-    "items",
-    "prompts",
-]
+from ..items import ItemType
+from ..items.media import Audio, Image, Video
+from ..items.tensor import Tensor
 
 
+@dataclass(frozen=True)
 class Sample:
-    """One item, by how it is made."""
+    """One item, by how it is made: by a seed, and whatever else its class states."""
+
+    seed: int
 
     def value(self) -> Any:
         """What a caller sends."""
@@ -42,8 +37,8 @@ class Sample:
         return [self.value()]
 
     def other(self) -> Sample:
-        """A sample of the same shape whose content differs in one place."""
-        raise NotImplementedError
+        """A sample of the same shape and other content."""
+        return replace(self, seed=self.seed + 1)
 
 
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
@@ -60,7 +55,6 @@ def containers(dtype: str, shape: Sequence[int]) -> list[str]:
 class TensorSample(Sample):
     """Values between -bound and bound, from a seed; integers where the dtype is one."""
 
-    seed: int
     shape: tuple[int, ...]
     dtype: str = "float32"
     bound: float = 4.0
@@ -97,15 +91,11 @@ class TensorSample(Sample):
                 return torch.stack([made, made], dim=-1)[..., 0]
         return made
 
-    def other(self) -> Sample:
-        return TensorSample(self.seed + 1, self.shape, self.dtype, self.bound, self.container)
-
 
 @dataclass(frozen=True)
 class ImageSample(Sample):
     """RGB noise."""
 
-    seed: int
     width: int
     height: int
     container: str = "pil"
@@ -132,15 +122,11 @@ class ImageSample(Sample):
             return [self.value()]
         return [ImageSample(self.seed, self.width, self.height, form).value() for form in ("pil", "numpy")]
 
-    def other(self) -> Sample:
-        return ImageSample(self.seed + 1, self.width, self.height, self.container)
-
 
 @dataclass(frozen=True)
 class VideoSample(Sample):
     """Frames of RGB noise, with the metadata of a video of one frame a second where the model wants metadata."""
 
-    seed: int
     frames: int
     width: int
     height: int
@@ -155,24 +141,17 @@ class VideoSample(Sample):
         facts = {"fps": 1.0, "duration": float(self.frames), "total_num_frames": self.frames}
         return pixels, {**facts, "frames_indices": indices, "do_sample_frames": False, "video_backend": "opencv"}
 
-    def other(self) -> Sample:
-        return VideoSample(self.seed + 1, self.frames, self.width, self.height, self.metadata)
-
 
 @dataclass(frozen=True)
 class AudioSample(Sample):
     """Normal noise, with a sampling rate in Hz where one is stated."""
 
-    seed: int
     length: int
     rate: int | None = None
 
     def value(self) -> Any:
         samples = np.random.RandomState(self.seed).randn(self.length).astype(np.float32) / 8
         return samples if self.rate is None else (samples, self.rate)
-
-    def other(self) -> Sample:
-        return AudioSample(self.seed + 1, self.length, self.rate)
 
 
 _INTEGERS = (1 << 31) - 1
@@ -181,27 +160,34 @@ _INTEGERS = (1 << 31) - 1
 SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 
+@singledispatch
 def items(kind: ItemType) -> SearchStrategy[Sample]:
     """Samples of a bound item type: boundary sizes first, extreme aspect ratios, all containers and dtypes.
 
     Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
     """
-    match kind:
-        case Tensor():
-            return _tensors(kind)
-        case Image():
-            sizes = _sides([side for size in kind.largest for side in size])
-            forms = ["pil", "numpy", *["chw"] * (kind.arrays is not None), *["float"] * (kind.arrays is True)]
-            return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(forms))
-        case Video():
-            frames = _sides([size[0] for size in kind.largest], most=8)
-            sizes = _sides([side for size in kind.largest for side in size[1:]], most=128)
-            return st.builds(VideoSample, SEEDS, frames, sizes, sizes, st.just(kind.metadata))
-        case Audio():
-            rate = None if kind.rate is None else int(kind.rate)
-            return st.builds(AudioSample, SEEDS, _sides([kind.largest], most=1 << 15), st.just(rate))
     remedy = "Give samples= a strategy for its modality."
     raise TypeError(sentence("items()", "a Tensor, Image, Video or Audio", type(kind).__name__, remedy))
+
+
+@items.register
+def _images(kind: Image) -> SearchStrategy[Sample]:
+    sizes = _sides([side for size in kind.largest for side in size])
+    forms = ["pil", "numpy", *["chw"] * (kind.arrays is not None), *["float"] * (kind.arrays is True)]
+    return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(forms))
+
+
+@items.register
+def _videos(kind: Video) -> SearchStrategy[Sample]:
+    frames = _sides([size[0] for size in kind.largest], most=8)
+    sizes = _sides([side for size in kind.largest for side in size[1:]], most=128)
+    return st.builds(VideoSample, SEEDS, frames, sizes, sizes, st.just(kind.metadata))
+
+
+@items.register
+def _audio(kind: Audio) -> SearchStrategy[Sample]:
+    rate = None if kind.rate is None else int(kind.rate)
+    return st.builds(AudioSample, SEEDS, _sides([length for (length,) in kind.largest], most=1 << 15), st.just(rate))
 
 
 def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:
@@ -211,19 +197,21 @@ def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:
     return st.sampled_from(edges) | st.integers(1, limit)
 
 
+def _size(least: int, most: int) -> SearchStrategy[int]:
+    return st.sampled_from(sorted({least, most})) | st.integers(least, min(most, least + 64))
+
+
+@items.register
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
-    sides = []
-    for size in kind.shape:
-        least, most = (size.least, size.most) if hasattr(size, "least") else (size, size)
-        sides.append(st.sampled_from(sorted({least, most})) | st.integers(least, min(most, least + 64)))
-    least = tuple(getattr(size, "least", size) for size in kind.shape)
+    ends = kind.ends()
+    sides = [_size(*end) for end in ends]
     return st.builds(
         TensorSample,
         SEEDS,
         st.tuples(*sides),
         st.just(kind.dtype),
         st.just(float(_INTEGERS if kind.bound is None else kind.bound)),
-        st.sampled_from(containers(kind.dtype, least)),
+        st.sampled_from(containers(kind.dtype, [least for least, _ in ends])),
     )
 
 

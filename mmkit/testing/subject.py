@@ -11,7 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ..items import Audio, Image, Video
+from ..items.media import Audio, Image, Video
 from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..vllm_api import harness
@@ -224,7 +224,7 @@ def of_registered(
     defaults = {
         "image": items(Image(largest=((96, 96),))),
         "video": items(Video(largest=((6, 64, 64),))),
-        "audio": items(Audio(largest=16000)),
+        "audio": items(Audio(largest=((16000,),))),
     }
     known = built.info.get_supported_mm_limits()
     drawn = {name: value for name, value in defaults.items() if name in known} | dict(samples or {})

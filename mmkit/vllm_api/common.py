@@ -21,7 +21,7 @@ from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..expr import Scope
 from ..field import Batched, Flat
-from ..items import SCOPES, Audio, Image, ItemType, Video, unscoped
+from ..items import SCOPES, ItemType, unscoped
 from ..placement import Alternative
 from ..plan import Plan
 from ..updates import Insert
@@ -99,9 +99,10 @@ class Parser(MultiModalDataParser):
     """Turns what callers send into canonical items."""
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
-        rates = {m.item.rate for m in plan.modalities.values() if isinstance(m.item, Audio)}
-        metadata = any(m.item.metadata for m in plan.modalities.values() if isinstance(m.item, Video))
-        super().__init__(target_sr=next(iter(rates), None), video_needs_metadata=metadata)
+        options: dict[str, Any] = {}
+        for modality in plan.modalities.values():
+            options |= modality.item.parser_options()
+        super().__init__(**options)
         self.plan, self.hidden_size = plan, hidden_size
         self._parsers = {name: partial(self._parse, modality) for name, modality in plan.modalities.items()}
 
@@ -118,13 +119,8 @@ class Parser(MultiModalDataParser):
         items, embeds = modality.intake.take(data, self.hidden_size)
         if embeds and items:
             return EmbedItems(items, modality.name)
-        match modality.item:
-            case Image():
-                return self._parse_image_data(items)
-            case Video():
-                return self._parse_video_data(items)
-            case Audio():
-                return self._parse_audio_data(items)
+        if modality.item.media:
+            return super()._get_subparsers()[modality.item.media](items)
         return TensorItems(items, modality.name)
 
 

@@ -127,7 +127,7 @@ from mmkit import (
 )
 
 if os.sep:
-    from mmkit.items import Tensor
+    from mmkit.items.tensor import Tensor
 assert mmkit.ModelSpec is ModelSpec
 ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=mmkit.embed(3),
     update=mmkit.already_expanded(), fields={"actions": field.batched()}))
@@ -150,11 +150,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_imports_change_and_nothing_else(package: str, tmp_path: Path) -> None:
     spec = tmp_path / "robots/arms/spec.py"
     assert eject(package) == [spec, tmp_path / "robots/_mmkit"]
-    old = ["import os, mmkit.field as field, mmkit  #", "from mmkit import (", "from mmkit.items import"]
+    old = ["import os, mmkit.field as field, mmkit  #", "from mmkit import (", "from mmkit.items.tensor import"]
     new = [
         "import os; from .._mmkit import field as field; from .. import _mmkit as mmkit  #",
         "from .._mmkit import (",
-        "from .._mmkit.items import",
+        "from .._mmkit.items.tensor import",
     ]
     expected = SPEC
     for one, other in zip(old, new, strict=True):

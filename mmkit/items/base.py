@@ -1,0 +1,231 @@
+"""What every item type has: sizes, which `bind` evaluates, and the base class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeAlias
+
+from ..errors import InputError, SpecError
+from ..expr import Count, Expr, Scope, Structural, Value, evaluate, expression
+from .values import ARRAYS
+
+SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
+"""Where `mm_processor_kwargs` may hold options for a part of Hugging Face's processors, as these take them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Between(Structural):
+    """A dimension that may vary; see `between`."""
+
+    least: Any
+    most: Any
+
+    def __repr__(self) -> str:
+        return f"between({self.least!r}, {self.most!r})"
+
+    def __str__(self) -> str:
+        return f"{self.least!r}..{self.most!r}"
+
+
+Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
+"""One dimension: a whole number >= 0, or `between` two of them."""
+
+Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
+"""The sizes of an item, one per dimension, or a list of such sizes."""
+
+
+def between(least: Count, most: Count) -> Between:
+    """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or expressions over `cfg`."""
+    return Between(expression(least), expression(most))
+
+
+class ItemType(Structural):
+    """Base of the item types. A bound item type holds numbers only."""
+
+    rank: int
+    """How many dimensions an item has as one array."""
+
+    largest: Any
+    """The sizes of the largest items, once bound."""
+
+    media: ClassVar[str | None] = None
+    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any that may be sent."""
+
+    mime: ClassVar[str] = ""
+    """The type of a file that holds one item; empty where an item can be written out."""
+
+    scope: ClassVar[str] = ""
+    """Which of `SCOPES` concerns these items alone."""
+
+    form: ClassVar[str] = "sizes as 9x4"
+    """What ``mmkit show --item`` takes for an item of some sizes."""
+
+    dummy_sizes: ClassVar[tuple[str, ...]] = ()
+    """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
+
+    def bind(self, scope: Scope) -> ItemType:
+        """This item type with its expressions evaluated on `cfg` and `proc`.
+
+        Raises:
+            SpecError: a value that the config lacks, or that is out of range.
+        """
+        raise NotImplementedError
+
+    def split(self, data: object, where: str) -> list[Any]:
+        """The items in a caller's data, which is one item, or several in a sequence or batch. Not validated yet.
+
+        Raises:
+            InputError: the data cannot hold items of this type.
+        """
+        if isinstance(data, ARRAYS):
+            several = data.ndim == self.rank + 1  # canonical() refuses a wrong rank
+        else:
+            several = isinstance(data, (list, tuple)) and not self._is_one(data)
+        return list(data) if several else [data]  # type: ignore[call-overload]
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        """Whether a list or tuple is one item."""
+        return False
+
+    def canonical(self, value: object, where: str) -> Any:
+        """The one form of an item.
+
+        Raises:
+            InputError: the item is malformed.
+        """
+        raise NotImplementedError
+
+    def facts(self, value: Any, index: int) -> SimpleNamespace:
+        """What expressions see as `item`, for a canonical item at a position among those of its modality."""
+        raise NotImplementedError
+
+    def blank(self, *sizes: int) -> Any:
+        """A canonical item of these sizes."""
+        raise NotImplementedError
+
+    def candidates(self) -> list[Any]:
+        """Canonical items among which is the one with the most encoder rows."""
+        return [self.blank(*sizes) for sizes in self.largest]
+
+    def small(self) -> list[Any]:
+        """Small canonical items, the smallest first."""
+        return []
+
+    def varied(self) -> list[Any]:
+        """A few canonical items for a picture of a request, of different sizes where sizes vary."""
+        return self.candidates()
+
+    def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
+        """This item type, bound, with a largest item that has at most the sizes of vLLM's `limit_mm_per_prompt`.
+
+        Raises:
+            InputError: sizes that vLLM has of other kinds of items.
+        """
+        if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
+            stated = " and ".join(["a count", *self.dummy_sizes])
+            got = " and ".join(f"{name}={size}" for name, size in unknown.items())
+            raise InputError(f"{where}, limit_mm_per_prompt", stated, got, "State other sizes as largest in the spec.")
+        most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
+        largest = tuple(tuple(map(min, row, most)) for row in self.largest)
+        return replace(self, largest=largest)  # type: ignore[type-var]
+
+    def for_function(self) -> ItemType:
+        """This item type where a function of the spec processes the items."""
+        return self
+
+    def extremes(self) -> list[Any]:
+        """The items that a spec is rehearsed on: the candidates, and the smallest item where it is always taken."""
+        return self.candidates()
+
+    @property
+    def expected(self) -> str:
+        """What a caller should send, in a few words."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """What is expected, and how large the largest item is."""
+        return self.expected
+
+    def schema(self) -> dict[str, Any]:
+        """What clients are told of an item's array: `shape`, with [least, most] for a size that varies, and `dtype`."""
+        return {"shape": None, "dtype": None}
+
+    def parser_options(self) -> dict[str, Any]:
+        """What vLLM's parser has to know."""
+        return {}
+
+
+def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:
+    """The `mm_processor_kwargs` that concern some item types: those without a scope, and in their place those of
+    `common_kwargs` and of the scopes of these types."""
+    options = {name: value for name, value in kwargs.items() if name not in SCOPES}
+    concerned = {"common_kwargs", *(kind.scope for kind in kinds)}
+    for scope in filter(concerned.__contains__, SCOPES):
+        options.update(kwargs.get(scope) or {})
+    return options
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _known(value: Value, scope: Scope, where: str) -> Any:
+    """The value of an expression that needs `cfg` and `proc` alone."""
+    try:
+        return evaluate(expression(value), scope)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def positive(value: Value, scope: Scope, where: str) -> int | float:
+    number = _known(value, scope, where)
+    if not is_number(number) or not number > 0:
+        raise SpecError(where, "a number > 0 from cfg", repr(number))
+    return number  # type: ignore[no-any-return]
+
+
+def bound_size(size: Any, scope: Scope, where: str) -> Any:
+    """One size; numbers at both ends of `between`."""
+    ends = map_size(lambda end: _known(end, scope, where), size)
+    least, most = (ends.least, ends.most) if isinstance(ends, Between) else (ends, ends)
+    if not _is_whole(least, 0) or not _is_whole(most, least):
+        raise SpecError(where, "whole numbers >= 0, in order", str(ends))
+    return ends
+
+
+def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int, ...], ...]:
+    """One shape, or several, of `width` sizes each."""
+    value = _known(value, scope, where)
+    several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
+    sizes = []
+    for row in value if several else [value]:
+        sizes.append(tuple(_known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])))
+        if len(sizes[-1]) != width or not all(_is_whole(v, 1) for v in sizes[-1]):
+            raise SpecError(where, f"{width} whole number(s) >= 1", repr(sizes[-1]))
+    return tuple(sizes)
+
+
+def shape_text(shape: Sequence[Any]) -> str:
+    """A shape for messages: ``(6, 1..3)``."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def map_size(function: Callable[[Any], Any], size: Any) -> Any:
+    """A size after a function; both ends of `between`."""
+    return Between(function(size.least), function(size.most)) if isinstance(size, Between) else function(size)
+
+
+def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
+    """Whether a shape has these sizes; `between` may stand for one."""
+    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
+
+
+def _fits(size: int, wanted: Any) -> bool:
+    return bool(wanted.least <= size <= wanted.most if isinstance(wanted, Between) else size == wanted)

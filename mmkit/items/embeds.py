@@ -1,0 +1,72 @@
+"""Precomputed embeddings, in place of the items of a modality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from .base import ItemType
+from .values import check_finite
+
+
+def embeddings(
+    data: object, kind: ItemType, field: str, hidden_size: int | None, where: str
+) -> list[torch.Tensor] | None:
+    """Precomputed embeddings, each a floating (rows, hidden size) tensor; None where the data holds raw items.
+
+    They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take them: as one floating
+    3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as well is refused.
+
+    Args:
+        data: what a caller sends for one modality, which takes embeddings.
+        kind: its item type.
+        field: the field that carries embeddings.
+        hidden_size: width of the rows that the language model takes; None if it is not known.
+        where: names the modality in errors.
+
+    Raises:
+        InputError: rows that do not fit the model, or that are not finite; a tensor that may be either.
+    """
+    if isinstance(data, Mapping) and set(data) == {field}:
+        return _embedding_rows(data[field], hidden_size, where)
+    if not kind.media:
+        return None
+    remedy = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8, or as an array or tensor in a list.'
+    if _is_floating(data, 3):
+        return _embedding_rows(data, hidden_size, where, remedy)
+    if not isinstance(data, (list, tuple)):
+        return None
+    if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
+        return _embedding_rows(data, hidden_size, where)
+    for i, part in enumerate(data):
+        if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
+            got = f"shape {tuple(part.shape)}, which may be embeddings"
+            raise InputError(f"{where}[{i}]", "pixels of three channels", got, remedy)
+    return None
+
+
+def _is_floating(value: object, rank: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == rank and value.is_floating_point()
+
+
+def _embedding_rows(data: Any, hidden_size: int | None, where: str, remedy: str = "") -> list[torch.Tensor]:
+    rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
+    if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
+        got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
+        raise InputError(where, "at least one (rows, hidden_size) tensor", got)
+    for i, item in enumerate(rows):
+        at = f"{where}[{i}]"
+        expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
+        if not _is_floating(item, 2):
+            got = type(item).__name__
+            if isinstance(item, torch.Tensor):
+                got = f"{item.dtype} tensor of shape {tuple(item.shape)}"
+            raise InputError(at, expected, got)
+        if hidden_size not in (None, item.shape[1]):
+            raise InputError(at, expected, f"shape {tuple(item.shape)}", remedy)
+        check_finite(item, at)
+    # copies: what is cached must not change when the caller reuses its memory
+    return [item.detach().cpu().clone() for item in rows]

@@ -1,0 +1,320 @@
+"""Images, videos and audio, as vLLM takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+from ..expr import Expr, Scope, plain
+from .base import ItemType, Sizes, bound_sizes, is_number, positive
+from .values import ARRAYS, SCALARS, as_array, check_finite, described, strided
+
+_EXAMPLE = 448
+"""Pixels at the side of an example image."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Media(ItemType):
+    """What vLLM has items of."""
+
+    largest: Any
+
+    def bind(self, scope: Scope) -> Self:
+        where = f"{type(self).__name__}.largest"
+        return replace(self, largest=bound_sizes(self.largest, scope, len(self.dummy_sizes), where))
+
+    def describe(self) -> str:
+        most = ", ".join("×".join(map(str, size)) for size in self.largest)
+        return f"{self.expected}, largest {most}"
+
+
+@dataclass(frozen=True, eq=False)
+class Image(_Media):
+    """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height, width) array or tensor.
+
+    The canonical form of 8-bit RGB pixels, channels last or first, is the PIL image of them. Other arrays, as float32
+    of one, three or four channels, stay as they are, where they are taken.
+
+    Attributes:
+        largest: (width, height) in pixels of the image with the most tokens; a list where it is one of several.
+        arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a function of the spec,
+            which then gets PIL images alone.
+
+    Facts: `width`, `height`, `index`.
+    """
+
+    arrays: bool | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: Sizes, arrays: bool | None = None) -> None: ...
+
+    def for_function(self) -> Image:
+        return replace(self, arrays=bool(self.arrays))
+
+    expected = "an image"
+    rank = 3
+    media = "image"
+    scope = "images_kwargs"
+    form = "WIDTHxHEIGHT"
+    dummy_sizes = ("width", "height")
+
+    def canonical(self, value: object, where: str) -> Any:
+        media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
+        if isinstance(media, _pil().Image):
+            if 0 in media.size:
+                raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
+            return value
+        if not isinstance(media, ARRAYS):
+            raise InputError(where, "a PIL image or an array", described(value))
+        expected = "an array of shape (height, width, 3) or (3, height, width)"
+        if not _holds_pixels(media.shape, 3):
+            raise InputError(where, expected, f"shape {tuple(media.shape)}")
+        if isinstance(media, torch.Tensor):
+            value = media = strided(media, where, expected)
+        if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
+            pixels = np.asarray(media)
+            last = pixels if pixels.shape[-1] == 3 else np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+            return _pil().fromarray(last, "RGB")
+        if self.arrays is False:
+            got = f"{str(media.dtype).removeprefix('torch.')} values of shape {tuple(media.shape)}"
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, "Convert it to uint8 values from 0 to 255.")
+        check_finite(media, where)
+        return value
+
+    def facts(self, value: Any, index: int) -> SimpleNamespace:
+        width, height = _image_size(getattr(value, "media", value))
+        return SimpleNamespace(index=index, width=width, height=height)
+
+    def blank(self, *sizes: int) -> Any:
+        return _pil().new("RGB", sizes, color=(255, 255, 255))
+
+    def small(self) -> list[Any]:
+        return [self.blank(1, 1), self.blank(32, 32)]  # some image processors take no single pixel
+
+    def varied(self) -> list[Any]:
+        width, height = self.largest[0]
+        other = (min(side, _EXAMPLE) for side in self.largest[-1])
+        return [self.blank(max(1, width * 2 // 3), max(1, height // 2)), self.blank(*other)]
+
+
+@dataclass(frozen=True, eq=False)
+class Video(_Media):
+    """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames, metadata).
+
+    Attributes:
+        largest: (frames, width, height) of the video with the most tokens; a list where it is one of several.
+        metadata: the model needs the metadata of every video.
+
+    Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
+    """
+
+    metadata: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: Sizes, metadata: bool = False) -> None: ...
+
+    @property
+    def expected(self) -> str:
+        return "a video" + (" with metadata" if self.metadata else "")
+
+    rank = 4
+    media = "video"
+    mime = "video/mp4"
+    scope = "videos_kwargs"
+    form = "FRAMESxWIDTHxHEIGHT"
+    dummy_sizes = ("num_frames", "width", "height")
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
+
+    def canonical(self, value: object, where: str) -> Any:
+        frames, metadata = _video_parts(value)
+        if self.metadata and metadata is None:
+            raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
+        expected = "an array of shape (frames, height, width, 3)"
+        if isinstance(frames, (list, tuple)) and frames and all(map(_is_frame, frames)):
+            frames = _stacked([as_array(frame, where, expected) for frame in frames], where)
+        if not isinstance(frames, ARRAYS) or not _holds_pixels(frames.shape, 4):
+            got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else described(value)
+            raise InputError(where, expected, got)
+        if isinstance(frames, torch.Tensor):
+            frames = strided(frames, where, expected)
+        check_finite(frames, where)
+        return frames if metadata is None else (frames, metadata)
+
+    def facts(self, value: Any, index: int) -> SimpleNamespace:
+        frames, metadata = _video_parts(value)
+        width, height = _image_size(frames[0])
+        return SimpleNamespace(index=index, frames=len(frames), width=width, height=height, metadata=metadata)
+
+    def small(self) -> list[Any]:
+        return [self.blank(1, 32, 32)]
+
+    def varied(self) -> list[Any]:
+        frames, width, height = self.largest[0]
+        return [self.blank(min(frames, 4), max(1, width // 2), max(1, height // 2))]
+
+    def parser_options(self) -> dict[str, Any]:
+        return {"video_needs_metadata": True} if self.metadata else {}
+
+    def blank(self, *sizes: int) -> Any:
+        frames, width, height = sizes
+        video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
+        numbers = list(range(frames))
+        metadata = {"fps": 1.0, "duration": float(frames), "total_num_frames": frames, "frames_indices": numbers}
+        return (video, metadata) if self.metadata else video
+
+
+@dataclass(frozen=True, eq=False)
+class Audio(_Media):
+    """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to `rate`.
+
+    The canonical form is a float32 array. It is resampled by torchaudio (vLLM's default), soxr or scipy, the first that
+    is installed; without any of them another sampling rate than `rate` is refused.
+
+    Attributes:
+        largest: length in samples of the audio with the most tokens.
+        rate: sampling rate in Hz that the model expects; None takes no audio with a sampling rate.
+
+    Facts: `length` in samples, `index`.
+    """
+
+    rate: Any = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, largest: int | Sizes, rate: Expr | float | None = None) -> None: ...
+
+    def bind(self, scope: Scope) -> Self:
+        rate = None if self.rate is None else positive(self.rate, scope, "Audio.rate")
+        return replace(super().bind(scope), rate=rate)
+
+    expected = "a 1-D float array or an (array, sampling rate) pair"
+    rank = 1
+    media = "audio"
+    mime = "audio/wav"
+    scope = "audio_kwargs"
+    form = "a number of samples"
+    dummy_sizes = ("length",)
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        if isinstance(data, tuple):
+            return len(data) == 2 and isinstance(data[1], SCALARS)
+        return len(data) > 0 and isinstance(data[0], SCALARS)
+
+    def canonical(self, value: object, where: str) -> Any:
+        samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        rate, array = plain(rate), as_array(samples, where, self.expected)
+        if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
+            raise InputError(where, self.expected, f"shape {array.shape}, dtype {array.dtype}")
+        if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
+            raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
+        check_finite(array, where)
+        array = np.ascontiguousarray(array, dtype=np.float32)
+        return array if rate is None else self._at_rate(array, rate, where)
+
+    def _at_rate(self, samples: np.ndarray[Any, Any], rate: float, where: str) -> np.ndarray[Any, Any]:
+        if self.rate is None:
+            got = f"{rate:g} Hz"
+            raise InputError(where, "samples alone, since the spec states no sampling rate", got, "Send the array.")
+        before, after = round(rate), round(self.rate)
+        if before == after:
+            return samples
+        length = -(-len(samples) * after // before)
+        ((most,),) = self.largest
+        if length > max(len(samples), most):  # a few samples of a low rate must not become gigabytes
+            got = f"{length} of them from {len(samples)} at {rate:g} Hz"
+            raise InputError(where, f"at most {most} samples at {self.rate:g} Hz", got, "Send less.")
+        return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
+
+    def facts(self, value: Any, index: int) -> SimpleNamespace:
+        return SimpleNamespace(index=index, length=len(value))
+
+    def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
+        return np.zeros(sizes, dtype=np.float32)
+
+    def small(self) -> list[Any]:
+        return [self.blank(1)]
+
+    def varied(self) -> list[Any]:
+        return [self.blank(max(1, self.largest[0][0] // 2)), *self.candidates()]
+
+    def describe(self) -> str:
+        rate = f" at {self.rate:g} Hz" if self.rate else ""
+        return f"{self.expected}, at most {self.largest[0][0]} samples{rate}"
+
+    def parser_options(self) -> dict[str, Any]:
+        return {"target_sr": self.rate} if self.rate else {}
+
+
+def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
+    """Audio at another sampling rate, by the first library there is of those that vLLM resamples with."""
+    with suppress(ImportError, OSError):
+        from torchaudio.functional import resample
+
+        return resample(torch.from_numpy(samples), before, after).numpy()
+    with suppress(ImportError, OSError):
+        import soxr
+
+        return soxr.resample(samples, before, after)
+    with suppress(ImportError, OSError):
+        from scipy.signal import resample_poly
+
+        common = math.gcd(before, after)
+        return resample_poly(samples, after // common, before // common)
+    remedy = "Resample it first, or install soxr."
+    raise InputError(where, f"audio at {after} Hz", f"{before} Hz, and no library that resamples", remedy)
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "getbands") or (isinstance(value, ARRAYS) and value.ndim == 3)
+
+
+def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, Any]:
+    forms = [f"{frame.dtype} {frame.shape}" for frame in frames]
+    if other := next((form for form in forms if form != forms[0]), None):
+        raise InputError(where, "frames of one shape and dtype", f"{forms[0]} and {other}")
+    return np.stack(frames)
+
+
+def _holds_pixels(shape: Sequence[int], rank: int) -> bool:
+    return len(shape) == rank and 0 not in shape and not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is (frames, metadata)."""
+    return isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Mapping))
+
+
+def _video_parts(value: Any) -> tuple[Any, Any]:
+    value = getattr(value, "media", value)
+    if _is_pair(value):
+        return getattr(value[0], "media", value[0]), value[1]
+    return value, None
+
+
+@cache
+def _pil() -> Any:
+    """PIL's module of images, which models without any do not load."""
+    from PIL import Image as PILImage
+
+    return PILImage
+
+
+def _image_size(image: Any) -> tuple[int, int]:
+    """(width, height), by vLLM's rule: channels last if the last dimension can be channels."""
+    if hasattr(image, "getbands"):
+        return image.size  # type: ignore[no-any-return]
+    height, width = image.shape[:2] if image.shape[-1] in (1, 3, 4) else image.shape[1:]
+    return width, height

@@ -1,0 +1,260 @@
+"""Tensors, the items of new modalities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import InputError, SpecError
+from ..expr import Expr, Scope
+from .base import Between, ItemType, Size, Sizes, bound_size, bound_sizes, fits, positive, shape_text
+from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
+_ACCEPTED = {dtype: kind for kind in (_FLOATS, _INTEGERS, (torch.bool,)) for dtype in kind}
+"""What each canonical dtype is made from without a cast that changes the kind of number."""
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
+_DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor(ItemType):
+    """A tensor: the item type of new modalities.
+
+    Callers send one item, a sequence of items, or a batch with one more leading dimension, as torch tensors, numpy
+    arrays or nested lists of numbers. The canonical form is a contiguous CPU tensor of `dtype`.
+
+    A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to nearest), lists of numbers
+    (rounded likewise), and integer arrays whose every value it holds exactly; bool and complex arrays are refused
+    rather than cast. An integer `dtype` accepts integer values that fit, and bool only bools. A scalar (shape ``()``)
+    may also be a number.
+
+    Attributes:
+        shape: one size, expression or `between(least, most)` per dimension.
+        dtype: the canonical torch dtype, or its name.
+        finite: refuse NaN and infinities.
+        bound: largest magnitude of finite values, rounded to `dtype` as they are. None, the default, is the largest
+            float16, which no model dtype overflows when it casts; for an integer `dtype` it is the range of that dtype.
+        largest: shape of the item with the most encoder rows, or a list of shapes among which it is, where that is not
+            the item with every size at its most.
+
+    Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: Any = "float32"
+    finite: bool = True
+    bound: Any = None
+    largest: Any = None
+
+    if TYPE_CHECKING:  # what an author may write; a bound item type holds numbers
+
+        def __init__(
+            self,
+            shape: tuple[Size, ...] | list[Size],
+            dtype: str | torch.dtype = "float32",
+            finite: bool = True,
+            bound: Expr | float | None = None,
+            largest: Sizes | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        if self.dtype not in _DTYPES:
+            raise SpecError("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype))
+        if isinstance(self.shape, list):
+            object.__setattr__(self, "shape", tuple(self.shape))
+        if not isinstance(self.shape, tuple):
+            raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
+        object.__setattr__(self, "rank", len(self.shape))
+
+    media = ""
+    form = "a shape as 9x4"
+
+    @cached_property
+    def torch_dtype(self) -> torch.dtype:
+        """The canonical dtype."""
+        return _DTYPES[self.dtype]
+
+    def bind(self, scope: Scope) -> Tensor:
+        sizes = tuple(
+            bound_size(size, scope, f"Tensor.shape[{axis}] = {size!s}") for axis, size in enumerate(self.shape)
+        )
+        most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
+        largest = bound_sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else (most,)
+        for shape in largest:
+            if not fits(shape, sizes):
+                raise SpecError("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape))
+        bound = None if self.bound is None else positive(self.bound, scope, "Tensor.bound")
+        return replace(self, shape=sizes, bound=magnitude(bound, self.torch_dtype), largest=largest)
+
+    @cached_property
+    def expected(self) -> str:
+        return f"a {shape_text(self.shape)} {self.dtype} tensor"
+
+    def _is_one(self, data: Sequence[Any]) -> bool:
+        """Whether nested lists are one item, judged by their first number."""
+        inner: Any = data
+        for _ in range(self.rank):
+            if not isinstance(inner, (list, tuple)):
+                break
+            if not inner:
+                return inner is not data
+            inner = inner[0]
+        return isinstance(inner, SCALARS)
+
+    def split(self, data: object, where: str) -> list[Any]:
+        if not isinstance(data, (*ARRAYS, list, tuple)) and (self.rank or not isinstance(data, SCALARS)):
+            raise InputError(where, f"{self.expected} or a list of them", described(data))
+        return super().split(data, where)
+
+    def canonical(self, value: object, where: str) -> torch.Tensor:
+        tensor = _as_tensor(value, where, self)
+        integers = tensor.dtype in _INTEGERS
+        if tensor.dtype not in _ACCEPTED[self.torch_dtype] and not (integers and self.torch_dtype in _FLOATS):
+            got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+            raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
+        if not fits(tensor.shape, self.shape):
+            remedy = "Send one tensor per item." if tensor.ndim > self.rank else ""
+            raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
+        if tensor.numel() and self.torch_dtype.is_floating_point:
+            self._check_floats(tensor, where)
+        elif tensor.numel() and integers:
+            self._check_integers(tensor, where)
+        # a copy: what is cached must not change when the caller reuses its memory
+        return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
+        limits = torch.iinfo(self.torch_dtype)
+        lowest, highest = limits.min, limits.max
+        if self.bound is not None:
+            lowest, highest = max(lowest, -self.bound), self.bound
+        least, most = int(tensor.min()), int(tensor.max())
+        if least < lowest or most > highest:
+            expected = f"{self.dtype} values from {lowest} to {highest}"
+            raise InputError(where, expected, f"values from {least} to {most}")
+
+    def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
+        integers = not tensor.dtype.is_floating_point
+        if not integers and float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
+            return
+        flat = tensor.double().flatten()
+        bad = ~(flat.abs() <= self.bound) & (flat.isfinite() | self.finite)
+        if bad.any():
+            value = float(flat[bad][0])
+            remedy = "Check the units." if math.isfinite(value) else ""
+            got = f"{value:g} at {_first(bad, tensor)}"
+            raise InputError(where, f"finite values of magnitude <= {self.bound:g}", got, remedy)
+        if integers:
+            self._check_exact(tensor.flatten(), tensor, where)
+
+    def _check_exact(self, flat: torch.Tensor, tensor: torch.Tensor, where: str) -> None:
+        """Refuse integers that the floating dtype would round."""
+        held = flat.to(self.torch_dtype)
+        # 2**63 is no int64: what was rounded up to it would come back as any number
+        rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
+        if rounded.any():
+            got = f"{int(flat[rounded][0])} at {_first(rounded, tensor)}"
+            remedy = "Send floats to have them rounded."
+            raise InputError(where, f"integers that {self.dtype} holds exactly", got, remedy)
+
+    def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
+        shape = tuple(value.shape)
+        return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
+
+    def blank(self, *sizes: int) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=self.torch_dtype)
+
+    def small(self) -> list[torch.Tensor]:
+        return [self.blank(*(least for least, _ in self.ends()))]
+
+    def varied(self) -> list[torch.Tensor]:
+        middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
+        return [self.blank(*middle), *self.small()]
+
+    def extremes(self) -> list[torch.Tensor]:
+        return [*self.candidates(), *self.small()]
+
+    def ends(self) -> list[tuple[int, int]]:
+        """The least and the most of each size."""
+        varying = [size if isinstance(size, Between) else Between(size, size) for size in self.shape]
+        return [(size.least, size.most) for size in varying]
+
+    def describe(self) -> str:
+        return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
+
+    def schema(self) -> dict[str, Any]:
+        shape = [[size.least, size.most] if isinstance(size, Between) else size for size in self.shape]
+        return {"shape": shape, "dtype": self.dtype}
+
+
+def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | None:
+    """The largest magnitude of a value of a dtype: a stated bound as far as the dtype reaches, rounded as values are;
+    without one the largest float16, and None, all that there is, for integers."""
+    if dtype.is_floating_point:
+        if bound is None:
+            return min(LARGEST_FLOAT16, torch.finfo(dtype).max)
+        bound = min(bound, torch.finfo(dtype).max)
+        return max(bound, float(torch.tensor(float(bound), dtype=dtype)))
+    if bound is None or dtype == torch.bool:
+        return None
+    return None if bound > torch.iinfo(dtype).max else int(bound)
+
+
+def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
+    """The value as a strided CPU tensor of its own dtype, which may share its memory."""
+    if isinstance(value, torch.Tensor):
+        value = strided(value, where, kind.expected)
+        if value.dtype not in _UNSIGNED:
+            return value
+        value = value.numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = as_array(value, where, kind.expected)
+    else:
+        array = _from_list(value, where, kind)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
+            raise InputError(where, kind.expected, f"the value {int(array.max())}")
+        array = array.astype(np.int64)
+    try:
+        return torch.from_numpy(array.copy())  # torch refuses negative strides and warns of read-only memory
+    except (TypeError, ValueError) as error:  # no number, not of this machine's byte order, or too long for torch
+        raise InputError(where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}.") from error
+
+
+def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
+    """An array of a number or of nested lists of numbers; these have no dtype, so integers will do for floats."""
+    numbers = (bool, np.bool_) if kind.torch_dtype == torch.bool else (int, float, np.integer, np.floating)
+    if odd := _first_odd(value, numbers):
+        got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
+        raise InputError(where, kind.expected, got)
+    try:
+        return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
+    except ValueError as error:
+        raise InputError(where, kind.expected, "a ragged list") from error
+
+
+def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | None:
+    """The first element of nested lists that is none of these numbers."""
+    if isinstance(value, (list, tuple)):
+        if depth == _DEEPEST:
+            return f"more than {_DEEPEST} levels"
+        return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
+    if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
+        return described(value)
+    return described(value).removeprefix("int ") if isinstance(value, int) and not -(2**63) <= value < 2**63 else None
+
+
+def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:
+    """The index, in a tensor, of the first that is flagged among its elements."""
+    position = int(flags.nonzero()[0])
+    return f"[{', '.join(map(str, map(int, np.unravel_index(position, tensor.shape))))}]"
