@@ -51,8 +51,11 @@ class ItemType(Structural):
     largest: Any
     """The sizes of the largest items, once bound."""
 
+    metadata: bool = False
+    """Whether every item comes with metadata."""
+
     media: ClassVar[str | None] = None
-    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any that may be sent."""
+    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any of them."""
 
     mime: ClassVar[str] = ""
     """The type of a file that holds one item; empty where an item can be written out."""
@@ -65,6 +68,9 @@ class ItemType(Structural):
 
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
+
+    small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    """The sizes of `small`."""
 
     def bind(self, scope: Scope) -> ItemType:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -112,7 +118,7 @@ class ItemType(Structural):
 
     def small(self) -> list[Any]:
         """Small canonical items, the smallest first."""
-        return []
+        return [self.blank(*sizes) for sizes in self.small_sizes]
 
     def varied(self) -> list[Any]:
         """A few canonical items for a picture of a request, of different sizes where sizes vary."""
@@ -152,10 +158,6 @@ class ItemType(Structural):
     def schema(self) -> dict[str, Any]:
         """What clients are told of an item's array: `shape`, with [least, most] for a size that varies, and `dtype`."""
         return {"shape": None, "dtype": None}
-
-    def parser_options(self) -> dict[str, Any]:
-        """What vLLM's parser has to know."""
-        return {}
 
 
 def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:

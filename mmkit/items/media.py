@@ -24,7 +24,7 @@ _EXAMPLE = 448
 
 @dataclass(frozen=True, eq=False)
 class _Media(ItemType):
-    """What vLLM has items of."""
+    """An item of a kind that vLLM has, too."""
 
     largest: Any
 
@@ -58,15 +58,16 @@ class Image(_Media):
 
         def __init__(self, largest: Sizes, arrays: bool | None = None) -> None: ...
 
-    def for_function(self) -> Image:
-        return replace(self, arrays=bool(self.arrays))
-
     expected = "an image"
     rank = 3
     media = "image"
     scope = "images_kwargs"
     form = "WIDTHxHEIGHT"
     dummy_sizes = ("width", "height")
+    small_sizes = ((1, 1), (32, 32))  # some image processors take no single pixel
+
+    def for_function(self) -> Image:
+        return replace(self, arrays=bool(self.arrays))
 
     def canonical(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
@@ -98,9 +99,6 @@ class Image(_Media):
     def blank(self, *sizes: int) -> Any:
         return _pil().new("RGB", sizes, color=(255, 255, 255))
 
-    def small(self) -> list[Any]:
-        return [self.blank(1, 1), self.blank(32, 32)]  # some image processors take no single pixel
-
     def varied(self) -> list[Any]:
         width, height = self.largest[0]
         other = (min(side, _EXAMPLE) for side in self.largest[-1])
@@ -124,16 +122,17 @@ class Video(_Media):
 
         def __init__(self, largest: Sizes, metadata: bool = False) -> None: ...
 
-    @property
-    def expected(self) -> str:
-        return "a video" + (" with metadata" if self.metadata else "")
-
     rank = 4
     media = "video"
     mime = "video/mp4"
     scope = "videos_kwargs"
     form = "FRAMESxWIDTHxHEIGHT"
     dummy_sizes = ("num_frames", "width", "height")
+    small_sizes = ((1, 32, 32),)
+
+    @property
+    def expected(self) -> str:
+        return "a video" + (" with metadata" if self.metadata else "")
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
@@ -158,15 +157,9 @@ class Video(_Media):
         width, height = _image_size(frames[0])
         return SimpleNamespace(index=index, frames=len(frames), width=width, height=height, metadata=metadata)
 
-    def small(self) -> list[Any]:
-        return [self.blank(1, 32, 32)]
-
     def varied(self) -> list[Any]:
         frames, width, height = self.largest[0]
         return [self.blank(min(frames, 4), max(1, width // 2), max(1, height // 2))]
-
-    def parser_options(self) -> dict[str, Any]:
-        return {"video_needs_metadata": True} if self.metadata else {}
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
@@ -207,6 +200,7 @@ class Audio(_Media):
     scope = "audio_kwargs"
     form = "a number of samples"
     dummy_sizes = ("length",)
+    small_sizes = ((1,),)
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         if isinstance(data, tuple):
@@ -232,7 +226,7 @@ class Audio(_Media):
         if before == after:
             return samples
         length = -(-len(samples) * after // before)
-        ((most,),) = self.largest
+        (most,) = max(self.largest)
         if length > max(len(samples), most):  # a few samples of a low rate must not become gigabytes
             got = f"{length} of them from {len(samples)} at {rate:g} Hz"
             raise InputError(where, f"at most {most} samples at {self.rate:g} Hz", got, "Send less.")
@@ -244,18 +238,12 @@ class Audio(_Media):
     def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
         return np.zeros(sizes, dtype=np.float32)
 
-    def small(self) -> list[Any]:
-        return [self.blank(1)]
-
     def varied(self) -> list[Any]:
-        return [self.blank(max(1, self.largest[0][0] // 2)), *self.candidates()]
+        return [self.blank(max(1, max(self.largest)[0] // 2)), *self.candidates()]
 
     def describe(self) -> str:
         rate = f" at {self.rate:g} Hz" if self.rate else ""
-        return f"{self.expected}, at most {self.largest[0][0]} samples{rate}"
-
-    def parser_options(self) -> dict[str, Any]:
-        return {"target_sr": self.rate} if self.rate else {}
+        return f"{self.expected}, at most {max(self.largest)[0]} samples{rate}"
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

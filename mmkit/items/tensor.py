@@ -22,7 +22,8 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
 _ACCEPTED = {dtype: kind for kind in (_FLOATS, _INTEGERS, (torch.bool,)) for dtype in kind}
 """What each canonical dtype is made from without a cast that changes the kind of number."""
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
+"""What items may be of, by name."""
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
@@ -69,8 +70,8 @@ class Tensor(ItemType):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        if self.dtype not in _DTYPES:
-            raise SpecError("Tensor.dtype", f"one of {', '.join(_DTYPES)}", repr(self.dtype))
+        if self.dtype not in DTYPES:
+            raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(self.dtype))
         if isinstance(self.shape, list):
             object.__setattr__(self, "shape", tuple(self.shape))
         if not isinstance(self.shape, tuple):
@@ -83,7 +84,7 @@ class Tensor(ItemType):
     @cached_property
     def torch_dtype(self) -> torch.dtype:
         """The canonical dtype."""
-        return _DTYPES[self.dtype]
+        return DTYPES[self.dtype]
 
     def bind(self, scope: Scope) -> Tensor:
         sizes = tuple(

@@ -31,13 +31,8 @@ import torch
 from msgspec import UNSET, Raw, Struct
 
 from ..errors import InputError
+from ..items.tensor import DTYPES
 from .protocol import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
-
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
-)}  # fmt: skip
-"""What raw data may be of, by name."""
 
 _SHOWN = 40
 _HEADER = 2**16

@@ -73,23 +73,20 @@ class TensorSample(Sample):
         return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(dtype)
 
     def value(self) -> Any:
-        return self._in(self.container)
+        tensor = self.tensor()
+        match self.container:
+            case "numpy":
+                return tensor.numpy()
+            case "list":
+                return tensor.tolist()
+            case "wide":
+                return tensor.double().numpy() if tensor.is_floating_point() else tensor
+            case "strided":
+                return torch.stack([tensor, tensor], dim=-1)[..., 0]
+        return tensor
 
     def same(self) -> list[Any]:
-        return [self._in(container) for container in containers(self.dtype, self.shape)]
-
-    def _in(self, container: str) -> Any:
-        made = self.tensor()
-        match container:
-            case "numpy":
-                return made.numpy()
-            case "list":
-                return made.tolist()
-            case "wide":
-                return made.double().numpy() if made.is_floating_point() else made
-            case "strided":
-                return torch.stack([made, made], dim=-1)[..., 0]
-        return made
+        return [replace(self, container=form).value() for form in containers(self.dtype, self.shape)]
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class ImageSample(Sample):
     def same(self) -> list[Any]:
         if self.container == "float":
             return [self.value()]
-        return [ImageSample(self.seed, self.width, self.height, form).value() for form in ("pil", "numpy")]
+        return [replace(self, container=form).value() for form in ("pil", "numpy")]
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,8 @@ class Parser(MultiModalDataParser):
     """Turns what callers send into canonical items."""
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
-        options: dict[str, Any] = {}
-        for modality in plan.modalities.values():
-            options |= modality.item.parser_options()
-        super().__init__(**options)
+        # not target_sr: canonical audio has its rate
+        super().__init__(video_needs_metadata=any(m.item.metadata for m in plan.modalities.values()))
         self.plan, self.hidden_size = plan, hidden_size
         self._parsers = {name: partial(self._parse, modality) for name, modality in plan.modalities.items()}
 

@@ -17,10 +17,11 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
 from mmkit import InputError, MmkitError
+from mmkit.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.limits import Limits
 from mmkit.serve.media import pixels
-from mmkit.serve.wire import DTYPES, Decoder, Media, TooLarge, encode
+from mmkit.serve.wire import Decoder, Media, TooLarge, encode
 
 
 def decoded(value, elements=10**6, items=100):

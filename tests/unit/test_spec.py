@@ -71,7 +71,12 @@ def modalities(draw):
     kind = draw(st.sampled_from(ITEMS))
     processes = [
         hf(),
-        hf(inputs={f"{kind.media}s" if kind.media else "m": "b"}, outputs={"c": "x"}, text="t", unpad={"x": (item.n, 2)}),
+        hf(
+            inputs={f"{kind.media}s" if kind.media else "m": "b"},
+            outputs={"c": "x"},
+            text="t",
+            unpad={"x": (item.n, 2)},
+        ),
         len,
     ]
     processes.append(hf(later(len)(cfg.n), text="t"))
