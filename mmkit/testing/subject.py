@@ -17,8 +17,6 @@ from ..plan import Plan
 from ..vllm_api import harness
 from .strategies import Request, Sample, items, most_of, prompts
 
-__all__ = ["Subject", "of_registered", "of_spec"]
-
 Kwargs = Mapping[str, Any]
 _NONE: Kwargs = {}
 
