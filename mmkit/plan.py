@@ -51,7 +51,7 @@ class Plan:
         modalities: the bound modalities, by name.
         vocab_size: number of ids of the language model.
         hidden_size: width of the rows that it takes; None where the config does not tell.
-        embed_ids: the placeholder ids known when the plan is made.
+        embed_ids: the placeholder ids known without an item.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Plan:
             try:
                 ids, placements = place_in_text(prompt, present, self.spec.name, self._reserved, self._scope.tok)
                 self.check_bare(ids, present)
-            except Exception:  # not found in the text either, or the tokenizer cannot decode the prompt
+            except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
             return ids, placements
 

@@ -56,7 +56,7 @@ class Binding:
 
 
 class At:
-    """Errors of the spec that arise inside name the part of it: ``with At("robot.actions, layout"):``."""
+    """Errors of the spec that arise inside name its part: ``with At("robot.actions, layout"):``."""
 
     __slots__ = ("where",)
 
@@ -69,7 +69,8 @@ class At:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, SpecError):
             raise SpecError(f"{self.where}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, MmkitError):  # of a function of the spec
+        if isinstance(error, Exception) and not isinstance(error, MmkitError):
+            # of a function of the spec
             raise SpecError(self.where, "a value", _cause(error)) from error
 
 

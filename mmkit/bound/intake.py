@@ -33,10 +33,10 @@ class Intake:
                 in vLLM.
         """
         if data is None:
-            expected = f"{self.item.expected} or a list of them"
-            raise InputError(self.where, expected, "None", "Send the item, or leave the modality out.")
-        values = self.item.split(data, self.where)
-        return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in enumerate(values)]
+            expected, remedy = f"{self.item.expected} or a list of them", "Send the item, or leave the modality out."
+            raise InputError(self.where, expected, "None", remedy)
+        values = enumerate(self.item.split(data, self.where))
+        return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in values]
 
     def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
         """A caller's data as canonical items, or as the rows of precomputed embeddings; and whether
@@ -60,8 +60,10 @@ class Intake:
             InputError: as for `take`, or None in place of an item.
         """
         values, embeds = self.take(data, hidden_size)
-        if (absent := next((i for i, value in enumerate(values) if value is None), None)) is not None:
-            raise InputError(f"{self.where}[{absent}]", self.item.expected, "None", "Send the item itself.")
+        for i, value in enumerate(values):
+            if value is None:
+                where = f"{self.where}[{i}]"
+                raise InputError(where, self.item.expected, "None", "Send the item itself.")
         return values, embeds
 
     def check_count(self, count: int, limit: int | None) -> None:

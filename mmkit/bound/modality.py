@@ -76,9 +76,12 @@ class BoundModality:
             InputError: see `Placeholders.check_rows`.
         """
         for i, (value, own) in enumerate(zip(values, fields, strict=True)):
-            facts, rows = (SimpleNamespace(index=i, rows=len(value)), len(value)) if embeds else (value, None)
-            known = self.placeholders.alternatives(self.scope(facts, i, own, len(values)), embeds=embeds)
-            self.placeholders.check_rows(i, known[0].placeholder.num_embeds, sent=rows, most=self.most_rows())
+            sent = len(value) if embeds else None
+            facts = SimpleNamespace(index=i, rows=sent) if embeds else value
+            scope = self.scope(facts, i, own, len(values))
+            known = self.placeholders.alternatives(scope, embeds=embeds)
+            rows = known[0].placeholder.num_embeds
+            self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows())
             yield known
 
     def largest(
@@ -132,9 +135,10 @@ class BoundModality:
         most = max(rows[:candidates])
         for smallest in rows[candidates:]:
             if smallest > most and not self.placeholders.by_company:
+                expected = "the most encoder rows for the largest item"
                 got = f"{most}, and {smallest} for the smallest"
                 remedy = "State `largest=`, the shape of the item with the most."
-                raise SpecError(f"{self.where}, item", "the most encoder rows for the largest item", got, remedy)
+                raise SpecError(f"{self.where}, item", expected, got, remedy)
         return placeholders
 
     def _process_one(self, value: Any) -> Mapping[str, Any]:

@@ -124,7 +124,7 @@ class Placeholders:
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any]) -> int | None:
-        """Encoder rows of an item, given some of its processed fields; None where they do not tell."""
+        """Encoder rows of an item, given some of its processed fields; None if they do not tell."""
         known = {(name,) for name in fields}
         if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[False]):
             return self.preferred(self._binding.scope(SimpleNamespace(), 0, fields)).num_embeds
