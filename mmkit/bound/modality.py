@@ -130,16 +130,16 @@ class BoundModality:
         if self.needs_hf:
             return []
         run = self._process_one if self.processing.hf is None else _no_fields
-        placeholders = [self._placeholder(value, run(value)) for value in self.item.extremes()]
-        rows, candidates = [one.num_embeds for one in placeholders], len(self.item.candidates())
-        most = max(rows[:candidates])
-        for smallest in rows[candidates:]:
-            if smallest > most and not self.placeholders.by_company:
+        largest = [self._placeholder(value, run(value)) for value in self.item.candidates()]
+        smallest = [self._placeholder(value, run(value)) for value in self.item.least()]
+        most = max(one.num_embeds for one in largest)
+        for rows in [one.num_embeds for one in smallest]:
+            if rows > most and not self.placeholders.by_company:
                 expected = "the most encoder rows for the largest item"
-                got = f"{most}, and {smallest} for the smallest"
                 remedy = "State `largest=`, the shape of the item with the most."
+                got = f"{most}, and {rows} for the smallest"
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
-        return placeholders
+        return largest + smallest
 
     def _process_one(self, value: Any) -> Mapping[str, Any]:
         return self.processing.run([value]).parts[0]

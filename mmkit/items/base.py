@@ -142,9 +142,9 @@ class ItemType(Structural):
         """This item type where a function of the spec processes the items."""
         return self
 
-    def extremes(self) -> list[Any]:
-        """The items that a spec is rehearsed on: the candidates, and the smallest item where it is always taken."""
-        return self.candidates()
+    def least(self) -> list[Any]:
+        """The smallest item, where it is always taken: a spec is rehearsed on it and on the candidates."""
+        return []
 
     @property
     def expected(self) -> str:

@@ -182,8 +182,8 @@ class Tensor(ItemType):
         middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
         return [self.blank(*middle), *self.small()]
 
-    def extremes(self) -> list[torch.Tensor]:
-        return [*self.candidates(), *self.small()]
+    def least(self) -> list[torch.Tensor]:
+        return self.small()
 
     def ends(self) -> list[tuple[int, int]]:
         """The least and the most of each size."""
