@@ -36,10 +36,14 @@ def stored(name: str) -> dict[str, Any]:
 def overhead(report: dict[str, Any]) -> str:
     systems = report["systems"]
     rows = [
-        [name, *(f"{s[part]['ratio']:.2f}" for part in PARTS), f"{s['uncached']['generated_ms']:.2f} ms",
-         f"{s['peak_kib']['generated'] / s['peak_kib']['hand_written']:.2f}"]
+        [
+            name,
+            *(f"{s[part]['ratio']:.2f}" for part in PARTS),
+            f"{s['uncached']['generated_ms']:.2f} ms",
+            f"{s['peak_kib']['generated'] / s['peak_kib']['hand_written']:.2f}",
+        ]
         for name, s in systems.items()
-    ]  # fmt: skip
+    ]
     rows.append(["median", *(f"{report['median'][part]:.2f}" for part in PARTS), "", ""])
     return markdown(["model", *PARTS.values(), "one request, uncached", "peak memory"], rows)
 

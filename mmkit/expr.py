@@ -5,13 +5,13 @@ roots have values:
 
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
-`item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item type `shape`,
-          `length`, `width`, `height`, `frames`; `rows` of an embedding
+`item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item
+          type `shape`, `length`, `width`, `height`, `frames`; `rows` of an embedding
 `fields`  the processed fields of that item, by name
 `proc`    the attributes of the model's Hugging Face processor
 `kwargs`  the request's `mm_processor_kwargs`, merged with those of the engine
-`tok`     the tokenizer: ``tok["<image>"]`` is the id of one token, ``tok.text("some text")`` the ids of a text,
-          ``tok.has("<image>")`` whether the vocabulary has a token
+`tok`     the tokenizer: ``tok["<image>"]`` is the id of one token, ``tok.text("some text")`` the
+          ids of a text, ``tok.has("<image>")`` whether the vocabulary has a token
 ========  ==========================================================================================
 
 Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided while a spec is

@@ -55,7 +55,8 @@ class HF(Structural):
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in ("processor", "inputs", "outputs", "text", "unpad")}
-        return f"hf({', '.join(f'{name}={value!r}' for name, value in stated.items() if not _is_empty(value))})"
+        options = [f"{name}={value!r}" for name, value in stated.items() if not _is_empty(value)]
+        return f"hf({', '.join(options)})"
 
 
 def _is_empty(value: Any) -> bool:

@@ -192,7 +192,8 @@ class Modality(_Declared):
         parts = dict(self)
         name = parts.pop("name")
         parts["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
-        return f"Modality({', '.join([repr(name), *(f'{key}={part!r}' for key, part in parts.items())])})"
+        options = [f"{key}={part!r}" for key, part in parts.items()]
+        return f"Modality({', '.join([repr(name), *options])})"
 
 
 class Declaration(_Declared):
@@ -261,7 +262,8 @@ class Declaration(_Declared):
         prompts = [
             f"{key}={source(v)}" for key in ("prompt", "decoder_prompt") if (v := getattr(self, key)) is not None
         ]
-        return f"{type(self).__name__}({', '.join([repr(self.name), *map(repr, self.modalities), *prompts])})"
+        parts = [repr(self.name), *map(repr, self.modalities), *prompts]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """This spec with some arguments of `ModelSpec` changed; checked as a new one is.

@@ -22,8 +22,8 @@ PORTION = 30
 
 CUDA_BUILD = """\
 pip sees no CPU build of {torch}, so this takes the usual one: {size} more to download. To save \
-them, stop here (Ctrl-C), point pip at PyTorch's index of CPU wheels, whose address is on PyTorch's \
-"Get started" page, through PIP_EXTRA_INDEX_URL, and run the command again."""
+them, stop here (Ctrl-C), point pip at PyTorch's index of CPU wheels, whose address is on \
+PyTorch's "Get started" page, through PIP_EXTRA_INDEX_URL, and run the command again."""
 SIZE = "about 2.5 GB"
 
 

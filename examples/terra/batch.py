@@ -29,8 +29,8 @@ Report = dict[str, str]
 
 SUFFIX = ".safetensors"
 FOR_ENGINES = (
-    "HF_HUB_OFFLINE", "MMKIT_MODULES", "OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND",
-    "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS",
+    "HF_HUB_OFFLINE", "MMKIT_MODULES", "OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS",
 )  # fmt: skip
 """Environment variables that Ray hands to the engines, wherever these run."""
 

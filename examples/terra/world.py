@@ -33,8 +33,8 @@ FIRST_TRAINING_SEED = 1_000_000
 
 ROADS = ("road_h", "road_v", "crossing", "zebra_h", "zebra_v")
 SCENERY = (
-    "grass", "meadow", "flowers", "tree", "pine", "bush", "house_red", "house_blue", "house_yellow", "water", "lilies",
-    "rock", "field", "plaza",
+    "grass", "meadow", "flowers", "tree", "pine", "bush", "house_red", "house_blue", "house_yellow",
+    "water", "lilies", "rock", "field", "plaza",
 )  # fmt: skip
 HEADINGS = {"east": (0, 1), "south": (1, 0), "west": (0, -1), "north": (-1, 0)}
 """(rows, columns) of one cell ahead; rows count southwards."""

@@ -282,7 +282,8 @@ _COLUMNS, _ADVANCE, _LINE, _MARGIN = 114, 8, 21, 24
 """Letters in a line; pixels from one to the next, from line to line, and at the sides."""
 
 _CSS = """
-text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:currentColor}
+text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}
+text{fill:currentColor}
 .b{font-weight:600} .embed{fill:currentColor} .literal,.written{fill:none;stroke:currentColor}
 .written{stroke-dasharray:3 2}
 """

@@ -1,7 +1,8 @@
-"""A client of the server, sync and async: one request, a stream of tokens, or a session that goes on chunk by chunk.
+"""A client of the server, sync and async: one request, a stream, or a session that goes on chunk by chunk.
 
 >>> with Client("http://127.0.0.1:8000") as client:
-...     client.generate([3, 1, 31, 31], {"actions": [np.zeros((2, 3), np.float32)]}, max_tokens=8).choices[0].token_ids
+...     answer = client.generate([3, 1, 31, 31], {"actions": [np.zeros((2, 3), np.float32)]})
+...     answer.choices[0].token_ids
 
 Neither vLLM nor the server's web framework is imported. What a request should hold is for the server to check; its
 sentence becomes a `RequestError`.

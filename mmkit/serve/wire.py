@@ -1,14 +1,14 @@
 """Items in JSON.
 
-========================================================= ============================================================
-form                                                      is
-========================================================= ============================================================
-nested lists, a number                                    the values
-``{"data": base64, "dtype": name, "shape": sizes}``       little-endian values in C order
-``{"safetensors": base64}``                               a safetensors file with one tensor
-``{"image_url": {"url": ...}}``, ``video_url``,           a media part of vLLM's chat messages; the server hands it to
-``audio_url``                                             vLLM's own media loader
-========================================================= ============================================================
+====================================================== ===========================================
+form                                                   is
+====================================================== ===========================================
+nested lists, a number                                 the values
+``{"data": base64, "dtype": name, "shape": sizes}``    little-endian values in C order
+``{"safetensors": base64}``                            a safetensors file with one tensor
+``{"image_url": {"url": ...}}``, ``video_url``,        a media part of vLLM's chat messages, which
+``audio_url``                                          vLLM's own loader reads
+====================================================== ===========================================
 
 The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of them, or
 ``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms. Nothing is unpickled.

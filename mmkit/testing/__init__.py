@@ -1,9 +1,9 @@
 """A conformance kit for multimodal processors on vLLM: the laws, and one line to check them.
 
 >>> import mmkit.testing
->>> print(mmkit.testing.check(SPEC, "path/of/checkpoint"))             # every law that needs no model
+>>> print(mmkit.testing.check(SPEC, "path/of/checkpoint"))  # every law that needs no model
 >>> print(mmkit.testing.check(SPEC, "path/of/checkpoint", model=True))  # and those that do
->>> print(mmkit.testing.check_registered("path/of/checkpoint"))         # whatever vLLM has for that checkpoint
+>>> print(mmkit.testing.check_registered("path/of/checkpoint"))  # what vLLM has for it
 
 In a test file, with one test per law and law names as ids (``pytest -k L3``)::
 

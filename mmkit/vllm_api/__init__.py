@@ -1,13 +1,13 @@
 """The only place that knows vLLM. One module per generation of its processor API is chosen, once.
 
-========== ================ ==========================================================================================
+========== ================ =======================================================================
 generation vLLM             the processor
-========== ================ ==========================================================================================
+========== ================ =======================================================================
 D          0.31 to 0.33     makes its dummy inputs; the cache comes with the request
 C          0.29, 0.30       sees token ids only; holds its cache
 B          0.17 to 0.28     takes a request as one `ProcessorInputs`, and its prompt too
 A          0.11.2 to 0.16   takes the parts of a request one by one
-========== ================ ==========================================================================================
+========== ================ =======================================================================
 
 A generation fits if vLLM has all the methods that the generation overrides, with the arguments that they take, and
 calls them (see `hooks`). No version number decides. docs/versions.md tells how to add one.

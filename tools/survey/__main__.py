@@ -152,7 +152,7 @@ def table(verdicts: list[Verdict]) -> str:
 
 def one_of(known: list[str]) -> Callable[[list[str]], list[str]]:
     def checked(names: list[str]) -> list[str]:
-        if wrong := [name for name in names if name not in known]:
+        if wrong := [name for name in names or () if name not in known]:
             raise typer.BadParameter(f"expected some of {', '.join(known)}, got {', '.join(wrong)}")
         return names
 
@@ -160,7 +160,7 @@ def one_of(known: list[str]) -> Callable[[list[str]], list[str]]:
 
 
 def main(
-    names: Annotated[list[str], typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))] = [*ZOO],  # noqa: B006
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))] = None,
     laws: Annotated[list[str], typer.Option("--law", callback=one_of(CHECKED))] = CHECKED,
     examples: Annotated[int, typer.Option(min=1, help="Per law, before doublings.")] = 30,
     check: Annotated[bool, typer.Option("--check", help="Run the smallest request of each finding, too.")] = False,
@@ -170,7 +170,7 @@ def main(
     settings.load_profile("survey")
     torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine
     stated, verdicts, wrong = page.read(), [], []
-    for entry, law in tqdm([(entry, law) for entry in names for law in laws], unit="law", disable=None):
+    for entry, law in tqdm([(entry, law) for entry in names or ZOO for law in laws], unit="law", disable=None):
         seen = verdict(entry, law, stated, examples)
         verdicts.append(seen)
         for number, message in seen.findings.items():
