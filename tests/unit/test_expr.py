@@ -45,13 +45,10 @@ def trees(*, partial: bool = True, depth: int = 4):
 
     def extend(inner):
         compared = st.tuples(st.just("binary"), st.sampled_from(list(COMPARISON)), inner, inner)
-        tests = st.recursive(
-            compared,
-            lambda test: (
-                st.tuples(st.just("binary"), st.sampled_from(list(LOGIC)), test, test) | st.tuples(st.just("not"), test)
-            ),
-            max_leaves=3,
-        )
+        other = st.tuples(st.just("binary"), st.sampled_from(list(COMPARISON)), names, constants)
+        logic = st.tuples(st.just("binary"), st.sampled_from(list(LOGIC)), compared, other)
+        tests = st.builds(lambda test, negated: ("not", test) if negated else test, logic, st.booleans())
+
         return st.one_of(
             st.tuples(st.just("binary"), st.sampled_from(operators), inner, inner),
             st.tuples(st.just("binary"), st.just("**"), names, st.integers(0, 3)),
