@@ -1,7 +1,8 @@
-"""Hooks of the site: pages from elsewhere in the repository, and links that hold on a code host and in the site.
+"""Hooks of the site: pages from elsewhere in the repository, and links that hold on a code host and
+in the site.
 
-The pages are written for a code host, where a link may lead to any file of the repository. In the site a link to a file
-that is no page is shown as its text alone.
+The pages are written for a code host, where a link may lead to any file of the repository. In the
+site a link to a file that is no page is shown as its text alone.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ _OUTSIDE = re.compile(r"[a-z][a-z+.-]*:|#|/")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that lie elsewhere, and notebooks as pages."""
     for source, uri in ELSEWHERE.items():
-        files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
             files.remove(file)
-            text = notebook_page(json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8")))
+            text = notebook_page(
+                json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8"))
+            )
             uri = file.src_uri.removesuffix(".ipynb") + ".md"
-            files.append(File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED))
+            files.append(
+                File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
+            )
     return files
 
 
@@ -55,7 +62,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def site_link(target: str, home: str, uri: str) -> str | None:
-    """What a link becomes: None if it leads to a file of the repository that is not part of the site.
+    """What a link becomes: None if it leads to a file of the repository that is not part of the
+    site.
 
     Args:
         target: the link, as it is written.

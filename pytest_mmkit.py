@@ -2,8 +2,8 @@
 
 ``pytest --mmkit package.module:SPEC --mmkit-model DIR``
 
-A module of its own beside the package, because pytest imports the plugins of an environment at every start, and a
-module inside `mmkit` would bring torch with it.
+A module of its own beside the package, because pytest imports the plugins of an environment at
+every start, and a module inside `mmkit` would bring torch with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,24 @@ import pytest
 
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("mmkit", "laws of multimodal processors on vLLM")
-    group.addoption("--mmkit", metavar="MODULE:SPEC", help="check the laws on this spec; `registered`: on vLLM's own")
-    group.addoption("--mmkit-model", metavar="DIR", help="checkpoint folder: config, tokenizer and processor files")
-    group.addoption("--mmkit-load", action="store_true", help="load the model too, with dummy weights: L1, L13, L14")
-    group.addoption("--mmkit-trust-remote-code", action="store_true", help="run code that the checkpoint brings")
+    group.addoption(
+        "--mmkit",
+        metavar="MODULE:SPEC",
+        help="check the laws on this spec; `registered`: on vLLM's own",
+    )
+    group.addoption(
+        "--mmkit-model",
+        metavar="DIR",
+        help="checkpoint folder: config, tokenizer and processor files",
+    )
+    group.addoption(
+        "--mmkit-load",
+        action="store_true",
+        help="load the model too, with dummy weights: L1, L13, L14",
+    )
+    group.addoption(
+        "--mmkit-trust-remote-code", action="store_true", help="run code that the checkpoint brings"
+    )
     group.addoption("--mmkit-examples", type=int, metavar="N", help="Hypothesis examples per law")
 
 

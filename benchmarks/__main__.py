@@ -1,4 +1,5 @@
-"""All benchmarks, one after the other, then their pictures: ``python -m benchmarks``, or ``make bench``.
+"""All benchmarks, one after the other, then their pictures: ``python -m benchmarks``, or ``make
+bench``.
 
 Each runs in a process of its own and writes `benchmarks/results/<name>.json`.
 """
@@ -15,11 +16,15 @@ ALL = ("startup", "overhead", "growth", "terra_cpu", "serve_load", "terra_gpu")
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(ALL)}; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Of {', '.join(ALL)}; all by default.")
+    ] = None,
 ) -> None:
     """Run benchmarks, and draw what is known."""
     if unknown := set(names or ()) - set(ALL):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}.")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}."
+        )
     import torch
 
     failed = []

@@ -1,8 +1,10 @@
-"""What `mmkit.sound` adds to a request's time in the engine: ``python -m benchmarks.containment --help``.
+"""What `mmkit.sound` adds to a request's time in the engine: ``python -m benchmarks.containment
+--help``.
 
-The tiny LLaVA-like model on a CPU, in one process with one thread: the smaller the model, the larger the share.
-Requests of one new image each are answered in turns, with the check of encoder rows and with `contained` replaced by
-nothing. Times are those of the process, which other work on the machine does not lengthen.
+The tiny LLaVA-like model on a CPU, in one process with one thread: the smaller the model, the
+larger the share. Requests of one new image each are answered in turns, with the check of encoder
+rows and with `contained` replaced by nothing. Times are those of the process, which other work on
+the machine does not lengthen.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main(
     register()
     nothing = torch.zeros((), dtype=torch.int64)
 
-    def unchecked(rows: Sequence[torch.Tensor], _: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def unchecked(
+        rows: Sequence[torch.Tensor], _: float
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
         return list(rows), nothing
 
     seconds: dict[str, list[float]] = defaultdict(list)

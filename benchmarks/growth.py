@@ -1,8 +1,9 @@
 """How the time of one request grows: ``python -m benchmarks.growth --help``.
 
-Requests of a generated processor with more and more items, prompts of more and more tokens, and two modalities mixed,
-against what vLLM does to any request: hashing its items, and copying the ids of its prompt once (the floor). Uncached;
-parsed and processed as vLLM's renderer does it. An exponent of 1 is linear growth.
+Requests of a generated processor with more and more items, prompts of more and more tokens, and two
+modalities mixed, against what vLLM does to any request: hashing its items, and copying the ids of
+its prompt once (the floor). Uncached; parsed and processed as vLLM's renderer does it. An exponent
+of 1 is linear growth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ TEXT = 7
 """An ordinary token of the checkpoint."""
 
 
-def main(rounds: Annotated[int, typer.Option(min=3, help="How often each size is measured.")] = 30) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(min=3, help="How often each size is measured.")] = 30,
+) -> None:
     """Times, exponents, and ratios to the floor."""
     lines = {
         "items, in place": [(n, items(n)) for n in COUNTS],
@@ -47,7 +50,8 @@ def shown(name: str, found: dict[str, Any]) -> list[list[str]]:
     """A line as rows of the table."""
     slope = f"{found['exponent']:.3f}, {found['steepest']:.3f}" if found["exponent"] else ""
     rows = [
-        ["", f"{p['size']}", f"{p['ms']:.3f}", f"{p['floor_ms']:.3f}", f"{p['ratio']:.2f}", ""] for p in found["points"]
+        ["", f"{p['size']}", f"{p['ms']:.3f}", f"{p['floor_ms']:.3f}", f"{p['ratio']:.2f}", ""]
+        for p in found["points"]
     ]
     rows[0][0], rows[0][-1] = name, slope
     return rows
@@ -68,10 +72,20 @@ def line(requests: list[tuple[int, Any]], rounds: int) -> dict[str, Any]:
     points = []
     for size in calls:
         found = measure.ratio({"whole": whole[size], "floor": least[size]}, "whole", "floor")
-        points.append({"size": size, "ms": found["whole_ms"], "floor_ms": found["floor_ms"], "ratio": found["ratio"]})
+        points.append(
+            {
+                "size": size,
+                "ms": found["whole_ms"],
+                "floor_ms": found["floor_ms"],
+                "ratio": found["ratio"],
+            }
+        )
     sizes = [point["size"] for point in points]
     slope = measure.exponent(sizes, [point["ms"] for point in points]) if len(points) > 1 else None
-    steps = [measure.exponent(sizes[i : i + 2], [p["ms"] for p in points[i : i + 2]]) for i in range(len(sizes) - 1)]
+    steps = [
+        measure.exponent(sizes[i : i + 2], [p["ms"] for p in points[i : i + 2]])
+        for i in range(len(sizes) - 1)
+    ]
     return {"points": points, "exponent": slope, "steepest": max(steps, default=None)}
 
 
@@ -98,16 +112,19 @@ def floor(processor: Any, prompt: list[int], data: Any) -> Callable[[], Any]:
     config = processor.info.ctx.get_mm_config()
 
     def call() -> Any:
-        return inputs.get_mm_hashes(processor.info.model_id, config.mm_hasher_algorithm), list(prompt)
+        return inputs.get_mm_hashes(processor.info.model_id, config.mm_hasher_algorithm), list(
+            prompt
+        )
 
     return call
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 def items(count: int, length: int = 0, frame: int = 64) -> tuple[Any, list[int], Any]:
-    """Terra: a prompt that carries the placeholders; `length` tokens of it, or a frame of tokens before each item."""
+    """Terra: a prompt that carries the placeholders; `length` tokens of it, or a frame of tokens
+    before each item."""
     import torch
 
     from examples.terra.spec import TERRA
@@ -123,7 +140,9 @@ def replaced(count: int, *, numbered: bool = False) -> tuple[Any, list[int], Any
     import torch
 
     spec = series("numbered" if numbered else "replaced")
-    targets = [[30, i // 900, i // 30 % 30, i % 30] for i in range(count)] if numbered else [[30]] * count
+    targets = (
+        [[30, i // 900, i // 30 % 30, i % 30] for i in range(count)] if numbered else [[30]] * count
+    )
     prompt = [token for target in targets for token in [*[29] * 60, *target]]
     torch.manual_seed(0)
     steps = random.Random(0).choices(range(1, 65), k=count)
@@ -145,11 +164,28 @@ def mixed(count: int, length: int = 0) -> tuple[Any, list[int], Any]:
 def series(kind: str) -> Any:
     """A spec over the checkpoint's 32 ids."""
     from examples.terra.spec import TERRA
-    from mmkit import Modality, ModelSpec, Tensor, batched, between, ceil_div, embed, fields, item, literal, replace
+    from mmkit import (
+        Modality,
+        ModelSpec,
+        Tensor,
+        batched,
+        between,
+        ceil_div,
+        embed,
+        fields,
+        item,
+        literal,
+        replace,
+    )
 
     target: Any = literal(30)
     if kind == "numbered":
-        target = literal([30]) + literal(item.index // 900) + literal(item.index // 30 % 30) + literal(item.index % 30)
+        target = (
+            literal([30])
+            + literal(item.index // 900)
+            + literal(item.index // 30 % 30)
+            + literal(item.index % 30)
+        )
     own = Modality(
         "series",
         item=Tensor(shape=(between(1, 64), 4)),
@@ -168,7 +204,9 @@ def made(spec: Any) -> Any:
     terra.register()
     many = {name: 1000 for name in ("actions", "series")}
     overrides = {"num_temporal_embeddings": 1001, "max_position_embeddings": 200_000}
-    config = harness.model_config(terra.CHECKPOINT, hf_overrides=overrides, limit_mm_per_prompt=many)
+    config = harness.model_config(
+        terra.CHECKPOINT, hf_overrides=overrides, limit_mm_per_prompt=many
+    )
     classes = spec.classes
     return harness.generated(classes.info, classes.dummy_inputs, classes.processor, config)
 

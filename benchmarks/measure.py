@@ -1,4 +1,5 @@
-"""What the benchmarks share: ratios inside one run, medians with their spread, tables, stored results."""
+"""What the benchmarks share: ratios inside one run, medians with their spread, tables, stored
+results."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def quiet() -> None:
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
-    """Medians of two series that were taken in turns, and the median, least and most of the ratios of their pairs."""
+    """Medians of two series that were taken in turns, and the median, least and most of the ratios
+    of their pairs."""
     ratios = [a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
     low, high = np.percentile(ratios, [10, 90])
     return {
@@ -63,7 +65,8 @@ def progress(things: Iterable[Any], what: str) -> Any:
 
 
 def store(name: str, report: Mapping[str, Any]) -> Path:
-    """Keep a report in `benchmarks/results`, or in the folder that MMKIT_RESULTS names, with what it was taken on."""
+    """Keep a report in `benchmarks/results`, or in the folder that MMKIT_RESULTS names, with what
+    it was taken on."""
     folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -77,7 +80,9 @@ def machine() -> dict[str, Any]:
     import transformers
     import vllm
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    )
     return {
         "device": device,
         "cores": os.cpu_count(),

@@ -1,9 +1,9 @@
 """Generated processors against vLLM's hand-written ones: ``python -m benchmarks.overhead --help``.
 
-The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles` that both take. A
-request is parsed and processed as vLLM's renderer does it. The time in the Hugging Face processor (the call of
-`InputProcessingContext.call_hf_processor`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's
-base classes included.
+The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles`
+that both take. A request is parsed and processed as vLLM's renderer does it. The time in the
+Hugging Face processor (the call of `InputProcessingContext.call_hf_processor`) is taken apart,
+since it is not the library's: `own` is all the rest, vLLM's base classes included.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class Side:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=3, help="How often each request goes through each processor.")] = 30,
-    systems: Annotated[list[str] | None, typer.Option(help="Which models; may be given several times.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=3, help="How often each request goes through each processor.")
+    ] = 30,
+    systems: Annotated[
+        list[str] | None, typer.Option(help="Which models; may be given several times.")
+    ] = None,
 ) -> None:
     """The cost of generated processors, as ratios to vLLM's own."""
     report = {"rounds": rounds, "systems": {}}
@@ -72,30 +76,49 @@ def main(
 def system(name: str, rounds: int) -> dict[str, Any]:
     """The figures of one model."""
     oracles = importlib.import_module("tests.oracles")
-    sides = {"generated": Side(oracles.processor(name)), "hand_written": Side(oracles.hand_written(name))}
+    sides = {
+        "generated": Side(oracles.processor(name)),
+        "hand_written": Side(oracles.hand_written(name)),
+    }
     requests = list(common_requests(oracles, name, sides))
-    made: dict[str, Any] = {"requests": len(requests), "items": sum(len(v) for _, d, _ in requests for v in d.values())}
+    made: dict[str, Any] = {
+        "requests": len(requests),
+        "items": sum(len(v) for _, d, _ in requests for v in d.values()),
+    }
     uncached = {side: lambda request, s=sides[side]: apply(s, request) for side in SIDES}
     made |= in_turns(uncached, requests, rounds, sides)
     caches = {side: cache(sides[side].processor) for side in SIDES}
-    cached = {side: lambda request, s=sides[side], c=caches[side]: apply(s, request, c) for side in SIDES}
+    cached = {
+        side: lambda request, s=sides[side], c=caches[side]: apply(s, request, c) for side in SIDES
+    }
     made["cached"] = in_turns(cached, requests, rounds, sides)["uncached"]
     made["prompt_update"] = prompt_updates(sides, requests, rounds)
-    startup = {side: lambda _, s=sides[side]: start(s.processor.info.ctx.model_config) for side in SIDES}
+    startup = {
+        side: lambda _, s=sides[side]: start(s.processor.info.ctx.model_config) for side in SIDES
+    }
     made["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
-    made["peak_kib"] = {side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES}
+    made["peak_kib"] = {
+        side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES
+    }
     return made
 
 
-def common_requests(oracles: Any, name: str, sides: dict[str, Side]) -> Iterator[tuple[list[int], Any, Any]]:
-    """Ids, data and kwargs of the stored cases with items that both processors take, with one result."""
+def common_requests(
+    oracles: Any, name: str, sides: dict[str, Side]
+) -> Iterator[tuple[list[int], Any, Any]]:
+    """Ids, data and kwargs of the stored cases with items that both processors take, with one
+    result."""
     known = oracles.SYSTEMS[name]
     tokenizer = sides["generated"].processor.info.ctx.tokenizer
     for case in known.cases():
         if "error" in case or not case["items"]:
             continue
         text = "prompt" in case
-        ids = list(known.encode(tokenizer, case["prompt"], case["tokenize"])) if text else oracles.ids(case)
+        ids = (
+            list(known.encode(tokenizer, case["prompt"], case["tokenize"]))
+            if text
+            else oracles.ids(case)
+        )
         request = ids, oracles.items_of(case), case.get("mm_processor_kwargs", {})
         try:
             results = [apply(side, request) for side in sides.values()]
@@ -121,8 +144,8 @@ def cache(processor: Any) -> Any:
 
 
 def start(config: Any) -> None:
-    """What the engine does at its start: it makes the processor, asks for the most tokens of an item, and has the dummy
-    request processed."""
+    """What the engine does at its start: it makes the processor, asks for the most tokens of an
+    item, and has the dummy request processed."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
     processor = MULTIMODAL_REGISTRY.create_processor(config)
@@ -176,7 +199,9 @@ def prompt_update(processor: Any, request: Any) -> Callable[[], Any]:
     prompt, data, kwargs = request
     items = kit.parsed(processor, data)
     raw = kit.process(processor, items, kwargs)
-    fields = kit.MultiModalKwargsItems.from_hf_inputs(raw, processor._get_mm_fields_config(raw, kwargs))
+    fields = kit.MultiModalKwargsItems.from_hf_inputs(
+        raw, processor._get_mm_fields_config(raw, kwargs)
+    )
 
     def call() -> Any:
         updates = processor._get_mm_prompt_updates(items, kwargs, fields)
@@ -186,7 +211,8 @@ def prompt_update(processor: Any, request: Any) -> Callable[[], Any]:
 
 
 def peak(call: Callable[[], Any]) -> float:
-    """KiB that Python's allocator holds at most during a call, of what the call makes; tensors not counted."""
+    """KiB that Python's allocator holds at most during a call, of what the call makes; tensors not
+    counted."""
     call()
     tracemalloc.start()
     try:

@@ -19,7 +19,9 @@ COLOURS = ["#3264a8", "#d1732a", "#4a9a5d", "#8a5aa3", "#777777", "#b04a5a", "#2
 
 def main(folder: Path = IMAGES) -> None:
     """Draw every result that there is."""
-    plt.rcParams.update({"figure.dpi": 110, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(
+        {"figure.dpi": 110, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+    )
     for name, draw in {"overhead": overhead, "growth": growth, "terra_cpu": terra_cpu}.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
@@ -40,7 +42,16 @@ def overhead(report: dict[str, Any]) -> Any:
         heights = [f["ratio"] for f in found]
         errors = [[f["ratio"] - f["p10"] for f in found], [f["p90"] - f["ratio"] for f in found]]
         at = [i + (index - (len(parts) - 1) / 2) * width for i in range(len(names))]
-        axes.bar(at, heights, width * 0.92, yerr=errors, label=label, color=COLOURS[index], ecolor="#444444", capsize=2)
+        axes.bar(
+            at,
+            heights,
+            width * 0.92,
+            yerr=errors,
+            label=label,
+            color=COLOURS[index],
+            ecolor="#444444",
+            capsize=2,
+        )
     axes.axhline(1, color="#444444", linewidth=1)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("generated / hand-written")
@@ -53,13 +64,17 @@ def growth(report: dict[str, Any]) -> Any:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     for title, axes in zip(("items", "prompt tokens"), panels, strict=True):
         lines = {
-            n: f for n, f in report["lines"].items() if f["exponent"] and n.startswith("prompt") == (title != "items")
+            n: f
+            for n, f in report["lines"].items()
+            if f["exponent"] and n.startswith("prompt") == (title != "items")
         }
         for colour, (name, found) in zip(COLOURS, lines.items(), strict=False):
             sizes = [point["size"] for point in found["points"]]
             axes.plot(sizes, [p["ms"] for p in found["points"]], "o-", color=colour, ms=4,
                 label=f"{name} ({found['exponent']:.2f})")  # fmt: skip
-            axes.plot(sizes, [p["floor_ms"] for p in found["points"]], ":", color=colour, linewidth=1)
+            axes.plot(
+                sizes, [p["floor_ms"] for p in found["points"]], ":", color=colour, linewidth=1
+            )
         axes.set(xscale="log", yscale="log", xlabel=title)
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_major_formatter(ScalarFormatter())
@@ -78,7 +93,9 @@ def terra_cpu(report: dict[str, Any]) -> Any:
     for streams in sorted({row["streams"] for row in rows}, reverse=True):
         own = [row for row in rows if row["streams"] == streams]
         found = [(COLOURS[1], "HF", own[0]["together"]["hf_ms"])]
-        found += [(COLOURS[0], f"vLLM{', drafts' * (row['drafts'] > 0)}", row["vllm_ms"]) for row in own]
+        found += [
+            (COLOURS[0], f"vLLM{', drafts' * (row['drafts'] > 0)}", row["vllm_ms"]) for row in own
+        ]
         for colour, label, value in found:
             labels.append(f"{label}, {streams} stream{'s' * (streams > 1)}")
             bars.append(value)

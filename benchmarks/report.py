@@ -1,4 +1,5 @@
-"""The stored results as the tables of docs/performance.md: ``python -m benchmarks.report`` prints them."""
+"""The stored results as the tables of docs/performance.md: ``python -m benchmarks.report`` prints
+them."""
 
 from __future__ import annotations
 
@@ -52,11 +53,18 @@ def growth(report: dict[str, Any]) -> str:
     rows = []
     for name, line in report["lines"].items():
         last = line["points"][-1]
-        sizes = " to ".join(f"{p['size']:,}" for p in (line["points"][0], last)[: len(line["points"])])
+        sizes = " to ".join(
+            f"{p['size']:,}" for p in (line["points"][0], last)[: len(line["points"])]
+        )
         exponent = "" if line["exponent"] is None else f"{line['exponent']:.2f}"
         steepest = "" if line["steepest"] is None else f"{line['steepest']:.2f}"
-        rows.append([name, sizes, exponent, steepest, f"{last['ms']:.2f} ms", f"{last['ratio']:.2f}"])
-    return markdown(["one request with", "from", "exponent", "steepest step", "the largest", "times the floor"], rows)
+        rows.append(
+            [name, sizes, exponent, steepest, f"{last['ms']:.2f} ms", f"{last['ratio']:.2f}"]
+        )
+    return markdown(
+        ["one request with", "from", "exponent", "steepest step", "the largest", "times the floor"],
+        rows,
+    )
 
 
 def startup(report: dict[str, Any]) -> str:
@@ -77,7 +85,16 @@ def terra_cpu(report: dict[str, Any]) -> str:
          "identical" if r["identical"] else "different", f"{r['cached']:.1%}"]
         for r in report["rows"]
     ]  # fmt: skip
-    head = ["streams", "drafts", "steps", "vLLM, per frame", "HF, per frame", "times as fast", "than one by one", "ids"]
+    head = [
+        "streams",
+        "drafts",
+        "steps",
+        "vLLM, per frame",
+        "HF, per frame",
+        "times as fast",
+        "than one by one",
+        "ids",
+    ]
     return markdown([*head, "prefix cache"], rows)
 
 

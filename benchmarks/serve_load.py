@@ -1,8 +1,9 @@
 """What the HTTP door costs: ``python -m benchmarks.serve_load --help``.
 
-One engine, in this process. It is called directly (`AsyncLLM.generate`, as an in-process user does) and through the
-routes of mmkit on a loopback socket (clients in a process of their own, since a server's clients are elsewhere), in
-turns. Each request is one frame of Terra: 210 prompt tokens with three actions, 64 new tokens.
+One engine, in this process. It is called directly (`AsyncLLM.generate`, as an in-process user does)
+and through the routes of mmkit on a loopback socket (clients in a process of their own, since a
+server's clients are elsewhere), in turns. Each request is one frame of Terra: 210 prompt tokens
+with three actions, 64 new tokens.
 
 Everything shares the cores of this machine, so the door's share holds the clients' work too.
 """
@@ -33,8 +34,12 @@ KINDS = ("direct", "door")
 
 
 def main(
-    clients: Annotated[list[int] | None, typer.Option(help="Clients at once; may be given several times.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each round, all clients together.")] = 64,
+    clients: Annotated[
+        list[int] | None, typer.Option(help="Clients at once; may be given several times.")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests of each round, all clients together.")
+    ] = 64,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each kind, in turns.")] = 6,
     stream: Annotated[bool, typer.Option(help="Stream tokens, one event each.")] = False,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
@@ -53,12 +58,16 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"serve_load{'_stream' if stream else ''}.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{'clients':>8} {'direct':>14} {'door':>14} {'ratio':>18} {'p50 door':>10} {'p99 door':>10}")
+    print(
+        f"{'clients':>8} {'direct':>14} {'door':>14} {'ratio':>18} {'p50 door':>10} "
+        f"{'p99 door':>10}"
+    )
     for row in report["rows"]:
         low, high = row["ratio_range"]
         print(
             f"{row['clients']:>8} {row['direct']['requests_per_second']:>10.1f} r/s"
-            f" {row['door']['requests_per_second']:>10.1f} r/s {row['ratio']:>6.3f} ({low:.2f}-{high:.2f})"
+            f" {row['door']['requests_per_second']:>10.1f} r/s {row['ratio']:>6.3f} "
+            f"({low:.2f}-{high:.2f})"
             f" {row['door']['p50_ms']:>7.0f} ms {row['door']['p99_ms']:>7.0f} ms"
         )
 
@@ -92,11 +101,15 @@ async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -
 
     register()
     engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(model=str(CHECKPOINT), dtype="float32", skip_tokenizer_init=True, block_size=BLOCK_SIZE)
+        AsyncEngineArgs(
+            model=str(CHECKPOINT), dtype="float32", skip_tokenizer_init=True, block_size=BLOCK_SIZE
+        )
     )
     app, plugin = FastAPI(), MmkitEndpoints()
     plugin.attach_router(app)
-    await plugin.init_state(engine, app.state, Namespace(model="terra", served_model_name=["terra"]))
+    await plugin.init_state(
+        engine, app.state, Namespace(model="terra", served_model_name=["terra"])
+    )
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     serving = asyncio.ensure_future(server.serve())
@@ -123,11 +136,18 @@ async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -
         server.should_exit = True
         await serving
         engine.shutdown()
-    return {"requests": requests, "rounds": rounds, "stream": stream, "cores": os.cpu_count(), "rows": rows}
+    return {
+        "requests": requests,
+        "rounds": rounds,
+        "stream": stream,
+        "cores": os.cpu_count(),
+        "rows": rows,
+    }
 
 
 def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The figures of one number of clients: medians over the rounds, and the ratio of each pair of rounds."""
+    """The figures of one number of clients: medians over the rounds, and the ratio of each pair of
+    rounds."""
     rates = {kind: [one["rate"] for one in taken[kind]] for kind in KINDS}
     ratios = [a / b for a, b in zip(rates["door"], rates["direct"], strict=True)]
     figures = {}
@@ -149,7 +169,9 @@ def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-async def loop(count: int, requests: Sequence[Any], one: Callable[[int, Any], Awaitable[None]]) -> dict[str, Any]:
+async def loop(
+    count: int, requests: Sequence[Any], one: Callable[[int, Any], Awaitable[None]]
+) -> dict[str, Any]:
     """So many clients, one request after the other each."""
     waiting = iter(requests)
     seconds: list[float] = []
@@ -163,7 +185,11 @@ async def loop(count: int, requests: Sequence[Any], one: Callable[[int, Any], Aw
     start, used = time.perf_counter(), time.process_time()
     await asyncio.gather(*map(drive, range(count)))
     taken = time.perf_counter() - start
-    return {"rate": len(requests) / taken, "seconds": seconds, "cpu": (time.process_time() - used) / len(requests)}
+    return {
+        "rate": len(requests) / taken,
+        "seconds": seconds,
+        "cpu": (time.process_time() - used) / len(requests),
+    }
 
 
 async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[str, Any]:
@@ -172,7 +198,9 @@ async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[s
     from vllm.sampling_params import RequestOutputKind
 
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-    sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind)
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind
+    )
 
     async def one(_: int, made: tuple[list[int], np.ndarray]) -> None:
         prompt, actions = made
@@ -187,7 +215,15 @@ async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[s
 
 async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, Any]:
     """One round of clients in another process, which waits for a line before it begins."""
-    command = [sys.executable, "-m", "benchmarks.serve_load", "--client", url, "--clients", str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.serve_load",
+        "--client",
+        url,
+        "--clients",
+        str(count),
+    ]
     command += ["--requests", str(requests), *(["--stream"] if stream else [])]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=2**24)
@@ -202,13 +238,18 @@ async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, A
 
 
 async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
-    """The other process: requests are encoded before the round, and read as bytes, as load generators do."""
+    """The other process: requests are encoded before the round, and read as bytes, as load
+    generators do."""
     address = urlsplit(url)
-    connections = [await asyncio.open_connection(address.hostname, address.port) for _ in range(count)]
+    connections = [
+        await asyncio.open_connection(address.hostname, address.port) for _ in range(count)
+    ]
     options = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True, "stream": stream}
     encoded = []
     for prompt, actions in drawn(requests):
-        body = json.dumps({"prompt": prompt, "items": encode({"actions": actions}), **options}).encode()
+        body = json.dumps(
+            {"prompt": prompt, "items": encode({"actions": actions}), **options}
+        ).encode()
         head = f"POST /v1/mm/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         encoded.append(head.encode() + body)
 
@@ -220,7 +261,14 @@ async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
         if stream:
             await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         else:
-            length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE).group(1))  # type: ignore[union-attr]
+            length = int(
+                re.search(
+                    rb"content-length: "
+                    rb"(\d+)",
+                    head,
+                    re.IGNORECASE,
+                ).group(1)
+            )  # type: ignore[union-attr]
             answer = json.loads(await reader.readexactly(length))
             assert answer["usage"]["completion_tokens"] == 64
 

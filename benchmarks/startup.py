@@ -1,8 +1,8 @@
 """What mmkit costs before the first request: ``python -m benchmarks.startup --help``.
 
-Import times are those of new processes, in turns, that have imported torch and numpy before. What torch makes leaves a
-full collection due: the next import of any size waits for the collector to look at all of it. So mmkit's is measured
-with that done before, and right after torch.
+Import times are those of new processes, in turns, that have imported torch and numpy before. What
+torch makes leaves a full collection due: the next import of any size waits for the collector to
+look at all of it. So mmkit's is measured with that done before, and right after torch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ IMPORTS = {
 """What is done before the clock starts, and what is imported then."""
 
 
-def main(rounds: Annotated[int, typer.Option(min=3, help="Processes of each kind, in turns.")] = 15) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(min=3, help="Processes of each kind, in turns.")] = 15,
+) -> None:
     """Import time, and the time in which classes are generated."""
     clock = "time.perf_counter()"
-    code = f"import gc, numpy, time, torch; {{}}; start = {clock}; import {{}}; print({clock} - start)"
+    code = (
+        f"import gc, numpy, time, torch; {{}}; start = {clock}; import {{}}; print({clock} - start)"
+    )
     taken: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for _ in measure.progress(range(rounds), "imports"):
         for name, (before, module) in IMPORTS.items():
             command = [sys.executable, "-c", code.format(before, module)]
             told = subprocess.run(command, capture_output=True, text=True, check=True)
             taken[name].append(float(told.stdout) * 1000)
-    report: dict[str, Any] = {"rounds": rounds, "import_ms": {name: spread(values) for name, values in taken.items()}}
+    report: dict[str, Any] = {
+        "rounds": rounds,
+        "import_ms": {name: spread(values) for name, values in taken.items()},
+    }
     report["without_vllm"] = without_vllm()
     report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
     measure.store("startup", report)
@@ -53,8 +60,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def without_vllm() -> bool:
     """Whether importing mmkit leaves vLLM and transformers alone."""
-    code = "import sys, mmkit; print(bool({'vllm', 'transformers'} & {n.split('.')[0] for n in sys.modules}))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    code = (
+        "import sys, mmkit; print(bool({'vllm', 'transformers'} & {n.split('.')[0] for n in "
+        "sys.modules}))"
+    )
+    return (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 def classes(rounds: int) -> dict[str, list[float]]:

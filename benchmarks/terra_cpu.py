@@ -1,8 +1,10 @@
-"""Terra on a CPU, in vLLM and in the Hugging Face reference: ``python -m benchmarks.terra_cpu --help``.
+"""Terra on a CPU, in vLLM and in the Hugging Face reference: ``python -m benchmarks.terra_cpu
+--help``.
 
-The trained checkpoint, float32, greedy, in one process with the same threads, in turns: the reference keeps its KV
-cache over the whole rollout, vLLM finds it in the prefix cache. Every round drives episodes that neither has seen. With
-drafts, vLLM checks some tokens per step that it looks up in the stream's own history (n-gram speculation).
+The trained checkpoint, float32, greedy, in one process with the same threads, in turns: the
+reference keeps its KV cache over the whole rollout, vLLM finds it in the prefix cache. Every round
+drives episodes that neither has seen. With drafts, vLLM checks some tokens per step that it looks
+up in the stream's own history (n-gram speculation).
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ from . import measure
 def main(
     frames: Annotated[int, typer.Option(min=1, max=22, help="Frames of each rollout.")] = 22,
     rounds: Annotated[int, typer.Option(min=2, help="Rollouts of each kind, in turns.")] = 5,
-    streams: Annotated[list[int] | None, typer.Option(help="Videos at once; may be given several times.")] = None,
-    drafts: Annotated[list[int] | None, typer.Option(help="Drafted tokens; may be given several times.")] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Videos at once; may be given several times.")
+    ] = None,
+    drafts: Annotated[
+        list[int] | None, typer.Option(help="Drafted tokens; may be given several times.")
+    ] = None,
 ) -> None:
     """Seconds per frame, and how many times as fast as the reference vLLM is."""
     rows = []
     for drafted in measure.progress(drafts or [0, 8], "drafts"):
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:  # vLLM starts one engine on a CPU per process
+        # vLLM starts one engine on a CPU per process
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
             rows += process.submit(part, drafted, streams or [1, 8], frames, rounds).result()
     measure.store("terra_cpu", {"frames": frames, "rounds": rounds, "rows": rows})
     measure.table(
@@ -73,14 +80,18 @@ def part(drafts: int, streams: list[int], frames: int, rounds: int) -> list[dict
     register()
     engine = VllmTerra(CHECKPOINT, drafts=drafts)
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
-    rows = [{"streams": n, "drafts": drafts, **row(engine, reference, n, frames, rounds)} for n in streams]
+    rows = [
+        {"streams": n, "drafts": drafts, **row(engine, reference, n, frames, rounds)}
+        for n in streams
+    ]
     engine.llm.llm_engine.engine_core.shutdown()
     return rows
 
 
 def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> dict[str, Any]:
-    """The figures of one number of streams: against the reference with all of them in one batch (`together`), and one
-    after the other (`each`). A frame counts once, however many streams are generated with it."""
+    """The figures of one number of streams: against the reference with all of them in one batch
+    (`together`), and one after the other (`each`). A frame counts once, however many streams are
+    generated with it."""
     kinds = ["vllm", "hf", "hf_each"][: 2 + (streams > 1)]
     inner, step, calls = engine.llm.llm_engine, engine.llm.llm_engine.step, count()
     inner.step = lambda: (next(calls), step())[1]
@@ -94,11 +105,17 @@ def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> 
                 steps = list(engine.rollout(context, actions, frames))
                 made[kind] = np.stack([step.tokens for step in steps], axis=1)
                 # the first frame finds nothing there, by intention
-                cached.append(sum(s.cached_tokens for s in steps[1:]) / sum(s.prompt_tokens for s in steps[1:]))
+                cached.append(
+                    sum(s.cached_tokens for s in steps[1:])
+                    / sum(s.prompt_tokens for s in steps[1:])
+                )
             elif kind == "hf":
                 made[kind] = referred(reference, context, actions, frames)
             else:
-                one = [referred(reference, context[i : i + 1], actions[i : i + 1], frames) for i in range(streams)]
+                one = [
+                    referred(reference, context[i : i + 1], actions[i : i + 1], frames)
+                    for i in range(streams)
+                ]
                 made[kind] = np.concatenate(one)
             if number:  # the first round warms up
                 seconds[kind].append((time.perf_counter() - start) / frames)
@@ -129,7 +146,10 @@ def episodes(streams: int, rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray
 
     for number in range(rounds):
         drawn = [make_episode(1000 + 100 * streams + number * streams + i) for i in range(streams)]
-        yield np.stack([e.frames[:CONTEXT_FRAMES] for e in drawn]), np.stack([e.actions for e in drawn])
+        yield (
+            np.stack([e.frames[:CONTEXT_FRAMES] for e in drawn]),
+            np.stack([e.actions for e in drawn]),
+        )
 
 
 if __name__ == "__main__":

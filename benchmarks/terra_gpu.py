@@ -1,12 +1,13 @@
 """Terra at its published size on one GPU: ``python -m benchmarks.terra_gpu --help``.
 
-2.04 B parameters, bfloat16, random weights, whole rollouts: 3 frames of context, then 22 frames of 576 tokens, one
-action each. The Hugging Face reference with its KV cache, vLLM without and with CUDA graphs, for 1, 8 and 64 videos at
-once. Each part runs in a process of its own, which gives all its memory back. Without a GPU, `--tiny` runs the same on
-a CPU with a model of a few thousand parameters, to see that the script works.
+2.04 B parameters, bfloat16, random weights, whole rollouts: 3 frames of context, then 22 frames of
+576 tokens, one action each. The Hugging Face reference with its KV cache, vLLM without and with
+CUDA graphs, for 1, 8 and 64 videos at once. Each part runs in a process of its own, which gives all
+its memory back. Without a GPU, `--tiny` runs the same on a CPU with a model of a few thousand
+parameters, to see that the script works.
 
-It needs no network and no checkpoint. For a machine without one, collect wheels where there is one, with the same
-Python and platform, and carry them over with a checkout of this repository:
+It needs no network and no checkpoint. For a machine without one, collect wheels where there is one,
+with the same Python and platform, and carry them over with a checkout of this repository:
 
     pip download vllm==0.32.0 rich typer -d wheels            # torch for CUDA comes with vllm
     pip wheel . ./examples --no-deps -w wheels                # mmkit and the examples
@@ -15,13 +16,16 @@ Python and platform, and carry them over with a checkout of this repository:
     env/bin/pip install --no-index --find-links wheels vllm mmkit mmkit-examples rich typer
     env/bin/python -m benchmarks.terra_gpu                    # in the checkout
 
-The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads every weight but the
-rows of the embedding table that it does not use, and the keys and values of every position so far,
+The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads
+every weight but the rows of the embedding table that it does not use, and the keys and values of
+every position so far,
 
-    bytes per step = weights + streams * positions * layers * 2 * kv heads * head size * bytes per number
+    bytes per step = weights + streams * positions * layers * 2 * kv heads * head size * bytes per
+    number
 
-so a frame cannot take less than the sum of its steps' bytes by the bandwidth. The bandwidth is the device's own: memory
-clock times bus width, twice per clock; and, beside it, that of copying 2 GiB, as measured here.
+so a frame cannot take less than the sum of its steps' bytes by the bandwidth. The bandwidth is the
+device's own: memory clock times bus width, twice per clock; and, beside it, that of copying 2 GiB,
+as measured here.
 """
 
 from __future__ import annotations
@@ -58,12 +62,22 @@ TINY = {
 
 
 def main(
-    streams: Annotated[list[int] | None, typer.Option(help="Videos at once; may be given several times.")] = None,
-    parts: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; may be given several times.")] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Videos at once; may be given several times.")
+    ] = None,
+    parts: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; may be given several times.")
+    ] = None,
     frames: Annotated[int, typer.Option(min=2, max=22, help="Frames of each rollout.")] = 22,
-    hf_frames: Annotated[int | None, typer.Option(min=2, max=22, help="Fewer frames for the slow reference.")] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny model, on whatever device there is.")] = False,
-    memory: Annotated[float, typer.Option(help="Share of the GPU's memory that vLLM may take.")] = 0.85,
+    hf_frames: Annotated[
+        int | None, typer.Option(min=2, max=22, help="Fewer frames for the slow reference.")
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="A tiny model, on whatever device there is.")
+    ] = False,
+    memory: Annotated[
+        float, typer.Option(help="Share of the GPU's memory that vLLM may take.")
+    ] = 0.85,
     part: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Frames per second of Terra, and which fraction of the bandwidth's bound they are."""
@@ -120,14 +134,26 @@ def shown(row: dict[str, Any]) -> list[str]:
 
 def in_process(kind: str, count: int, frames: int, tiny: bool, memory: float) -> dict[str, Any]:
     """One part in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.terra_gpu", "--part", kind, "--streams", str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.terra_gpu",
+        "--part",
+        kind,
+        "--streams",
+        str(count),
+    ]
     command += ["--frames", str(frames), "--memory", str(memory), *(["--tiny"] if tiny else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             made: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
             return made
-    return {"part": kind, "streams": count, "error": f"ended with {done.returncode}: {done.stdout[-300:]}"}
+    return {
+        "part": kind,
+        "streams": count,
+        "error": f"ended with {done.returncode}: {done.stdout[-300:]}",
+    }
 
 
 def config(tiny: bool) -> Any:
@@ -135,11 +161,14 @@ def config(tiny: bool) -> Any:
     from examples.terra.configuration import LlamaActionConfig
 
     dtype = "float32" if tiny else "bfloat16"
-    return LlamaActionConfig(architectures=["LlamaActionForCausalLM"], dtype=dtype, **(TINY if tiny else {}))
+    return LlamaActionConfig(
+        architectures=["LlamaActionForCausalLM"], dtype=dtype, **(TINY if tiny else {})
+    )
 
 
 def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict[str, Any]:
-    """One part, in this process: the first rollout warms up, the second is measured, with other frames and actions."""
+    """One part, in this process: the first rollout warms up, the second is measured, with other
+    frames and actions."""
     made = config(tiny)
     rollout = reference(made) if kind == "hf" else engine(kind, streams, memory)
     for _ in rollout(*drawn(made, streams, seed=0), 2):
@@ -147,7 +176,8 @@ def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict
     seconds, cached, prompts = [], 0, 0
     for taken, hits, length in rollout(*drawn(made, streams, seed=1), frames):
         seconds.append(taken)
-        if len(seconds) > 1:  # the first frame of a rollout finds nothing in the cache, by intention
+        # the first frame of a rollout finds nothing in the cache, by intention
+        if len(seconds) > 1:
             cached, prompts = cached + hits, prompts + length
     bandwidth, measured = device_bandwidth(), copying_bandwidth()
     least = sum(frame_bytes(made, streams, CONTEXT + number) for number in range(frames))
@@ -207,7 +237,9 @@ def reference(made: Any) -> Any:
         model = LlamaActionForCausalLM._from_config(made, dtype=made.dtype).eval()
 
     def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
-        steps = model.rollout(torch.from_numpy(context).to(device), torch.from_numpy(actions).to(device), frames)
+        steps = model.rollout(
+            torch.from_numpy(context).to(device), torch.from_numpy(actions).to(device), frames
+        )
         while True:
             start = time.perf_counter()
             frame = next(steps, None)
@@ -219,7 +251,7 @@ def reference(made: Any) -> Any:
     return rollout
 
 
-# -- the bound ---------------------------------------------------------------------------------------------------------
+# -- the bound -------------------------------------------------------------------------------------
 
 
 def parameters(made: Any) -> int:
@@ -235,7 +267,11 @@ def read_parameters(made: Any) -> int:
     tables = made.hidden_size * (made.num_spatio_embeddings + made.num_temporal_embeddings)
     projection = made.hidden_size * (made.action_dim + 1)
     return int(
-        made.num_hidden_layers * layer + made.hidden_size + made.vocab_size * made.hidden_size + tables + projection
+        made.num_hidden_layers * layer
+        + made.hidden_size
+        + made.vocab_size * made.hidden_size
+        + tables
+        + projection
     )
 
 
@@ -256,7 +292,8 @@ def device_bandwidth() -> float | None:
     if not torch.cuda.is_available():
         return None
     told = torch.cuda.get_device_properties(0)
-    clock, width = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)  # kHz, bits
+    # kHz, bits
+    clock, width = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)
     return 2 * clock * 1e3 * width / 8 or None
 
 

@@ -16,7 +16,20 @@
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, MmkitError, SpecError
-from .expr import Scope, ceil_div, cfg, fields, item, kwargs, later, maximum, minimum, proc, tok, where
+from .expr import (
+    Scope,
+    ceil_div,
+    cfg,
+    fields,
+    item,
+    kwargs,
+    later,
+    maximum,
+    minimum,
+    proc,
+    tok,
+    where,
+)
 from .field import batched, constant, derived, flat, shared
 from .items import between
 from .items.media import Audio, Image, Video

@@ -1,12 +1,12 @@
 """Values that are known later.
 
-An expression records attribute access, indexing, comparisons and arithmetic on a few roots and is evaluated when the
-roots have values:
+An expression records attribute access, indexing, comparisons and arithmetic on a few roots and is
+evaluated when the roots have values:
 
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
-`item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by item
-          type `shape`, `length`, `width`, `height`, `frames`; `rows` of an embedding
+`item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by
+          item type `shape`, `length`, `width`, `height`, `frames`; `rows` of an embedding
 `fields`  the processed fields of that item, by name
 `proc`    the attributes of the model's Hugging Face processor
 `kwargs`  the request's `mm_processor_kwargs`, merged with those of the engine
@@ -14,12 +14,13 @@ roots have values:
           ids of a text, ``tok.has("<image>")`` whether the vocabulary has a token
 ========  ==========================================================================================
 
-Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided while a spec is
-written: a recorded comparison has no truth value and no hash, and Python raises where it wants one (`if`, `in`, `and`,
-a set). Two expressions that say the same are told by `same`. The `repr` of an expression is its source.
+Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided
+while a spec is written: a recorded comparison has no truth value and no hash, and Python raises
+where it wants one (`if`, `in`, `and`, a set). Two expressions that say the same are told by `same`.
+The `repr` of an expression is its source.
 
-A plain function of one `Scope` is accepted wherever an expression is. It is opaque: compared by identity, and never
-evaluated ahead of time.
+A plain function of one `Scope` is accepted wherever an expression is. It is opaque: compared by
+identity, and never evaluated ahead of time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Fields(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}") from None
+            raise AttributeError(
+                f"the processed fields lack {name!r}; they have {sorted(self)}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class Scope:
     Attributes:
         cfg: Hugging Face config, or None before binding.
         proc: Hugging Face processor, or None where the model has none.
-        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok.text(text)`` a list of ids; None without a
-            tokenizer.
+        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok.text(text)`` a list of
+            ids; None without a tokenizer.
         item: facts of the current item.
         fields: processed fields of the current item.
         prompt: the caller's token ids.
@@ -76,12 +79,16 @@ class Scope:
     loop: tuple[Any, ...] = ()
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
-        """This scope for one item: `dataclasses.replace`, which each item of each request would wait for."""
-        return Scope(self.cfg, self.proc, self.tok, item, fields, self.prompt, self.kwargs, self.loop)
+        """This scope for one item: `dataclasses.replace`, which each item of each request would
+        wait for."""
+        return Scope(
+            self.cfg, self.proc, self.tok, item, fields, self.prompt, self.kwargs, self.loop
+        )
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
-        outer = (*self.loop, *[None] * depth)[:depth]  # an each that was bound on its own sees no outer elements
+        # an each that was bound on its own sees no outer elements
+        outer = (*self.loop, *[None] * depth)[:depth]
         return replace(self, loop=(*outer, value))
 
 
@@ -102,7 +109,8 @@ _BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
     "%": (operator.mod, 6),
     "**": (operator.pow, 8),
 }
-"""Operators with how tightly they bind, as in Python. Tensors and lists are compared by their elements."""
+"""Operators with how tightly they bind, as in Python. Tensors and lists are compared by their
+elements."""
 
 _UNARY: Mapping[str, Callable[[Any], Any]] = {
     "-": operator.neg,
@@ -132,7 +140,8 @@ _MISSING = object()
 
 
 class Structural:
-    """Compared and hashed by what it says, expressions inside it included. Every subclass is a dataclass."""
+    """Compared and hashed by what it says, expressions inside it included. Every subclass is a
+    dataclass."""
 
     __match_args__: ClassVar[tuple[str, ...]]
 
@@ -146,7 +155,8 @@ class Structural:
 
 
 def structure(part: Any) -> Any:
-    """What a part of a spec says, as plain tuples: equal, and of one hash, for parts that say the same."""
+    """What a part of a spec says, as plain tuples: equal, and of one hash, for parts that say the
+    same."""
     if isinstance(part, Structural):
         return (type(part), *(structure(getattr(part, name)) for name in part.__match_args__))
     if isinstance(part, Mapping):
@@ -157,7 +167,8 @@ def structure(part: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two parts of a spec say the same; ``==`` between expressions records a comparison of their values."""
+    """Whether two parts of a spec say the same; ``==`` between expressions records a comparison of
+    their values."""
     return bool(structure(a) == structure(b))
 
 
@@ -177,7 +188,9 @@ class Node(Structural):
     def _changed(self, change: Callable[[Any], Any]) -> Any:
         """The same node with every part after a function."""
         fields = [getattr(self, name) for name in self.__match_args__]
-        return type(self)(*(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields))
+        return type(self)(
+            *(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields)
+        )
 
 
 Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
@@ -202,14 +215,17 @@ def _recorded(op: str) -> tuple[Operator, Operator]:
 
 
 def _check_ids(op: str, left: Any, right: Any) -> None:
-    """Refuse arithmetic on tokens that was meant for a layout. A number may be added: the next id."""
+    """Refuse arithmetic on tokens that was meant for a layout. A number may be added: the next
+    id."""
     tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
     texts = [operand for operand in (left, right) if isinstance(operand, Text)]
     if op == "*" and tokens:
         count = right if left is tokens[0] else left
         remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
         raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
-    if op == "+" and (len(texts) == 1 or (tokens and isinstance(left, Expr) and isinstance(right, Expr))):
+    if op == "+" and (
+        len(texts) == 1 or (tokens and isinstance(left, Expr) and isinstance(right, Expr))
+    ):
         remedy = f"Write literal({left!r}, {right!r}) for one after the other."
         raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
 
@@ -250,7 +266,9 @@ class Expr(Node):
 
     def _compared(self, op: str, other: object) -> Expr:
         if not isinstance(other, (Expr, *_COMPARED)):
-            raise TypeError(f"{self!r} {op} {other!r}: a {type(other).__name__} is no value to compare with")
+            raise TypeError(
+                f"{self!r} {op} {other!r}: a {type(other).__name__} is no value to compare with"
+            )
         return Binary(op, self, other)
 
     def __neg__(self) -> Expr:
@@ -310,7 +328,9 @@ class Expr(Node):
         raise NotImplementedError
 
 
-Value: TypeAlias = "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
+Value: TypeAlias = (
+    "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
+)
 """A constant, an `Expr`, or a function of one `Scope`."""
 
 Count: TypeAlias = "Expr | int | Callable[[Scope], Any]"
@@ -367,7 +387,11 @@ class Attribute(Expr):
         if value is not _MISSING:
             return value
         of_fields = isinstance(self._base, Root) and self._base._name == "fields"
-        lack = "the processed fields lack" if of_fields else f"{type(holder).__name__} has no attribute"
+        lack = (
+            "the processed fields lack"
+            if of_fields
+            else f"{type(holder).__name__} has no attribute"
+        )
         public = [n for n in dir(holder) if not n.startswith("_")]
         known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f" It has: {', '.join(map(str, known))}." if known else ""
@@ -383,14 +407,19 @@ class Index(Expr):
 
     def _value(self, scope: Scope) -> Any:
         holder, key = evaluate(self._base, scope), self._key
-        index = slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
+        index = (
+            slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
+        )
         try:
             element = holder[index]
         except (KeyError, IndexError, TypeError) as error:
-            raise SpecError(f"{self!r} has no value: {self._base!r} is {_brief(holder)}.") from error
+            raise SpecError(
+                f"{self!r} has no value: {self._base!r} is {_brief(holder)}."
+            ) from error
         if getattr(element, "ndim", None) != 0:
             return element
-        number = element.item()  # Python computes with whole numbers faster than a tensor does, and exactly
+        # Python computes with whole numbers faster than a tensor does, and exactly
+        number = element.item()
         return number if isinstance(number, int) else element
 
     def __repr__(self) -> str:
@@ -458,7 +487,9 @@ class Call(Expr):
     def _value(self, scope: Scope) -> Any:
         args = [evaluate(arg, scope) for arg in self._args]
         remembered = all(type(arg) in _REMEMBERED for arg in args)
-        return _compute(self, partial(_remembered_call, self._function) if remembered else self._function, *args)
+        return _compute(
+            self, partial(_remembered_call, self._function) if remembered else self._function, *args
+        )
 
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
@@ -620,12 +651,13 @@ def maximum(*args: Value) -> Expr:
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for arguments that are known later: ``later(best_grid)(item.width, item.height)[0]``; also a
-    decorator.
+    """A function for arguments that are known later: ``later(best_grid)(item.width,
+    item.height)[0]``; also a decorator.
 
-    With an expression among its arguments a call is recorded; without one it is made. Unlike a plain function of a
-    `Scope`, its result is known to depend on the arguments alone, so layouts that use it are kept per geometry, as are
-    results for plain numbers and strings. The function must return the same for the same arguments.
+    With an expression among its arguments a call is recorded; without one it is made. Unlike a
+    plain function of a `Scope`, its result is known to depend on the arguments alone, so layouts
+    that use it are kept per geometry, as are results for plain numbers and strings. The function
+    must return the same for the same arguments.
     """
 
     def call(*args: Any) -> Any:
@@ -652,7 +684,8 @@ def truth(value: Value, scope: Scope) -> bool:
     """Whether a condition holds.
 
     Raises:
-        SpecError: as for `evaluate`, or a value without a truth value, as a tensor of several elements.
+        SpecError: as for `evaluate`, or a value without a truth value, as a tensor of several
+            elements.
     """
     outcome = evaluate(value, scope)
     return outcome if outcome is True or outcome is False else bool(_compute(value, bool, outcome))
@@ -663,7 +696,8 @@ class Leaf:
     """A chain of attributes and constant indices, as ``fields.grid.shape[0]``, or a plain function.
 
     Attributes:
-        root: what it starts at: the name of a root, ``loop 0`` for a loop variable by its depth, or ``function``.
+        root: what it starts at: the name of a root, ``loop 0`` for a loop variable by its depth, or
+            ``function``.
         keys: the attributes and indices, in this order; for a function, the function.
         expr: the expression.
     """
@@ -686,7 +720,9 @@ def leaves(value: Any) -> frozenset[Leaf]:
     ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
     """
     if not isinstance(value, Expr):
-        return value.leaves() if isinstance(value, Node) and hasattr(value, "leaves") else frozenset()
+        return (
+            value.leaves() if isinstance(value, Node) and hasattr(value, "leaves") else frozenset()
+        )
     if leaf := _leaf(value):
         return frozenset({leaf})
     return frozenset().union(*map(leaves, value._parts()))
@@ -728,7 +764,8 @@ def evaluate(value: Any, scope: Scope) -> Any:
     """The value of an expression in a scope; constants are their own value.
 
     Raises:
-        SpecError: an attribute, key or root that the scope does not have. The message names the expression.
+        SpecError: an attribute, key or root that the scope does not have. The message names the
+            expression.
     """
     return value._value(scope) if isinstance(value, Expr) else value
 
@@ -742,7 +779,8 @@ def _compute(source: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 _REMEMBERED = frozenset({bool, int, float, str, type(None)})
-"""Types of arguments under which the result of a recorded call is remembered: equal ones are the same."""
+"""Types of arguments under which the result of a recorded call is remembered: equal ones are the
+same."""
 
 
 _remembered_call = lru_cache(maxsize=1024, typed=True)(operator.call)
@@ -760,7 +798,8 @@ def fold(value: Any, scope: Scope) -> Any:
         SpecError: a config or processor attribute is missing.
     """
     if not isinstance(value, Expr):
-        return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value  # a layout in where()
+        # a layout in where()
+        return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value
     if isinstance(value, Opaque):
         return value
     if all(leaf.root in STATIC for leaf in leaves(value)):
@@ -773,7 +812,8 @@ def fold(value: Any, scope: Scope) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A Python number or tuple for a tensor or array of a few elements; other values as they are."""
+    """A Python number or tuple for a tensor or array of a few elements; other values as they
+    are."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value

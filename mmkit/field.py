@@ -1,7 +1,8 @@
-"""Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field configs.
+"""Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field
+configs.
 
-A field may state the shape and dtype of one item's part; what `process` returns is then checked, never cast. A derived
-field comes from an expression, not from `process`.
+A field may state the shape and dtype of one item's part; what `process` returns is then checked,
+never cast. A derived field comes from an expression, not from `process`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Field(Structural):
     """The word that declares one with a value."""
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}":
+        if (
+            self.dtype is not None
+            and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}"
+        ):
             raise SpecError("dtype of a field", "a torch dtype or its name", repr(self.dtype))
 
     @property
@@ -55,11 +59,16 @@ class Field(Structural):
 
     def bind(self, scope: Scope) -> Self:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
-        shape = None if self.shape is None else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
+        shape = (
+            None
+            if self.shape is None
+            else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
+        )
         return replace(self, shape=shape, value=fold(self.value, scope))
 
     def derive(self, scope: Scope) -> Any:
-        """The value of a derived field, for one item, or for all where it is shared: a tensor if a dtype is stated."""
+        """The value of a derived field, for one item, or for all where it is shared: a tensor if a
+        dtype is stated."""
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
@@ -73,7 +82,8 @@ class Field(Structural):
         return [self.derive(own) for own in scopes]
 
     def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
-        """The extents of the items along `dim`, each in its scope; None where the field is not flat."""
+        """The extents of the items along `dim`, each in its scope; None where the field is not
+        flat."""
         return None
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
@@ -86,7 +96,8 @@ class Field(Structural):
             where: names the field in errors.
 
         Raises:
-            SpecError: the data does not hold `count` items, or the sizes do not add up to its extent.
+            SpecError: the data does not hold `count` items, or the sizes do not add up to its
+                extent.
         """
         raise NotImplementedError
 
@@ -97,7 +108,10 @@ class Field(Structural):
     @cached_property
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
-        ends = [(size.least, size.most) if isinstance(size, Between) else (size,) for size in self.shape or ()]
+        ends = [
+            (size.least, size.most) if isinstance(size, Between) else (size,)
+            for size in self.shape or ()
+        ]
         fixed = all(isinstance(end, int) for pair in ends for end in pair)
         return self.is_derived or not fixed
 
@@ -118,11 +132,18 @@ class Field(Structural):
             return
         if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
             dtype, shape = self._stated
-            if part.dtype == (dtype or part.dtype) and part.shape == (part.shape if shape is None else shape):
+            if part.dtype == (dtype or part.dtype) and part.shape == (
+                part.shape if shape is None else shape
+            ):
                 return
         where = f"item {index}"
-        if self.dtype is not None and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype:
-            raise SpecError(where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__)))
+        if (
+            self.dtype is not None
+            and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype
+        ):
+            raise SpecError(
+                where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__))
+            )
         if self.shape is not None:
             shape = tuple(getattr(part, "shape", ()))
             wanted = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
@@ -130,7 +151,9 @@ class Field(Structural):
                 raise SpecError(where, f"shape {shape_text(wanted)} per item", str(shape))
 
     def __repr__(self) -> str:
-        options = [f"{name}={value!r}" for name, value in self._options().items() if value is not None]
+        options = [
+            f"{name}={value!r}" for name, value in self._options().items() if value is not None
+        ]
         if self.is_derived:
             return f"{self.derived_word}({', '.join([repr(self.value), *options])})"
         return f"{self.word}({', '.join([*self._leading(), *options])})"
@@ -152,7 +175,11 @@ class Batched(Field):
         extent = _extent(data, 0, where)
         if extent != count:
             raise SpecError(where, f"{count} items along the first dimension", str(extent))
-        return list(data.unbind(0)) if isinstance(data, torch.Tensor) else [data[i] for i in range(count)]
+        return (
+            list(data.unbind(0))
+            if isinstance(data, torch.Tensor)
+            else [data[i] for i in range(count)]
+        )
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         return list(parts)
@@ -227,7 +254,9 @@ def _shape(shape: Shape | None) -> tuple[Any, ...] | None:
     return None if shape is None else tuple(map(expression, shape))
 
 
-def batched(*, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+def batched(
+    *, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+) -> Field:
     """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ.
 
     Args:
@@ -249,10 +278,12 @@ def flat(
     dtype: str | torch.dtype | None = None,
     keep_on_cpu: bool = False,
 ) -> Field:
-    """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for ``dim=0``.
+    """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for
+    ``dim=0``.
 
     Args:
-        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched `fields`.
+        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
+            `fields`.
         dim: the dimension to split.
         shape: shape of one item's part; sizes or expressions.
         dtype: its torch dtype, or the name of that.
@@ -264,17 +295,22 @@ def flat(
     return Flat(keep_on_cpu, _shape(shape), dtype_name(dtype), sizes=expression(sizes), dim=dim)
 
 
-def shared(*, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+def shared(
+    *, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+) -> Field:
     """Every item has the whole of ``data``. Arguments as for `batched`."""
     return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype))
 
 
-def derived(value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
+def derived(
+    value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+) -> Field:
     """A batched field that `process` does not return: mmkit computes it for each item.
 
     Args:
         value: an expression over the `item` facts and the other batched and shared `fields`.
-        dtype: torch dtype, or the name of it, of the tensor that the value becomes; None leaves it as it is.
+        dtype: torch dtype, or the name of it, of the tensor that the value becomes; None leaves it
+            as it is.
         keep_on_cpu: the model reads this field on the host.
 
     Raises:
@@ -283,8 +319,11 @@ def derived(value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu
     return Batched(keep_on_cpu, None, dtype_name(dtype), expression(value))
 
 
-def constant(value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False) -> Field:
-    """A shared field that `process` does not return: one value for all items, over `cfg`, `proc` and `tok`.
+def constant(
+    value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+) -> Field:
+    """A shared field that `process` does not return: one value for all items, over `cfg`, `proc`
+    and `tok`.
 
     Arguments as for `derived`.
     """

@@ -1,8 +1,9 @@
 """Generation of a spec's vLLM classes.
 
-The classes are source text, compiled into a module of their own, ``mmkit.generated.<module of the spec>.<its
-variable>``. An import hook makes that module anew in any process that asks for it, so the classes can be imported,
-pickled for spawned workers, read with `inspect.getsource`, and subclassed.
+The classes are source text, compiled into a module of their own, ``mmkit.generated.<module of the
+spec>.<its variable>``. An import hook makes that module anew in any process that asks for it, so
+the classes can be imported, pickled for spawned workers, read with `inspect.getsource`, and
+subclassed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,12 @@ def classes(spec: Declaration) -> Classes:
     if module.SPEC is not spec:  # the variable was assigned again
         module = importlib.reload(module)
     prefix = class_prefix(spec.name)
-    return Classes(*(getattr(module, prefix + suffix) for suffix in ("ProcessingInfo", "DummyInputs", "Processor")))
+    return Classes(
+        *(
+            getattr(module, prefix + suffix)
+            for suffix in ("ProcessingInfo", "DummyInputs", "Processor")
+        )
+    )
 
 
 def source(spec: Declaration, home: str | None = None, root: str = _ROOT) -> str:
@@ -103,7 +109,8 @@ def class_prefix(name: str) -> str:
 
 
 def _home(spec: Declaration) -> str | None:
-    """The module-level variable that holds the spec, as a dotted path, if other processes can import it."""
+    """The module-level variable that holds the spec, as a dotted path, if other processes can
+    import it."""
     module = sys.modules.get(spec._module)
     if module is None or spec._module == "__main__":
         return None
@@ -115,8 +122,8 @@ _local: dict[str, Declaration] = {}
 
 
 def _local_home(spec: Declaration) -> str:
-    """A name for the classes of a spec that no module-level variable holds: usable and readable in this process, but
-    not importable in another.
+    """A name for the classes of a spec that no module-level variable holds: usable and readable in
+    this process, but not importable in another.
     """
     home = next((name for name, known in _local.items() if known is spec), f"_local_{len(_local)}")
     _local[home] = spec
@@ -131,13 +138,14 @@ class _Loader(Loader):
         module.__dict__["__spec_of_module__"] = self.spec
         text = source(self.spec, self.home)
         name = module.__file__ = f"<{module.__name__}>"
-        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name  # for inspect and tracebacks
+        # for inspect and tracebacks
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         exec(compile(text, name, "exec"), module.__dict__)
 
 
 class _Finder(MetaPathFinder):
-    """Finds ``mmkit.generated.<module>.<variable>`` by importing the module; what lies above the variable is an empty
-    package.
+    """Finds ``mmkit.generated.<module>.<variable>`` by importing the module; what lies above the
+    variable is an empty package.
     """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:

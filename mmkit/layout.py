@@ -1,9 +1,9 @@
 """Layouts: what one item becomes in the prompt.
 
-Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`. `embed(id)` marks the
-positions that receive encoder rows; every other id is literal. One evaluation gives the token ids, the embed mask and
-the number of embeddings, so the three cannot disagree. Rows of patches, each with a newline, are
-``(embed(patch) * cols + newline) * rows + bos``.
+Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`.
+`embed(id)` marks the positions that receive encoder rows; every other id is literal. One evaluation
+gives the token ids, the embed mask and the number of embeddings, so the three cannot disagree. Rows
+of patches, each with a newline, are ``(embed(patch) * cols + newline) * rows + bos``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Placeholder:
 
     @cached_property
     def is_embed(self) -> torch.Tensor | None:
-        """Boolean mask (len(ids),), or, as vLLM wants it, None where every position receives an encoder row."""
+        """Boolean mask (len(ids),), or, as vLLM wants it, None where every position receives an
+        encoder row."""
         if self.num_embeds == len(self.mask):
             return None
         return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
@@ -80,7 +81,8 @@ class Placeholder:
 
 
 def as_text(ids: Sequence[int]) -> str:
-    """Ids as a string, one character each: Python finds a string in another in linear time, a list in another not.
+    """Ids as a string, one character each: Python finds a string in another in linear time, a list
+    in another not.
 
     No vocabulary has more ids than there are characters, 1,114,112.
     """
@@ -89,13 +91,15 @@ def as_text(ids: Sequence[int]) -> str:
 
 _CHARACTERS = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
-_MOST_IDS = 1 << 22  # longer than any context; a count from a caller's arguments must not take all memory
+# longer than any context; a count from a caller's arguments must not take all memory
+_MOST_IDS = 1 << 22
 
 Piece: TypeAlias = tuple[list[int], bytes]
 
 
 class Layout(Node):
-    """Base of all layouts. Combine with ``+`` and ``*``; ids on either side of a ``+`` are literal."""
+    """Base of all layouts. Combine with ``+`` and ``*``; ids on either side of a ``+`` are
+    literal."""
 
     def __add__(self, other: LayoutLike) -> Layout:
         return _sequence(self, layout(other))
@@ -112,7 +116,8 @@ class Layout(Node):
         """Evaluate in a scope.
 
         Raises:
-            SpecError: an id or a count that is not a whole number >= 0, or a value that the scope lacks.
+            SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
+                lacks.
         """
         return Placeholder(*self._emit(scope))
 
@@ -162,7 +167,10 @@ class Fixed(Layout):
         return frozenset()
 
     def __repr__(self) -> str:
-        parts = (f"embed({i})" if embeds else f"literal({i})" for i, embeds in zip(self.ids, self.mask, strict=True))
+        parts = (
+            f"embed({i})" if embeds else f"literal({i})"
+            for i, embeds in zip(self.ids, self.mask, strict=True)
+        )
         return " + ".join(parts) or "nothing"
 
 
@@ -176,7 +184,10 @@ class Tokens(Layout):
         if isinstance(value, Layout):
             return value._emit(scope)
         value = plain(value)
-        ids = [whole(v, self.value, "a token id") for v in (value if isinstance(value, Sequence) else [value])]
+        ids = [
+            whole(v, self.value, "a token id")
+            for v in (value if isinstance(value, Sequence) else [value])
+        ]
         return ids, bytes(len(ids))
 
     def bind(self, scope: Scope) -> Layout:
@@ -290,21 +301,26 @@ def embed(token: Count) -> Layout:
     """One position that receives an encoder row.
 
     Args:
-        token: the placeholder id of that position: ``embed(tok["<image>"])``, ``embed(cfg.image_token_id)``.
+        token: the placeholder id of that position: ``embed(tok["<image>"])``,
+            ``embed(cfg.image_token_id)``.
 
     Raises:
         SpecError: a string, a text of several tokens, or a layout.
     """
     if isinstance(token, (Layout, str, Text)):
         raise SpecError(
-            "embed()", "one token id", repr(token), 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
+            "embed()",
+            "one token id",
+            repr(token),
+            'Write embed(tok["<image>"]) or embed(cfg.some_token_id).',
         )
     return Embed(expression(token))
 
 
 def literal(*ids: LayoutLike) -> Layout:
     """Positions that hold ids and receive no encoder row, one after the other:
-    ``literal(tok["<img>"], tok["</img>"])``. Beside a layout ids need no `literal`: ``tok["<img>"] + embed(...)``.
+    ``literal(tok["<img>"], tok["</img>"])``. Beside a layout ids need no `literal`: ``tok["<img>"]
+    + embed(...)``.
 
     Args:
         ids: ids, sequences of ids, or expressions or functions of a `Scope` for either.
@@ -316,7 +332,11 @@ def literal(*ids: LayoutLike) -> Layout:
 
 
 def each(
-    over: Value, body: Callable[[Expr], LayoutLike], *, sep: LayoutLike = nothing, last: LayoutLike = nothing
+    over: Value,
+    body: Callable[[Expr], LayoutLike],
+    *,
+    sep: LayoutLike = nothing,
+    last: LayoutLike = nothing,
 ) -> Layout:
     """One `body` per element, in order: rows, tiles, frames. Can be nested.
 
@@ -332,7 +352,13 @@ def each(
         inner = layout(body(Loop(depth)))
     finally:
         _depth.reset(reset)
-    return Each(tuple(over) if isinstance(over, list) else expression(over), inner, layout(sep), layout(last), depth)
+    return Each(
+        tuple(over) if isinstance(over, list) else expression(over),
+        inner,
+        layout(sep),
+        layout(last),
+        depth,
+    )
 
 
 def layout(value: LayoutLike) -> Layout:
@@ -352,7 +378,11 @@ def layout(value: LayoutLike) -> Layout:
 
 
 def _sequence(*layouts: Layout) -> Layout:
-    parts = [part for each in layouts for part in (each.parts if isinstance(each, Sequenced) else (each,))]
+    parts = [
+        part
+        for each in layouts
+        for part in (each.parts if isinstance(each, Sequenced) else (each,))
+    ]
     return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
 
 
@@ -378,6 +408,8 @@ def whole(value: Any, source: Any, what: str) -> int:
     """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        remedy = "Use // or ceil_div(), which give whole numbers." if isinstance(value, float) else ""
+        remedy = (
+            "Use // or ceil_div(), which give whole numbers." if isinstance(value, float) else ""
+        )
         raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value), remedy)
     return int(value)

@@ -20,8 +20,11 @@ from .spec import Declaration
 from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
 
 
-def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
-    """A method that returns logits, with minus infinity for placeholder ids unless vLLM masks them itself."""
+def _masked(
+    compute_logits: Callable[..., torch.Tensor | None],
+) -> Callable[..., torch.Tensor | None]:
+    """A method that returns logits, with minus infinity for placeholder ids unless vLLM masks them
+    itself."""
 
     @wraps(compute_logits)
     def masked(self: MultiModalModel, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -34,20 +37,24 @@ def _masked(compute_logits: Callable[..., torch.Tensor | None]) -> Callable[...,
 
 
 class MultiModalModel(ModelInterface):
-    """Mixin for a vLLM model class; put it first among the bases, and decorate the class with `ModelSpec.register`.
+    """Mixin for a vLLM model class; put it first among the bases, and decorate the class with
+    `ModelSpec.register`.
 
-    For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the modality's fields as
-    vLLM batches them (a batched field is one stacked tensor, or a list where the items' shapes differ; a flat field is
-    one concatenated tensor) and returns one (rows, hidden_size) tensor per item, as a list or stacked. In return
+    For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the
+    modality's fields as vLLM batches them (a batched field is one stacked tensor, or a list where
+    the items' shapes differ; a flat field is one concatenated tensor) and returns one (rows,
+    hidden_size) tensor per item, as a list or stacked. In return
 
-    - items and rows are compared with the layout, which vLLM does not do: a surplus row would be cut off silently. The
-      device knows the processed fields, not the raw items, so a layout that depends on `item` cannot be compared; write
-      ``fields.series.shape[0]`` for ``item.length`` where both say the same;
-    - an item whose rows are not finite, or too large for the model's dtype, is answered as if they were zeros, so that
-      nothing of it can reach the answers of others through the KV cache; the log and the metric `mmkit:unsound_items`
-      count such items. Precomputed embeddings are rows, too;
-    - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a request that passed
-      no processor cannot take the engine down;
+    - items and rows are compared with the layout, which vLLM does not do: a surplus row would be
+      cut off silently. The device knows the processed fields, not the raw items, so a layout that
+      depends on `item` cannot be compared; write ``fields.series.shape[0]`` for ``item.length``
+      where both say the same;
+    - an item whose rows are not finite, or too large for the model's dtype, is answered as if they
+      were zeros, so that nothing of it can reach the answers of others through the KV cache; the
+      log and the metric `mmkit:unsound_items` count such items. Precomputed embeddings are rows,
+      too;
+    - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a
+      request that passed no processor cannot take the engine down;
     - placeholder ids are never sampled, and reported log probabilities are the model's.
     """
 
@@ -69,12 +76,13 @@ class MultiModalModel(ModelInterface):
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
-        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size) tensor each, all
-        zeros where a value is not finite or too large (see `mmkit.sound.largest_magnitude`).
+        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size)
+        tensor each, all zeros where a value is not finite or too large (see
+        `mmkit.sound.largest_magnitude`).
 
         Raises:
-            MmkitError: the encoder returned another number of items or rows than the layout has positions, or rows of
-                another width than the language model's.
+            MmkitError: the encoder returned another number of items or rows than the layout has
+                positions, or rows of another width than the language model's.
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
@@ -95,24 +103,44 @@ class MultiModalModel(ModelInterface):
         """The rows that the model's `embed_<modality>` returns, one tensor per item."""
         where = f"{modality.where}, embed_{modality.name}"
         returned = getattr(self, f"embed_{modality.name}")(**fields)
-        batched = {key: value for key, value in fields.items() if isinstance(modality.fields[key], Batched)}
+        batched = {
+            key: value for key, value in fields.items() if isinstance(modality.fields[key], Batched)
+        }
         remedy = "Return one (rows, hidden_size) tensor per item."
         if isinstance(returned, torch.Tensor) and returned.ndim != 3:
-            expected, got = "a list of tensors, or one with a dimension for the items", f"shape {tuple(returned.shape)}"
-            raise MmkitError(where, expected, got, f"{remedy} `rows.split([...])` cuts one that holds them all.")
+            expected, got = (
+                "a list of tensors, or one with a dimension for the items",
+                f"shape {tuple(returned.shape)}",
+            )
+            raise MmkitError(
+                where, expected, got, f"{remedy} `rows.split([...])` cuts one that holds them all."
+            )
         encoded = list(returned)
         count = len(next(iter(batched.values()), encoded))
         if len(encoded) != count:
             raise MmkitError(where, f"rows for {count} items", str(len(encoded)), remedy)
         for i, item in enumerate(encoded):
             at = f"{where}, item {i}"
-            if not isinstance(item, torch.Tensor) or not item.is_floating_point() or item.shape[1:] != (self._width,):
+            if (
+                not isinstance(item, torch.Tensor)
+                or not item.is_floating_point()
+                or item.shape[1:] != (self._width,)
+            ):
                 tensor = isinstance(item, torch.Tensor)
-                got = f"shape {tuple(item.shape)} of {item.dtype}" if tensor else f"a {type(item).__name__}"
+                got = (
+                    f"shape {tuple(item.shape)} of {item.dtype}"
+                    if tensor
+                    else f"a {type(item).__name__}"
+                )
                 raise MmkitError(at, f"a floating (rows, {self._width}) tensor", got, remedy)
             wanted = modality.placeholders.rows({key: value[i] for key, value in batched.items()})
             if wanted is not None and len(item) != wanted:
-                raise MmkitError(at, f"{wanted} encoder rows", str(len(item)), "Return one row per embed() position.")
+                raise MmkitError(
+                    at,
+                    f"{wanted} encoder rows",
+                    str(len(item)),
+                    "Return one row per embed() position.",
+                )
         return encoded
 
     @override
@@ -124,19 +152,24 @@ class MultiModalModel(ModelInterface):
         is_multimodal: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal` holds.
+        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal`
+        holds.
 
-        What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the vocabulary.
+        What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the
+        vocabulary.
 
         Args:
             input_ids: integers (tokens,); an id outside the vocabulary is embedded as id 0.
-            multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions; None for none.
+            multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions;
+                None for none.
             is_multimodal: bool (tokens,), as many true as there are rows.
         """
         if self._unsound is not None:
             self._unsound.poll()
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
-        embeds: torch.Tensor = self.get_language_model().embed_input_ids(torch.where(known, input_ids, 0))
+        embeds: torch.Tensor = self.get_language_model().embed_input_ids(
+            torch.where(known, input_ids, 0)
+        )
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
             return embeds
         return merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
@@ -145,9 +178,10 @@ class MultiModalModel(ModelInterface):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Logits of the next token, of the class itself or of its language model.
 
-        vLLM's sampler takes the placeholder ids out (`mmkit.sampling`), so that what it reports is the model's. Where
-        it has no logits processors, as with speculative decoding, they have minus infinity here, and reported log
-        probabilities are of the other ids only; this holds for the `compute_logits` of a subclass, too.
+        vLLM's sampler takes the placeholder ids out (`mmkit.sampling`), so that what it reports is
+        the model's. Where it has no logits processors, as with speculative decoding, they have
+        minus infinity here, and reported log probabilities are of the other ids only; this holds
+        for the `compute_logits` of a subclass, too.
 
         Args:
             hidden_states: (tokens, hidden_size), in the model's dtype.
@@ -156,7 +190,9 @@ class MultiModalModel(ModelInterface):
             (tokens, vocabulary size), or None on ranks that do not sample.
         """
         own = getattr(super(), "compute_logits", None)
-        logits: torch.Tensor | None = (own or self.get_language_model().compute_logits)(hidden_states)
+        logits: torch.Tensor | None = (own or self.get_language_model().compute_logits)(
+            hidden_states
+        )
         return logits
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -166,14 +202,17 @@ class MultiModalModel(ModelInterface):
 
     @property
     def compute_logits_local(self) -> Any:
-        """Absent: vLLM would sample from the shards of the head, whose ids are not those of the vocabulary."""
+        """Absent: vLLM would sample from the shards of the head, whose ids are not those of the
+        vocabulary."""
         raise AttributeError("compute_logits_local")
 
     def reserved_ids(self, device: torch.device) -> torch.Tensor:
         """The placeholder ids, which are never sampled: integers (ids,) on a device."""
         reserved = self.__dict__.get("_reserved")
         if reserved is None or reserved.device != device:
-            reserved = self.__dict__["_reserved"] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
+            reserved = self.__dict__["_reserved"] = torch.tensor(
+                sorted(self.mm_plan.embed_ids), device=device
+            )
         return reserved
 
 
@@ -181,17 +220,27 @@ def check_class(spec: Declaration, model: type) -> None:
     """Look whether a model class can run a spec.
 
     Raises:
-        SpecError: it is no multimodal model, the mixin is not first among its bases, or an `embed_<modality>` is
-            missing or does not take the fields by their names.
+        SpecError: it is no multimodal model, the mixin is not first among its bases, or an
+            `embed_<modality>` is missing or does not take the fields by their names.
     """
-    where, remedy = f"{spec.name}, {model.__name__}", f"Write class {model.__name__}(MultiModalModel, ...)."
+    where, remedy = (
+        f"{spec.name}, {model.__name__}",
+        f"Write class {model.__name__}(MultiModalModel, ...).",
+    )
     if not issubclass(model, MultiModalModel):
         if not getattr(model, "supports_multimodal", False):
             raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)
         return  # vLLM's own, or written by hand
-    before = [base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model]
+    before = [
+        base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model
+    ]
     for base in before:
-        hidden = vars(base).keys() & {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
+        hidden = vars(base).keys() & {
+            "__init__",
+            "embed_multimodal",
+            "embed_input_ids",
+            "compute_logits",
+        }
         if hidden and not issubclass(base, MultiModalModel):
             got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
             raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
@@ -207,7 +256,9 @@ def check_class(spec: Declaration, model: type) -> None:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
         if not required <= set(fields) or not (takes_all or named >= set(fields)):
             got = f"({', '.join(p.name for p in taken)})"
-            raise SpecError(f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got)
+            raise SpecError(
+                f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got
+            )
 
 
 check([MultiModalModel, sampling.PlaceholderMask])

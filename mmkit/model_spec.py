@@ -17,8 +17,8 @@ M = TypeVar("M", bound=type)
 class ModelSpec(Declaration):
     """The multimodal side of one model: its name in messages and class names, and its modalities.
 
-    Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and arguments are those
-    of `mmkit.spec.Declaration`.
+    Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and
+    arguments are those of `mmkit.spec.Declaration`.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ModelSpec(Declaration):
         processor: Any = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine and no vLLM is
-        needed.
+        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine
+        and no vLLM is needed.
 
         Args:
             config: the Hugging Face config of the model.
@@ -53,9 +53,9 @@ class ModelSpec(Declaration):
         return Plan(self, config, tokenizer, processor, kwargs)
 
     def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
-        """Raise on the first thing that cannot work with this config and tokenizer: an attribute that the config lacks,
-        a token that the vocabulary lacks, an id outside the vocabulary, a shape or limit out of range, an item without
-        placeholders.
+        """Raise on the first thing that cannot work with this config and tokenizer: an attribute
+        that the config lacks, a token that the vocabulary lacks, an id outside the vocabulary, a
+        shape or limit out of range, an item without placeholders.
 
         Arguments as for `bind`.
 
@@ -66,10 +66,11 @@ class ModelSpec(Declaration):
 
     @property
     def classes(self) -> Classes:
-        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first use; needs vLLM.
+        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first
+        use; needs vLLM.
 
-        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its variable>``, and may be
-        subclassed.
+        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its
+        variable>``, and may be subclassed.
 
         Raises:
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
@@ -78,12 +79,21 @@ class ModelSpec(Declaration):
 
     @overload
     def register(
-        self, model: M, *, info: type | None = ..., dummy_inputs: type | None = ..., processor: type | None = ...
+        self,
+        model: M,
+        *,
+        info: type | None = ...,
+        dummy_inputs: type | None = ...,
+        processor: type | None = ...,
     ) -> M: ...
 
     @overload
     def register(
-        self, *, info: type | None = ..., dummy_inputs: type | None = ..., processor: type | None = ...
+        self,
+        *,
+        info: type | None = ...,
+        dummy_inputs: type | None = ...,
+        processor: type | None = ...,
     ) -> Callable[[M], M]: ...
 
     def register(
@@ -94,15 +104,16 @@ class ModelSpec(Declaration):
         dummy_inputs: type | None = None,
         processor: type | None = None,
     ) -> Any:
-        """Register the generated classes, and the model class itself, with vLLM. Use it as a decorator of the model
-        class.
+        """Register the generated classes, and the model class itself, with vLLM. Use it as a
+        decorator of the model class.
 
-        Spawned processes (engine core, workers, the registry's inspection) register it too: the calling module is noted
-        in the environment variable MMKIT_MODULES, which mmkit's plugin reads in each of them.
+        Spawned processes (engine core, workers, the registry's inspection) register it too: the
+        calling module is noted in the environment variable MMKIT_MODULES, which mmkit's plugin
+        reads in each of them.
 
         Args:
-            model: the model class, your own or one of vLLM's; its `__name__` is the architecture in the checkpoint's
-                config.
+            model: the model class, your own or one of vLLM's; its `__name__` is the architecture in
+                the checkpoint's config.
             info: a subclass of `classes.info` to register in place of it.
             dummy_inputs: the same for `classes.dummy_inputs`.
             processor: the same for `classes.processor`.
@@ -115,7 +126,9 @@ class ModelSpec(Declaration):
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
-            return lambda cls: self.register(cls, info=info, dummy_inputs=dummy_inputs, processor=processor)
+            return lambda cls: self.register(
+                cls, info=info, dummy_inputs=dummy_inputs, processor=processor
+            )
         from .model import check_class
         from .vllm_api import register
 

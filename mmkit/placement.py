@@ -117,7 +117,8 @@ def place(
 
 
 def may_be_split(items: Items) -> bool:
-    """Whether some target has several tokens, as texts have, which may be others inside a prompt."""
+    """Whether some target has several tokens, as texts have, which may be others inside a
+    prompt."""
     known = (one for of_modality in items.values() for one in _distinct(of_modality))
     return any(isinstance(one.update, Replace) and len(one.target) > 1 for one in known)
 
@@ -146,9 +147,13 @@ def place_in_text(
 
     def in_text(one: Alternative) -> Alternative:
         ids = characters(tuple(one.placeholder.ids))
-        return Alternative(one.update, characters(one.target), Placeholder(list(ids), bytes(len(ids))))
+        return Alternative(
+            one.update, characters(one.target), Placeholder(list(ids), bytes(len(ids)))
+        )
 
-    known = {id(one): in_text(one) for of_modality in items.values() for one in _distinct(of_modality)}
+    known = {
+        id(one): in_text(one) for of_modality in items.values() for one in _distinct(of_modality)
+    }
     texts = {
         name: [[known[id(one)] for one in alternatives] for alternatives in of_modality]
         for name, of_modality in items.items()
@@ -245,7 +250,9 @@ class _Pass:
                 return anchor, number
         return None
 
-    def _search(self, alternatives: Sequence[Alternative], cursor: int) -> tuple[int, int, int] | None:
+    def _search(
+        self, alternatives: Sequence[Alternative], cursor: int
+    ) -> tuple[int, int, int] | None:
         """The first match at or after the cursor: begin, end, alternative."""
         sought: list[tuple[str, int]] = []
         for number, one in enumerate(alternatives):

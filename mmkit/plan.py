@@ -19,7 +19,15 @@ from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .errors import InputError, SpecError
 from .expr import Scope, truth
-from .placement import Alternative, NotFound, Placement, may_be_split, place, place_in_text, refuse_reserved
+from .placement import (
+    Alternative,
+    NotFound,
+    Placement,
+    may_be_split,
+    place,
+    place_in_text,
+    refuse_reserved,
+)
 from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
 from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
@@ -66,7 +74,11 @@ class Plan:
         self.vocab_size = vocab_size(config)
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
-        vocabulary = tokenizer if tokenizer is None or isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
+        vocabulary = (
+            tokenizer
+            if tokenizer is None or isinstance(tokenizer, Vocabulary)
+            else Vocabulary(tokenizer)
+        )
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
         self._configured = Memo(_CONFIGURED)
         self._bind(scope)
@@ -93,12 +105,14 @@ class Plan:
                 self.modalities[m.name] = BoundModality(m, where, scope)
         self._reserved = self._reserved_targets()
         layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
-        self._prompts = {name: value.bind(scope) for name, value in layouts.items() if value is not None}
+        self._prompts = {
+            name: value.bind(scope) for name, value in layouts.items() if value is not None
+        }
         self._check_end()
 
     def _check_end(self) -> None:
-        """Refuse items that would stand between a prompt and what the spec puts at its end, which would not be seen
-        there again when an expanded prompt comes back.
+        """Refuse items that would stand between a prompt and what the spec puts at its end, which
+        would not be seen there again when an expanded prompt comes back.
 
         Raises:
             SpecError: names the modality.
@@ -106,7 +120,10 @@ class Plan:
         if not isinstance(self._prompts.get("prompt"), EndingWith):
             return
         for modality in self.modalities.values():
-            if any(isinstance(update, Insert) and update.at == "end" for update in modality.placeholders.updates):
+            if any(
+                isinstance(update, Insert) and update.at == "end"
+                for update in modality.placeholders.updates
+            ):
                 expected = 'no insert(at="end") beside prompt=ending_with(...)'
                 remedy = "Put these ids into the layout of the item."
                 raise SpecError(f"{modality.where}, update", expected, 'insert(at="end")', remedy)
@@ -115,7 +132,8 @@ class Plan:
         """The targets that can only stand for items, each with its modality.
 
         Raises:
-            SpecError: two modalities have the same target, so that nothing tells which item goes where.
+            SpecError: two modalities have the same target, so that nothing tells which item goes
+                where.
         """
         owners: dict[Target, str] = {}
         reserved: dict[Target, str] = {}
@@ -124,14 +142,16 @@ class Plan:
                 if (other := owners.setdefault(target, modality.name)) != modality.name:
                     expected = "a target that no other modality has"
                     got = f"{list(target)}, which is that of {other} too"
-                    raise SpecError(f"{modality.where}, update", expected, got, "Give each a token of its own.")
+                    raise SpecError(
+                        f"{modality.where}, update", expected, got, "Give each a token of its own."
+                    )
                 if special:
                     reserved[target] = modality.name
         return reserved
 
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
-        """This plan for the `mm_processor_kwargs` of one request, with the Hugging Face processor that they configure
-        as `proc`."""
+        """This plan for the `mm_processor_kwargs` of one request, with the Hugging Face processor
+        that they configure as `proc`."""
         if kwargs == self._scope.kwargs:
             return self
         try:
@@ -146,11 +166,13 @@ class Plan:
         return plan
 
     def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
-        """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself where it says none.
-        What the spec puts at the end is left out where it stands there, as in a prompt that was rewritten before.
+        """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself
+        where it says none. What the spec puts at the end is left out where it stands there, as in a
+        prompt that was rewritten before.
 
         Raises:
-            InputError: an id that the model does not have, or a prompt that the function of the spec does not take.
+            InputError: an id that the model does not have, or a prompt that the function of the
+                spec does not take.
         """
         if (declared := self._prompts.get(part)) is None:
             return prompt
@@ -175,7 +197,8 @@ class Plan:
 
         Raises:
             InputError: the request would be refused.
-            SpecError: raw items of a modality that wants the Hugging Face processor, which vLLM calls.
+            SpecError: raw items of a modality that wants the Hugging Face processor, which vLLM
+                calls.
         """
         self.check_ids(prompt)
         self.check_names(data)
@@ -188,15 +211,22 @@ class Plan:
                 continue
             intake, processing = modality.intake, modality.processing
             if processing.hf is not None and not embeds:
-                raise SpecError(modality.where, "a process that runs without vLLM", repr(processing.hf))
+                raise SpecError(
+                    modality.where, "a process that runs without vLLM", repr(processing.hf)
+                )
             intake.check_count(len(values), modality.limit)
-            fields[name] = [{intake.embeds_field: v} for v in values] if embeds else processing.run(values).parts
+            fields[name] = (
+                [{intake.embeds_field: v} for v in values]
+                if embeds
+                else processing.run(values).parts
+            )
             alternatives[name] = [*modality.alternatives(values, fields[name], embeds)]
         return Preview(*self.place(self.rewrite("prompt", list(prompt)), alternatives), fields)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
-        """The ids that stand for items in a caller's prompt, modality by modality: targets where the update replaces
-        them, whole layouts where the caller writes these, nothing where they are inserted.
+        """The ids that stand for items in a caller's prompt, modality by modality: targets where
+        the update replaces them, whole layouts where the caller writes these, nothing where they
+        are inserted.
 
         Args:
             data: what a caller puts into ``multi_modal_data``.
@@ -252,23 +282,29 @@ class Plan:
                 remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
                 if not self.modalities[base].intake.takes_embeds:
                     remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
-            raise InputError(f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]), remedy)
+            raise InputError(
+                f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]), remedy
+            )
 
     def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
-        """What tells at most how many items of a modality a prompt has a place for, without knowing the items.
+        """What tells at most how many items of a modality a prompt has a place for, without knowing
+        the items.
 
         None where that depends on the items, or where the caller writes no placeholder.
         """
         placeholders = self.modalities[name].placeholders
         own = {token for token, names in self._owners.items() if name in names}
-        if not own or any(not isinstance(update, Replace) or update.leaves() for update in placeholders.updates):
+        if not own or any(
+            not isinstance(update, Replace) or update.leaves() for update in placeholders.updates
+        ):
             return None
         tokens = own | {target[0] for target in placeholders.targets()}
         return lambda prompt: sum(map(tokens.__contains__, prompt))
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
-        """Refuse placeholder ids of modalities that have no items in the request, and targets that can only stand for
-        items if it has none at all: `place` looks for those that are left over beside items.
+        """Refuse placeholder ids of modalities that have no items in the request, and targets that
+        can only stand for items if it has none at all: `place` looks for those that are left over
+        beside items.
 
         Args:
             prompt: token ids.
@@ -303,7 +339,9 @@ class Plan:
             if self._scope.tok is None or not may_be_split(present):
                 raise
             try:
-                ids, placements = place_in_text(prompt, present, self.spec.name, self._reserved, self._scope.tok)
+                ids, placements = place_in_text(
+                    prompt, present, self.spec.name, self._reserved, self._scope.tok
+                )
                 self.check_bare(ids, present)
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
@@ -311,7 +349,9 @@ class Plan:
 
 
 def hidden_size(config: Any) -> int | None:
-    """Width of the rows that the language model of a Hugging Face config takes, as vLLM has it; None if it is not
-    stated."""
-    sizes = (of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size"))
+    """Width of the rows that the language model of a Hugging Face config takes, as vLLM has it;
+    None if it is not stated."""
+    sizes = (
+        of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size")
+    )
     return next((size for size in sizes if isinstance(size, int)), None)

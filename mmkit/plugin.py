@@ -1,9 +1,9 @@
 """The vLLM plugin of mmkit: registers models in every process that vLLM starts.
 
-vLLM runs the entry points of the group ``vllm.general_plugins`` in the API server, in the registry's inspection, in the
-engine core and in each worker. This one imports the modules that the environment variable MMKIT_MODULES names; their
-`ModelSpec.register` decorators do the rest. A package that ships a model declares an entry point of its own instead and
-needs no variable.
+vLLM runs the entry points of the group ``vllm.general_plugins`` in the API server, in the
+registry's inspection, in the engine core and in each worker. This one imports the modules that the
+environment variable MMKIT_MODULES names; their `ModelSpec.register` decorators do the rest. A
+package that ships a model declares an entry point of its own instead and needs no variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .errors import MmkitError
 VARIABLE = "MMKIT_MODULES"
 
 MAIN_MODULES = ("__main__", "__mp_main__")
-"""Names of the module that is run as a script: here, and in spawned processes, which run it again by themselves."""
+"""Names of the module that is run as a script: here, and in spawned processes, which run it again
+by themselves."""
 
 
 def load() -> None:
@@ -32,7 +33,10 @@ def load() -> None:
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 raise  # what the module itself imports
-            expected, remedy = "a module that every process can import", "Install its package, or set PYTHONPATH."
+            expected, remedy = (
+                "a module that every process can import",
+                "Install its package, or set PYTHONPATH.",
+            )
             raise MmkitError(f"{VARIABLE}, {name}", expected, str(error), remedy) from error
 
 

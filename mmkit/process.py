@@ -1,18 +1,18 @@
 """Processing: how canonical items become tensors.
 
-A `Tensor` modality without `process=` passes tensors on, `hf()` calls a processor in the way of Hugging Face's, and any
-function does the rest::
+A `Tensor` modality without `process=` passes tensors on, `hf()` calls a processor in the way of
+Hugging Face's, and any function does the rest::
 
-    def patches(items, scope):                      # canonical items, in order; a Scope without an item
-        made = [item.unfold(0, 4, 4) for item in items]
-        return {
-            "patches": torch.cat(made),             # a flat field: the items' parts, one after the other
-            "counts": torch.tensor([len(p) for p in made]),   # a batched field: one part per item, also as a list
-            "scale": torch.tensor(scope.cfg.scale), # a shared field: the same for every item
+    def patches(items, scope):                      # canonical items, in order; a Scope without an
+        item made = [item.unfold(0, 4, 4) for item in items] return {
+            "patches": torch.cat(made),             # a flat field: the items' parts, one after the
+            other "counts": torch.tensor([len(p) for p in made]),   # a batched field: one part per
+            item, also as a list "scale": torch.tensor(scope.cfg.scale), # a shared field: the same
+            for every item
         }
 
-Whatever the way, an item's part must not depend on the other items of the request: nothing is padded to the batch,
-since vLLM caches each item by itself.
+Whatever the way, an item's part must not depend on the other items of the request: nothing is
+padded to the batch, since vLLM caches each item by itself.
 """
 
 from __future__ import annotations
@@ -49,12 +49,18 @@ class HF(Structural):
         return structure(self.processor)  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
-        """This processor call with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        unpad = {name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()}
+        """This processor call with everything that depends on `cfg`, `proc` and `tok` alone
+        evaluated."""
+        unpad = {
+            name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()
+        }
         return HF(self.processor, self.inputs, self.outputs, fold(self.text, scope), unpad)
 
     def __repr__(self) -> str:
-        stated = {name: getattr(self, name) for name in ("processor", "inputs", "outputs", "text", "unpad")}
+        stated = {
+            name: getattr(self, name)
+            for name in ("processor", "inputs", "outputs", "text", "unpad")
+        }
         options = [f"{name}={value!r}" for name, value in stated.items() if not _is_empty(value)]
         return f"hf({', '.join(options)})"
 
@@ -84,22 +90,28 @@ def hf(
     Outputs that are no declared field are left out.
 
     Args:
-        processor: what to call in place of the checkpoint's processor: a part of it (``proc.process``), or, for a model
-            that ships none, one of its own (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`).
-            Made once per distinct `mm_processor_kwargs`; called with the items of all modalities that name it, as
-            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those arguments that it takes.
-        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are `images`, `videos`,
-            `audios` (which becomes `audio` unless this says otherwise), and for a `Tensor` the name of its modality.
+        processor: what to call in place of the checkpoint's processor: a part of it
+            (``proc.process``), or, for a model that ships none, one of its own
+            (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). Made once per distinct
+            `mm_processor_kwargs`; called with the items of all modalities that name it, as
+            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those
+            arguments that it takes.
+        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are
+            `images`, `videos`, `audios` (which becomes `audio` unless this says otherwise), and for
+            a `Tensor` the name of its modality.
         outputs: the processor's output name to the field's.
-        text: text of one item, for a processor that wants as many placeholders in a text as there are items.
-        unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading dimensions), for a
-            processor that pads items to the largest of the batch.
+        text: text of one item, for a processor that wants as many placeholders in a text as there
+            are items.
+        unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading
+            dimensions), for a processor that pads items to the largest of the batch.
     """
     sizes = {
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
         for name, s in (unpad or {}).items()
     }
-    return HF(expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes)
+    return HF(
+        expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes
+    )
 
 
 def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:

@@ -1,9 +1,10 @@
 """Placeholder ids are never sampled, and what vLLM reports of them is the model's.
 
-vLLM computes the log probabilities that it reports, of the answer and of the prompt, from the model's logits. So these
-stay as they are, and a logits processor, which works on what is sampled from, takes the placeholder ids out. vLLM loads
-it by the entry point ``vllm.logits_processors`` of mmkit in every engine, also of models without a spec, so this module
-imports nothing of `mmkit.vllm_api`. Where vLLM has made none for a model (with speculative decoding, without the entry
+vLLM computes the log probabilities that it reports, of the answer and of the prompt, from the
+model's logits. So these stay as they are, and a logits processor, which works on what is sampled
+from, takes the placeholder ids out. vLLM loads it by the entry point ``vllm.logits_processors`` of
+mmkit in every engine, also of models without a spec, so this module imports nothing of
+`mmkit.vllm_api`. Where vLLM has made none for a model (with speculative decoding, without the entry
 point), the model masks its logits itself; see `MultiModalModel.compute_logits`.
 """
 
@@ -19,15 +20,19 @@ from typing_extensions import override
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 _interfaces: list[Any] = [LogitsProcessor]
-with suppress(ImportError, AttributeError):  # of vLLM's second model runner, from 0.31; it takes no other
-    _interfaces.append(import_module("vllm.v1.worker.gpu.sample.logits_processor.interface").LogitsProcessor)
+# of vLLM's second model runner, from 0.31; it takes no other
+with suppress(ImportError, AttributeError):
+    _interfaces.append(
+        import_module("vllm.v1.worker.gpu.sample.logits_processor.interface").LogitsProcessor
+    )
 
 _models: WeakSet[Any] = WeakSet()
 _masks: WeakSet[PlaceholderMask] = WeakSet()
 
 
 class PlaceholderMask(*_interfaces):  # type: ignore[misc]
-    """Gives placeholder ids minus infinity where the next token is sampled. Does nothing for a model without a spec."""
+    """Gives placeholder ids minus infinity where the next token is sampled. Does nothing for a
+    model without a spec."""
 
     def __init__(self, vllm_config: Any, *_: Any) -> None:
         self._config = vllm_config
@@ -47,7 +52,8 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         """All requests are treated alike."""
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Whether the logits of a request are changed: the question of vLLM's second model runner."""
+        """Whether the logits of a request are changed: the question of vLLM's second model
+        runner."""
         return self._served() is not None
 
     @override

@@ -1,7 +1,8 @@
-"""What keeps one item from harming others: encoder rows that the language model cannot carry become zeros.
+"""What keeps one item from harming others: encoder rows that the language model cannot carry become
+zeros.
 
-Keys and values that are not finite stay in the KV cache when their request is over, and reach whoever gets the blocks
-next: attention multiplies what it masks by zero, and zero times NaN is NaN.
+Keys and values that are not finite stay in the KV cache when their request is over, and reach
+whoever gets the blocks next: attention multiplies what it masks by zero, and zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ QUIET_SECONDS = 60.0
 
 
 def largest_magnitude(dtype: torch.dtype) -> float:
-    """The largest magnitude of a row's values that a language model of this dtype is given; a power of two, which every
-    dtype has.
+    """The largest magnitude of a row's values that a language model of this dtype is given; a power
+    of two, which every dtype has.
 
-    Rows enter the residual stream, to which every layer adds something, in the model's dtype; what a layer adds is made
-    of a normalised copy and does not grow with the row. So a quarter of the range of float16, 16384, leaves the rest to
-    the layers. bfloat16 and float32 have range enough, but norms sum the squares of a row's values in float32, which
-    ends at 2**128: 2**53, about 9e15, leaves that finite for rows of up to four million values.
+    Rows enter the residual stream, to which every layer adds something, in the model's dtype; what
+    a layer adds is made of a normalised copy and does not grow with the row. So a quarter of the
+    range of float16, 16384, leaves the rest to the layers. bfloat16 and float32 have range enough,
+    but norms sum the squares of a row's values in float32, which ends at 2**128: 2**53, about 9e15,
+    leaves that finite for rows of up to four million values.
     """
     return 2.0**14 if dtype == torch.float16 else 2.0**53
 
 
-def contained(rows: Sequence[torch.Tensor], bound: float) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The rows of some items, all zeros where an item is not sound: a value is not finite, or larger than a bound.
+def contained(
+    rows: Sequence[torch.Tensor], bound: float
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The rows of some items, all zeros where an item is not sound: a value is not finite, or
+    larger than a bound.
 
     Nothing waits for the device, and the values of sound items keep every bit.
 
@@ -43,7 +48,8 @@ def contained(rows: Sequence[torch.Tensor], bound: float) -> tuple[list[torch.Te
         bound: the largest magnitude, as from `largest_magnitude`.
 
     Returns:
-        The rows, and the number of items that are not sound, a 0-dimensional tensor on the device of the rows.
+        The rows, and the number of items that are not sound, a 0-dimensional tensor on the device
+        of the rows.
     """
     lengths = [len(one) for one in rows]
     is_even = lengths[0] > 0 and lengths.count(lengths[0]) == len(lengths)
@@ -55,7 +61,11 @@ def contained(rows: Sequence[torch.Tensor], bound: float) -> tuple[list[torch.Te
         together.masked_fill_(unsound[:, None, None], 0)  # in place: `stack` has made a copy
         return list(together), unsound.sum()
     unsound = ~(together.abs().amax(dim=-1) <= most)
-    owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths)).to(together.device, non_blocking=True)
+    owners = (
+        torch.arange(len(rows))
+        .repeat_interleave(torch.tensor(lengths))
+        .to(together.device, non_blocking=True)
+    )
     counts = torch.zeros(len(rows), dtype=torch.int64, device=together.device)
     counts.index_add_(0, owners, unsound.long())
     together.masked_fill_((counts[owners] > 0)[:, None], 0)  # in place: `cat` has made a copy
@@ -84,7 +94,8 @@ class Tally:
         self.poll()
 
     def poll(self) -> None:
-        """Report what has arrived, and send for what was counted since. On a CPU it is there at once."""
+        """Report what has arrived, and send for what was counted since. On a CPU it is there at
+        once."""
         if self._copy is not None:
             names, numbers, event = self._copy
             if not event.query():
@@ -118,15 +129,18 @@ def unsound_items() -> Any:
 
     return Counter(
         "mmkit:unsound_items",
-        "Items whose encoder rows, or embeddings, were not finite or too large for the model's dtype, by modality. "
-        "Their requests were answered as if the rows were zeros. Counted in the worker, once per tensor-parallel "
+        "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
+        "dtype, by modality. "
+        "Their requests were answered as if the rows were zeros. Counted in the worker, once per "
+        "tensor-parallel "
         "group.",
         ["modality"],
     )
 
 
 class Reporter:
-    """Tells the operator of items that are not sound: a metric, and a line in the log now and then."""
+    """Tells the operator of items that are not sound: a metric, and a line in the log now and
+    then."""
 
     def __init__(self, spec: str, bound: float) -> None:
         self._spec, self._bound, self._metric = spec, bound, unsound_items()
@@ -141,7 +155,8 @@ class Reporter:
         self._quiet_until = time.monotonic() + QUIET_SECONDS
         for name, count in self._unsaid.items():
             logger.warning(
-                "mmkit: %s.%s: the encoder rows of %d item(s) were not finite, or larger than %g in magnitude. The "
+                "mmkit: %s.%s: the encoder rows of %d item(s) were not finite, or larger than %g "
+                "in magnitude. The "
                 "requests were answered as if these rows were zeros.",
                 self._spec,
                 name,

@@ -1,4 +1,5 @@
-"""The spec: a modality is declared once, and everything that vLLM needs is derived from the declaration."""
+"""The spec: a modality is declared once, and everything that vLLM needs is derived from the
+declaration."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class _Declared(BaseModel):
 
     def _said(self) -> Any:
         """What is declared, wherever that is."""
-        return structure({key: part if key != "modalities" else [m._said() for m in part] for key, part in self})
+        return structure(
+            {key: part if key != "modalities" else [m._said() for m in part] for key, part in self}
+        )
 
     def __str__(self) -> str:
         return repr(self)
@@ -66,13 +69,14 @@ class Modality(_Declared):
         fields: the processed tensors, by the name under which the model receives them.
         process: how canonical items become these tensors.
         limit: the most items in one request; None for no limit.
-        cacheable: whether processed items may be kept in vLLM's processor cache: True, False, or a condition on
-            `item.count` (the number of items of the request) for processing that depends on it. Wanted where the
-            declaration reads `item.count`, since a cached item comes back in requests of other lengths.
+        cacheable: whether processed items may be kept in vLLM's processor cache: True, False, or a
+            condition on `item.count` (the number of items of the request) for processing that
+            depends on it. Wanted where the declaration reads `item.count`, since a cached item
+            comes back in requests of other lengths.
         when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
-        embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for image, video and
-            audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of the embedding) where `layout` depends
-            on the raw item.
+        embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for
+            image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
+            the embedding) where `layout` depends on the raw item.
     """
 
     name: str
@@ -117,10 +121,14 @@ class Modality(_Declared):
                 raise SpecError(where, expected, "a mixture")
             layout, update = embed(tok[placeholder]) * tokens, replace(tok[placeholder])
         if layout is None or update is None:
-            raise SpecError(where, "layout and update", "neither" if layout is update else "one of them")
+            raise SpecError(
+                where, "layout and update", "neither" if layout is update else "one of them"
+            )
         if not isinstance(update, (Update, list, tuple)):
             raise SpecError(
-                f"{where}, update", "replace(), insert(), already_expanded() or a list of them", repr(update)
+                f"{where}, update",
+                "replace(), insert(), already_expanded() or a list of them",
+                repr(update),
             )
         if not isinstance(fields, Mapping):
             raise SpecError(f"{where}, fields", f"a dict of {_FIELD}", repr(fields))
@@ -150,11 +158,17 @@ class Modality(_Declared):
         if not self.fields:
             raise SpecError(where, "at least one field", "none")
         known = sorted(self.fields)
-        if isinstance(self.process, Identity) and (not isinstance(self.item, Tensor) or len(known) != 1):
+        if isinstance(self.process, Identity) and (
+            not isinstance(self.item, Tensor) or len(known) != 1
+        ):
             got = f"{self.item!r} and fields {known}"
             raise SpecError(where, "a Tensor item and one field, or a process", got)
         if isinstance(self.process, Identity) and isinstance(self.fields[known[0]], Shared):
-            raise SpecError(where, "a batched or flat field where there is no process", repr(self.fields[known[0]]))
+            raise SpecError(
+                where,
+                "a batched or flat field where there is no process",
+                repr(self.fields[known[0]]),
+            )
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
             raise SpecError(where, "hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
@@ -162,10 +176,14 @@ class Modality(_Declared):
         for leaf in self.leaves():
             if leaf.root == "fields" and leaf.keys and leaf.keys[0] not in self.fields:
                 expected = f"a field among {known}"
-                raise SpecError(f"{where}, {leaf!r}", expected, repr(leaf.keys[0]), "Declare it in fields.")
+                raise SpecError(
+                    f"{where}, {leaf!r}", expected, repr(leaf.keys[0]), "Declare it in fields."
+                )
         if self.cacheable is True and COUNT in self.leaves():
             expected = "cacheable to say for which item.count processed items may be kept"
-            raise SpecError(where, expected, "none", "Write cacheable=False, or a condition on item.count.")
+            raise SpecError(
+                where, expected, "none", "Write cacheable=False, or a condition on item.count."
+            )
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
             raise SpecError(where, expected, "one")
@@ -202,11 +220,11 @@ class Declaration(_Declared):
     Attributes:
         name: the model's name in messages and class names.
         modalities: its modalities.
-        prompt: what becomes of a caller's prompt before items are placed, whether there are any or not: `ending_with`,
-            or a function of a `Scope` to token ids. None leaves it as it is. A prompt may come back expanded: such a
-            function must leave its own result as it is.
-        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the decoder's, likewise,
-            or ids that take its place.
+        prompt: what becomes of a caller's prompt before items are placed, whether there are any or
+            not: `ending_with`, or a function of a `Scope` to token ids. None leaves it as it is. A
+            prompt may come back expanded: such a function must leave its own result as it is.
+        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
+            decoder's, likewise, or ids that take its place.
     """
 
     name: str
@@ -245,7 +263,11 @@ class Declaration(_Declared):
                 at = f"{where}, {modality.name}: hf(inputs=...)"
                 raise SpecError(at, f"arguments among {arguments}", repr(unknown))
         # the model receives fields by name, so a name must tell the modality
-        fields = [key for m in modalities for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))]
+        fields = [
+            key
+            for m in modalities
+            for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))
+        ]
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
             if twice := [key for key, count in Counter(names).items() if count > 1]:
                 raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
@@ -260,7 +282,9 @@ class Declaration(_Declared):
 
     def __repr__(self) -> str:
         prompts = [
-            f"{key}={source(v)}" for key in ("prompt", "decoder_prompt") if (v := getattr(self, key)) is not None
+            f"{key}={source(v)}"
+            for key in ("prompt", "decoder_prompt")
+            if (v := getattr(self, key)) is not None
         ]
         parts = [repr(self.name), *map(repr, self.modalities), *prompts]
         return f"{type(self).__name__}({', '.join(parts)})"

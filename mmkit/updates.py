@@ -20,7 +20,8 @@ from .layout import Layout, LayoutLike, Placeholder, layout, nothing, source
 
 @dataclass(frozen=True, eq=False)
 class Update(Structural):
-    """One way to bring an item's layout into the prompt: `Replace`, `Insert` or `AlreadyExpanded`."""
+    """One way to bring an item's layout into the prompt: `Replace`, `Insert` or
+    `AlreadyExpanded`."""
 
     target: Layout = nothing
 
@@ -77,15 +78,20 @@ class Insert(Update):
         return len(target) if tuple(prompt[: len(target)]) == target else None
 
     def __repr__(self) -> str:
-        return f"insert(after={source(self.target)})" if self.at == "after" else f"insert(at={self.at!r})"
+        return (
+            f"insert(after={source(self.target)})"
+            if self.at == "after"
+            else f"insert(at={self.at!r})"
+        )
 
 
 def replace(target: LayoutLike) -> Update:
     """The layout takes the place of `target`: one occurrence per item, in their order.
 
     Args:
-        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an expression over
-            `item.index` for numbered targets (``tok["<|image_{}|>", item.index + 1]``).
+        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
+            expression over `item.index` for numbered targets (``tok["<|image_{}|>", item.index +
+            1]``).
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.
@@ -98,20 +104,25 @@ def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | Non
 
     Args:
         at: before the first token of the prompt, or after the last.
-        after: a prefix, right after which they stand and with which the prompt must start: one token
-            (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
+        after: a prefix, right after which they stand and with which the prompt must start: one
+            token (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
 
     Raises:
         SpecError: neither or both.
     """
     if (at is None) == (after is None) or at not in (None, "start", "end"):
-        got = ", ".join(f"{name}={value!r}" for name, value in (("at", at), ("after", after)) if value is not None)
+        got = ", ".join(
+            f"{name}={value!r}"
+            for name, value in (("at", at), ("after", after))
+            if value is not None
+        )
         raise SpecError("insert()", 'at="start", at="end" or after=a prefix', got or "nothing")
     return Insert(at=at) if at else Insert(layout(after), "after")  # type: ignore[arg-type]
 
 
 def already_expanded() -> Update:
-    """The caller writes the layouts into the prompt; they are recognised, counted and checked, never expanded."""
+    """The caller writes the layouts into the prompt; they are recognised, counted and checked,
+    never expanded."""
     return AlreadyExpanded()
 
 
@@ -138,7 +149,8 @@ class EndingWith(Structural):
 
 
 def ending_with(ids: LayoutLike) -> EndingWith:
-    """Every prompt ends with some ids, as ``tok["<sep>"]``: they are appended where they do not stand there already.
+    """Every prompt ends with some ids, as ``tok["<sep>"]``: they are appended where they do not
+    stand there already.
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.

@@ -15,17 +15,19 @@ _SHORT = 256
 
 
 class Vocabulary:
-    """Read-only view of a Hugging Face tokenizer: the forms of the
-    root `tok`, with values in place of expressions. ``v["<image>"]`` is an id, ``v.text("some text")`` a list of ids.
+    """Read-only view of a Hugging Face tokenizer: the forms of the root `tok`, with values in place
+    of expressions. ``v["<image>"]`` is an id, ``v.text("some text")`` a list of ids.
 
     Args:
-        tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`. Its special tokens
-            are those of `get_added_vocab` and `all_special_ids`, if it has them.
+        tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`.
+            Its special tokens are those of `get_added_vocab` and `all_special_ids`, if it has them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._encode = lru_cache(maxsize=1024)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+        self._encode = lru_cache(maxsize=1024)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+        )
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -34,8 +36,8 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids that no ordinary text has: special tokens, and others that were added to the vocabulary, but for those
-        with which the tokenizer surrounds every text."""
+        """Ids that no ordinary text has: special tokens, and others that were added to the
+        vocabulary, but for those with which the tokenizer surrounds every text."""
         added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
         special = {*added.values(), *getattr(self.tokenizer, "all_special_ids", ())}
         return frozenset(special.difference(self.tokenizer.encode("", add_special_tokens=True)))
@@ -50,14 +52,20 @@ class Vocabulary:
             template, *values = token
             token = template.format(*values)
         if not isinstance(token, str):
-            raise SpecError(f"tok[{token!r}]", "the text of one token", type(token).__name__, "Use an id as it is.")
+            raise SpecError(
+                f"tok[{token!r}]",
+                "the text of one token",
+                type(token).__name__,
+                "Use an id as it is.",
+            )
         try:
             return self._ids[token]
         except KeyError:
             near = difflib.get_close_matches(token, self._ids, n=3)
             hint = f" Near: {', '.join(map(repr, near))}." if near else ""
             raise SpecError(
-                f"tok[{token!r}]: expected a token of the vocabulary, got a text that is none.{hint} "
+                f"tok[{token!r}]: expected a token of the vocabulary, got a text that is "
+                f"none.{hint} "
                 f"Use tok.text({token!r}) for a text that the tokenizer splits."
             ) from None
 
@@ -69,7 +77,8 @@ class Vocabulary:
         """The ids of a text, encoded without special tokens."""
         if values:
             text = text.format(*values)
-        encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__  # prompts are not worth keeping
+        # prompts are not worth keeping
+        encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__
         return list(encode(text))
 
     def __contains__(self, token: str) -> NoReturn:
@@ -84,7 +93,8 @@ class Vocabulary:
 
 
 def of_text_config(config: Any, name: str) -> Any:
-    """What the part of a Hugging Face config that concerns the language model has under a name, or None."""
+    """What the part of a Hugging Face config that concerns the language model has under a name, or
+    None."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
 

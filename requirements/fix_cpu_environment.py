@@ -55,7 +55,8 @@ def install(name: str, version: str, files: dict[str, str]) -> None:
     site_packages = Path(sysconfig.get_path("platlib"))
     info = f"{name}-{version}.dist-info"
     files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: "
+        f"{version}\n",
         f"{info}/INSTALLER": "mmkit\n",
     }
     # What `pip uninstall` removes.

@@ -1,9 +1,11 @@
-"""Create the environment of this repository: `python3 requirements/install.py .venv`, which `make` runs.
+"""Create the environment of this repository: `python3 requirements/install.py .venv`, which `make`
+runs.
 
 Looks before it downloads: at the version of Python, and for the C++ compiler that vLLM compiles
 models with. Installs in portions, so that a run that broke off goes on where it was when it is
 started again. Takes the CPU build of torch where pip sees one, else the usual build, which is for
-CUDA and brings CUDA's libraries. Needs nothing but the standard library, of any Python 3.6 or newer.
+CUDA and brings CUDA's libraries. Needs nothing but the standard library, of any Python 3.6 or
+newer.
 """
 
 import json
@@ -47,7 +49,10 @@ def check_machine() -> None:
         remedy = f"Choose another one with make PYTHON=python{newest}."
         sys.exit(f"Python: expected {oldest} to {newest}, got {own}. {remedy}")
     if not shutil.which(os.environ.get("CXX", "g++")):
-        sys.exit("g++: expected a C++ compiler, with which vLLM compiles models, got none. Install g++, or set CXX.")
+        sys.exit(
+            "g++: expected a C++ compiler, with which vLLM compiles models, got none. Install g++, "
+            "or set CXX."
+        )
 
 
 def dotted(version) -> str:
@@ -63,7 +68,9 @@ def create(folder: Path) -> None:
     """A new environment; one that is not complete goes on, unless it is of another Python."""
     config = folder / "pyvenv.cfg"
     own = f"version = {sys.version.split()[0]}"
-    goes_on = config.exists() and own in config.read_text().splitlines() and not complete(folder).exists()
+    goes_on = (
+        config.exists() and own in config.read_text().splitlines() and not complete(folder).exists()
+    )
     if not goes_on:
         run(sys.executable, "-m", "venv", "--clear", folder)
 
@@ -74,7 +81,8 @@ def requirements() -> list:
 
 
 def install(python: Path, pinned: list) -> None:
-    """torch first, whose libraries are the largest part of it; then the others, without what they ask for."""
+    """torch first, whose libraries are the largest part of it; then the others, without what they
+    ask for."""
     (torch,) = (line for line in pinned if line.startswith("torch=="))
     cuda = "+cpu" not in version_seen(python, torch)
     if cuda:
@@ -92,7 +100,10 @@ def version_seen(python: Path, requirement: str) -> str:
     command = [python, "-m", "pip", "install", *options, requirement]
     report = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=False)
     if report.returncode:
-        sys.exit(f"{requirement}: expected a build of it for this machine, got none. It needs Linux on x86-64.")
+        sys.exit(
+            f"{requirement}: expected a build of it for this machine, got none. It needs Linux on "
+            "x86-64."
+        )
     (package,) = json.loads(report.stdout)["install"]
     return package["metadata"]["version"]
 

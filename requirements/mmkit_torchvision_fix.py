@@ -43,7 +43,10 @@ def _declare_operators():
 
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            torch.library.define(
+                f"torchvision::{name}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
 
 
 sys.meta_path.insert(0, _Extension)

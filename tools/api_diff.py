@@ -1,9 +1,11 @@
-"""What changed in vLLM's multimodal base classes between two versions, and which files of mmkit name it.
+"""What changed in vLLM's multimodal base classes between two versions, and which files of mmkit
+name it.
 
-    python -m tools.api_diff A B        A, B: "installed", or a folder that holds vllm/, as in its wheel
+    python -m tools.api_diff A B        A, B: "installed", or a folder that holds vllm/, as in its
+    wheel
 
-griffe reads both, neither is imported. Classes are followed by name where they move to another module. Exits as diff
-does: with 0 if nothing changed, with 1 if something did.
+griffe reads both, neither is imported. Classes are followed by name where they move to another
+module. Exits as diff does: with 0 if nothing changed, with 1 if something did.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ SURFACE = (
 )
 """Names of the classes that are compared, beside all that mmkit imports."""
 
-HOMES = ("vllm.multimodal", "vllm.inputs", "vllm.renderers", "vllm.model_executor.models.interfaces")
+HOMES = (
+    "vllm.multimodal",
+    "vllm.inputs",
+    "vllm.renderers",
+    "vllm.model_executor.models.interfaces",
+)
 """Where these names are the surface; an `Items` of another place is none of it."""
 
 MMKIT = Path(__file__).parents[1] / "mmkit"
@@ -131,7 +138,9 @@ def _of_class(owner: Any) -> Iterator[tuple[str, Definition]]:
 def _definition(member: Any, owner: str) -> Definition:
     marks = "".join(f"{label} " for label in sorted(member.labels & MARKS))
     if member.is_function:
-        return Definition(owner, marks + _signature(member, typed=False), marks + _signature(member))
+        return Definition(
+            owner, marks + _signature(member, typed=False), marks + _signature(member)
+        )
     value = f" = {member.value}" if member.is_attribute and member.value is not None else ""
     annotation = f": {member.annotation}" if member.is_attribute and member.annotation else ""
     kind = f"{marks}{member.kind.value}"
@@ -143,9 +152,13 @@ MARKS = {"abstractmethod", "classmethod", "property", "staticmethod"}
 
 def _signature(function: Any, *, typed: bool = True) -> str:
     if not typed:
-        bare = (griffe.Parameter(p.name, kind=p.kind, default=p.default) for p in function.parameters)
+        bare = (
+            griffe.Parameter(p.name, kind=p.kind, default=p.default) for p in function.parameters
+        )
         parent = function.parent
-        function = griffe.Function(function.name, parameters=griffe.Parameters(*bare), parent=parent)
+        function = griffe.Function(
+            function.name, parameters=griffe.Parameters(*bare), parent=parent
+        )
     signature: str = function.signature(name=" ").strip()
     return signature.replace("'", "")  # types are the same with and without quotes
 
@@ -157,7 +170,9 @@ def compare(old: Surface, new: Surface) -> list[Change]:
     """
     names = [*old, *(name for name in new if name not in old)]
     changes = [change for name in names for change in _changes(name, old.get(name), new.get(name))]
-    return sorted(changes, key=lambda change: (not named_in(change.where), change.where.split(".")[0]))
+    return sorted(
+        changes, key=lambda change: (not named_in(change.where), change.where.split(".")[0])
+    )
 
 
 def _changes(name: str, old: Definition | None, new: Definition | None) -> Iterator[Change]:
@@ -197,7 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.api_diff",
-        description="Compare the multimodal base classes of two versions of vLLM, by their sources.",
+        description="Compare the multimodal base classes of two versions of vLLM, by their "
+        "sources.",
     )
     parser.add_argument("old", metavar="A", help='"installed", or a folder that holds vllm/')
     parser.add_argument("new", metavar="B", help="the same")
@@ -211,7 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for change in changes:
         files = ", ".join(named_in(change.where))
         print(f"\n{change.what} {change.where}" + (f"  [{files}]" if files else ""))
-        print(*(f"  {sign} {text}" for sign, text in zip("-+", change[2:], strict=True) if text), sep="\n")
+        print(
+            *(f"  {sign} {text}" for sign, text in zip("-+", change[2:], strict=True) if text),
+            sep="\n",
+        )
     return 1 if changes else 0
 
 

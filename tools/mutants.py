@@ -39,12 +39,29 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 MODULES = "expr layout fields items updates plan process spec"
 TESTS = "tests/unit tests/path"
-NOT_COPIED = (".git", ".venv", ".*cache", ".hypothesis", "out", "site", "build", "dist", "__pycache__")
-IMPORTED_BEFORE = ("torch", "transformers", "vllm.multimodal.processing", "hypothesis.extra.numpy", "pytest")
+NOT_COPIED = (
+    ".git",
+    ".venv",
+    ".*cache",
+    ".hypothesis",
+    "out",
+    "site",
+    "build",
+    "dist",
+    "__pycache__",
+)
+IMPORTED_BEFORE = (
+    "torch",
+    "transformers",
+    "vllm.multimodal.processing",
+    "hypothesis.extra.numpy",
+    "pytest",
+)
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60")
 """A test that takes a minute is in a loop that the mutant made, and fails."""
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
-"""Of None, booleans, small integers and classes, which is what is compared here, these say the same."""
+"""Of None, booleans, small integers and classes, which is what is compared here, these say the
+same."""
 
 Position = tuple[int, int]
 Lines = tuple[int, int]
@@ -82,7 +99,7 @@ class Outcome:
     difference: str
 
 
-# -- mutants -----------------------------------------------------------------------------------------------------------
+# -- mutants ---------------------------------------------------------------------------------------
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
@@ -105,13 +122,17 @@ def spans_of_annotations(source: str) -> list[tuple[Position, Position]]:
     spans = []
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.arg(annotation=ast.expr() as part) | ast.FunctionDef(returns=ast.expr() as part):
+            case (
+                ast.arg(annotation=ast.expr() as part) | ast.FunctionDef(returns=ast.expr() as part)
+            ):
                 spans.append(part)
             case ast.AnnAssign(annotation=ast.Name(id="TypeAlias"), value=ast.expr() as part):
                 spans.append(part)
             case ast.AnnAssign(annotation=part):
                 spans.append(part)
-    return [((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0)) for it in spans]
+    return [
+        ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0)) for it in spans
+    ]
 
 
 def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
@@ -125,12 +146,14 @@ def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
     return [draw.choice(places[place]) for place in chosen]
 
 
-# -- the tests of a function -------------------------------------------------------------------------------------------
+# -- the tests of a function -----------------------------------------------------------------------
 
 
 def covered(tree: Path, tests: str, modules: list[str]) -> CoverageData:
     """Run the tests once: which of them passes through which line."""
-    process = multiprocessing.get_context("forkserver").Process(target=cover, args=(tree, tests, modules))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=cover, args=(tree, tests, modules)
+    )
     process.start()
     process.join()
     if process.exitcode:
@@ -178,7 +201,7 @@ def function_around(mutant: Mutant) -> Lines | None:
     return max((span for span in spans if span[0] <= line <= span[1]), default=None)
 
 
-# -- running -----------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 
 def run(tree: Path, nodes: list[str]) -> None:

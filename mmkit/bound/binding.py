@@ -39,7 +39,9 @@ class Binding:
         with self.at(part):
             return declared.bind(self.static)
 
-    def scope(self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1) -> Scope:
+    def scope(
+        self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1
+    ) -> Scope:
         """What expressions see for one item.
 
         Args:

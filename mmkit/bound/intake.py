@@ -33,10 +33,15 @@ class Intake:
                 in vLLM.
         """
         if data is None:
-            expected, remedy = f"{self.item.expected} or a list of them", "Send the item, or leave the modality out."
+            expected, remedy = (
+                f"{self.item.expected} or a list of them",
+                "Send the item, or leave the modality out.",
+            )
             raise InputError(self.where, expected, "None", remedy)
         values = enumerate(self.item.split(data, self.where))
-        return [None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in values]
+        return [
+            None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in values
+        ]
 
     def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
         """A caller's data as canonical items, or as the rows of precomputed embeddings; and whether
@@ -50,7 +55,9 @@ class Intake:
             if rows is not None:
                 return rows, True
         elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
-            raise InputError(self.where, self.item.expected, self.embeds_field, "Send the raw item.")
+            raise InputError(
+                self.where, self.item.expected, self.embeds_field, "Send the raw item."
+            )
         return self.parse(data), False
 
     def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
@@ -73,5 +80,6 @@ class Intake:
             InputError: names the limit.
         """
         if limit is not None and count > limit:
-            remedy = f"At most {limit} {self.name}(s) may be provided in one prompt."  # vLLM's words
+            # vLLM's words
+            remedy = f"At most {limit} {self.name}(s) may be provided in one prompt."
             raise InputError(self.where, "fewer items", str(count), remedy)

@@ -50,7 +50,9 @@ class BoundModality:
         self.spec, self.name, self.where, self.item = spec, spec.name, where, binding.item
         with (at := binding.at("limit")):
             limit: int | None = evaluate(spec.limit, binding.static)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
             raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
         self.limit = limit
         self.intake = Intake(spec, binding)
@@ -85,7 +87,9 @@ class BoundModality:
             yield known
 
     def largest(
-        self, process: Callable[[Any], Mapping[str, Any]] | None = None, sizes: Mapping[str, int] | None = None
+        self,
+        process: Callable[[Any], Mapping[str, Any]] | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> tuple[Any, int]:
         """The item with the most encoder rows, and how many they are.
 

@@ -51,7 +51,10 @@ class Placeholders:
         if isinstance(spec.embeds, Layout):
             self.embeds = binding.bind("embeds", spec.embeds)
         # what tells one geometry from another, for raw items and for embeddings
-        self._leaves = {False: self._leaves_of(self.layout), True: self._leaves_of(self.embeds or nothing)}
+        self._leaves = {
+            False: self._leaves_of(self.layout),
+            True: self._leaves_of(self.embeds or nothing),
+        }
         leaves = self._leaves[False] | self._leaves[True]
         roots = {leaf.root for leaf in leaves}
         self._opaque = "function" in roots  # it may read anything
@@ -114,7 +117,9 @@ class Placeholders:
                 continue
             with suppress(SpecError):  # the vocabulary ends somewhere
                 for index in range(self._numbered if numbered else 1):
-                    target = update.resolve(self._binding.static.of(SimpleNamespace(index=index), None))
+                    target = update.resolve(
+                        self._binding.static.of(SimpleNamespace(index=index), None)
+                    )
                     known[target] = numbered or self._is_special(target)
         return known
 

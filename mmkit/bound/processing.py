@@ -42,15 +42,27 @@ class Processing:
     """
 
     def __init__(self, spec: Modality, binding: Binding) -> None:
-        self._process, self._binding, self._where = spec.process, binding, f"{binding.where}, process"
-        self.fields: dict[str, Field] = {name: binding.bind("fields", field) for name, field in spec.fields.items()}
-        self.hf: HF | None = binding.bind("process", spec.process) if isinstance(spec.process, HF) else None
+        self._process, self._binding, self._where = (
+            spec.process,
+            binding,
+            f"{binding.where}, process",
+        )
+        self.fields: dict[str, Field] = {
+            name: binding.bind("fields", field) for name, field in spec.fields.items()
+        }
+        self.hf: HF | None = (
+            binding.bind("process", spec.process) if isinstance(spec.process, HF) else None
+        )
         # derived fields may depend on processed ones, and the sizes of flat fields on both
-        self._in_order = sorted(self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
+        self._in_order = sorted(
+            self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived)
+        )
         self._processed = [name for name, field in self.fields.items() if not field.is_derived]
         self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
         self._unpad = self.hf.unpad if self.hf else {}
-        self._needs_scopes = bool(self._unpad) or any(field.varies for field in self.fields.values())
+        self._needs_scopes = bool(self._unpad) or any(
+            field.varies for field in self.fields.values()
+        )
 
     @cached_property
     def hf_processor(self) -> Any:
@@ -93,7 +105,9 @@ class Processing:
             raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
         return self.finish(raw, values, count)
 
-    def finish(self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None) -> Processed:
+    def finish(
+        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
+    ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
         Raises:
@@ -110,7 +124,9 @@ class Processing:
         scopes = [static] * len(values)
         if self._needs_scopes:
             scope = self._binding.scope
-            scopes = [scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)]
+            scopes = [
+                scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)
+            ]
         extents: dict[str, list[int]] = {}
         for name, declared in self._in_order:
             at = self._at[name]

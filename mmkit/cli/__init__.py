@@ -1,7 +1,7 @@
 """The command `mmkit`: ``mmkit show | check | doctor | new | eject``.
 
-Each subcommand is a function of the module of its name, to be called from Python as well. They are imported when they
-run, Typer when the command line is made.
+Each subcommand is a function of the module of its name, to be called from Python as well. They are
+imported when they run, Typer when the command line is made.
 """
 
 from functools import cache
@@ -19,7 +19,9 @@ def main() -> None:
         from ..errors import sentence
 
         raise SystemExit(
-            sentence("mmkit", "Typer and Rich beside it", str(error), 'Run pip install "mmkit[cli]".')
+            sentence(
+                "mmkit", "Typer and Rich beside it", str(error), 'Run pip install "mmkit[cli]".'
+            )
         ) from None
     run()
 
@@ -28,8 +30,8 @@ def main() -> None:
 def app() -> Any:
     """The command line, a Typer application.
 
-    Another subcommand is another function here, whose body imports the function of its module and calls it; what that
-    refuses by an `MmkitError` is taken care of.
+    Another subcommand is another function here, whose body imports the function of its module and
+    calls it; what that refuses by an `MmkitError` is taken care of.
     """
     import typer
     from typer.core import TyperGroup
@@ -55,9 +57,15 @@ def app() -> Any:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    Target = Annotated[str, typer.Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
-    folder = typer.Option("--config", metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
-    Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
+    Target = Annotated[
+        str, typer.Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)
+    ]
+    folder = typer.Option(
+        "--config", metavar="DIR", help="Folder of a checkpoint; it needs no weights."
+    )
+    Trust = Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
+    ]
 
     def writing(name: str, what: str) -> Any:
         return typer.Option(name, metavar="FILE", help=f"Write {what}; - for standard output.")
@@ -69,7 +77,10 @@ def app() -> Any:
         prompt: Annotated[str | None, typer.Option(help='A text, or token ids as "1,2,3".')] = None,
         item: Annotated[
             list[str] | None,
-            typer.Option(metavar="MODALITY=FORM", help="An item: zeros, sizes as 640x480, or a file. Can be repeated."),
+            typer.Option(
+                metavar="MODALITY=FORM",
+                help="An item: zeros, sizes as 640x480, or a file. Can be repeated.",
+            ),
         ] = None,
         svg: Annotated[str | None, writing("--svg", "a picture for light and dark pages")] = None,
         json: Annotated[str | None, writing("--json", "everything, as data")] = None,
@@ -86,21 +97,34 @@ def app() -> Any:
     def check(
         spec: Target,
         config: Annotated[Path, folder],
-        laws: Annotated[str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")] = None,
-        examples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")] = None,
+        laws: Annotated[
+            str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")
+        ] = None,
+        examples: Annotated[
+            int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")
+        ] = None,
         trust_remote_code: Trust = False,
     ) -> None:
-        """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it fails."""
+        """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it
+        fails."""
         from .check import run
 
         quiet()
         wanted = None if laws is None else [law for law in laws.split(",") if law.strip()]
         raise typer.Exit(
-            run(load_spec(spec), config, laws=wanted, examples=examples, trust_remote_code=trust_remote_code)
+            run(
+                load_spec(spec),
+                config,
+                laws=wanted,
+                examples=examples,
+                trust_remote_code=trust_remote_code,
+            )
         )
 
     @made.command()
-    def doctor(json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False) -> None:
+    def doctor(
+        json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False,
+    ) -> None:
         """Examine this environment and say what to mend. Exit status 1 if there is a problem."""
         from .doctor import run
 
@@ -110,9 +134,12 @@ def app() -> Any:
     def new(
         name: Annotated[str, typer.Argument(help="Of the package, in lower case.")],
         modality: Annotated[str, typer.Option(help="What its model reads, as series or actions.")],
-        into: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder goes.")] = Path("."),
+        into: Annotated[
+            Path, typer.Option(metavar="DIR", help="Where the package's folder goes.")
+        ] = Path("."),
     ) -> None:
-        """Write a package for a model with a modality of its own, which passes its own tests as it is."""
+        """Write a package for a model with a modality of its own, which passes its own tests as it
+        is."""
         from .new import new as write
 
         folder = write(name, modality, into)
@@ -120,9 +147,12 @@ def app() -> Any:
 
     @made.command()
     def eject(
-        package: Annotated[str, typer.Argument(help="A package of yours, as my_package.", show_default=False)],
+        package: Annotated[
+            str, typer.Argument(help="A package of yours, as my_package.", show_default=False)
+        ],
     ) -> None:
-        """Copy what a package needs of mmkit into it, so that it needs no mmkit. Run it again to update the copy."""
+        """Copy what a package needs of mmkit into it, so that it needs no mmkit. Run it again to
+        update the copy."""
         from .eject import command
 
         quiet()

@@ -1,4 +1,5 @@
-"""``mmkit check``: every reason why a spec cannot be bound to a checkpoint, then the laws that need no engine."""
+"""``mmkit check``: every reason why a spec cannot be bound to a checkpoint, then the laws that need
+no engine."""
 
 from __future__ import annotations
 
@@ -77,7 +78,12 @@ def check(
     import mmkit.testing
 
     report = mmkit.testing.check(
-        spec, folder, laws=numbers, examples=examples, progress=progress, trust_remote_code=trust_remote_code
+        spec,
+        folder,
+        laws=numbers,
+        examples=examples,
+        progress=progress,
+        trust_remote_code=trust_remote_code,
     )
     return Checked(spec.name, [], report.results)
 
@@ -104,17 +110,19 @@ def chosen(laws: Iterable[str] | None) -> list[str]:
     return wanted
 
 
-# -- binding ---------------------------------------------------------------------------------------------------------
+# -- binding ---------------------------------------------------------------------------------------
 
 
 def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
-    """Why a spec cannot be bound: one sentence for each part of each modality that cannot, in the order of the
-    declaration.
+    """Why a spec cannot be bound: one sentence for each part of each modality that cannot, in the
+    order of the declaration.
 
-    A modality whose parts all bind is then taken to its layouts, which tells the rest: ids outside the vocabulary, an
-    item without placeholders.
+    A modality whose parts all bind is then taken to its layouts, which tells the rest: ids outside
+    the vocabulary, an item without placeholders.
     """
-    errors = [error for modality in spec.modalities for error in _of_modality(spec, modality, scope)]
+    errors = [
+        error for modality in spec.modalities for error in _of_modality(spec, modality, scope)
+    ]
     for name in ("prompt", "decoder_prompt"):
         errors += _refusals(partial(_bound, getattr(spec, name), scope), f"{spec.name}.{name}")
     # what only the whole shows
@@ -127,7 +135,9 @@ def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]
         return errors
     if not truth(modality.when, scope):
         return []
-    errors = [e for part, bind in _parts(modality, scope) for e in _refusals(bind, f"{where}, {part}")]
+    errors = [
+        e for part, bind in _parts(modality, scope) for e in _refusals(bind, f"{where}, {part}")
+    ]
     errors += _refusals(lambda: BoundModality(_limited(modality), where, scope))
     return errors or _refusals(lambda: _bind(ModelSpec(spec.name, modality), scope))
 
@@ -146,7 +156,12 @@ def _limited(modality: Modality) -> Modality:
     """A modality of which nothing but the limit can fail to bind."""
     name, limit = modality.name, modality.limit
     return Modality(
-        name, item=Tensor(shape=()), layout=embed(0), update=already_expanded(), fields={name: batched()}, limit=limit
+        name,
+        item=Tensor(shape=()),
+        layout=embed(0),
+        update=already_expanded(),
+        fields={name: batched()},
+        limit=limit,
     )
 
 
@@ -170,7 +185,7 @@ def _refusals(bind: Callable[[], Any], where: str = "") -> list[str]:
     return [f"{where}: {sentence}" if where else sentence]
 
 
-# -- output ----------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 _STYLE = {"holds": ("✓", "green"), "violated": ("✗", "bold red"), "skipped": ("–", "dim")}
 
@@ -183,7 +198,8 @@ def run(
     examples: int | None = None,
     trust_remote_code: bool = False,
 ) -> int:
-    """Check a spec and print what came of it: each verdict as it comes, then each violation in full.
+    """Check a spec and print what came of it: each verdict as it comes, then each violation in
+    full.
 
     Returns:
         The exit status: 1 if the spec cannot be bound or violates a law.
@@ -193,17 +209,28 @@ def run(
     def verdict(result: Result) -> None:
         mark, style = _STYLE[result.status]
         detail = f"  {result.detail}" if result.status == "skipped" else ""
-        line = (f"{mark}  ", style), (f"{result.law:16}  ", "bold"), (result.status, style), (detail, "dim")
+        line = (
+            (f"{mark}  ", style),
+            (f"{result.law:16}  ", "bold"),
+            (result.status, style),
+            (detail, "dim"),
+        )
         console.print(Text.assemble(*line))
 
-    options: dict[str, Any] = {"laws": laws, "examples": examples, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {
+        "laws": laws,
+        "examples": examples,
+        "trust_remote_code": trust_remote_code,
+    }
     checked = check(spec, folder, progress=verdict, **options)
     for error in checked.errors:
         console.print(Text.assemble(("✗ ", "bold red"), error))
     for result in checked.results:
         if result.status == "violated":
             console.print(Text.assemble((f"\n{result.law}", "bold"), f": {result.detail}"))
-    counts = {status: sum(result.status == status for result in checked.results) for status in _STYLE}
+    counts = {
+        status: sum(result.status == status for result in checked.results) for status in _STYLE
+    }
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if checked.errors:
         summary = f"{plural(len(checked.errors), 'error')}, it cannot be bound"

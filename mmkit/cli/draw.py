@@ -22,12 +22,13 @@ from .common import brief, plural
 from .formulas import Part
 from .runs import Run, Runs, notation, runs
 
-# -- facts -----------------------------------------------------------------------------------------------------------
+# -- facts -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Example:
-    """What one item becomes: the item in words, the ids of its layout, how many of them receive encoder rows."""
+    """What one item becomes: the item in words, the ids of its layout, how many of them receive
+    encoder rows."""
 
     item: str
     tokens: int
@@ -47,7 +48,8 @@ class ModalityFacts:
         present: whether the checkpoint has it.
         parts: item, layout, updates, fields and so on.
         named: the variables of the spec's module that the parts are written with.
-        values: of everything from the config, the Hugging Face processor and the vocabulary that it reads.
+        values: of everything from the config, the Hugging Face processor and the vocabulary that it
+            reads.
         smallest, largest: None without a checkpoint, or where no item of that size is taken.
     """
 
@@ -117,7 +119,7 @@ class Shown:
         return dict(zip(names, cycle(_COLOURS), strict=False))
 
 
-# -- the terminal ----------------------------------------------------------------------------------------------------
+# -- the terminal ----------------------------------------------------------------------------------
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _VALUE_WIDTH, _FORMULA_WIDTH = 120, 180
@@ -140,7 +142,9 @@ def _modality(modality: ModalityFacts, colour: str) -> Iterator[RenderableType]:
     table = _table()
     for part in _lines(modality):
         value = Text(brief(part.value, _VALUE_WIDTH), style=colour)
-        table.add_row(Text(part.name, style="dim"), Text(brief(part.formula, _FORMULA_WIDTH)), value)
+        table.add_row(
+            Text(part.name, style="dim"), Text(brief(part.formula, _FORMULA_WIDTH)), value
+        )
     yield table
     if modality.values:
         values = [f"{name} = {brief(repr(value), 80)}" for name, value in modality.values.items()]
@@ -149,9 +153,16 @@ def _modality(modality: ModalityFacts, colour: str) -> Iterator[RenderableType]:
 
 def _lines(modality: ModalityFacts) -> list[Part]:
     """What there is to tell of a modality, line by line."""
-    named = [Part(part.name, f"= {part.formula}", f"= {part.value}" if part.value else "") for part in modality.named]
+    named = [
+        Part(part.name, f"= {part.formula}", f"= {part.value}" if part.value else "")
+        for part in modality.named
+    ]
     examples = {"smallest": modality.smallest, "largest": modality.largest}
-    if modality.smallest and modality.largest and modality.smallest.layout == modality.largest.layout:
+    if (
+        modality.smallest
+        and modality.largest
+        and modality.smallest.layout == modality.largest.layout
+    ):
         examples = {"every item": modality.largest}
     sizes = [Part(name, one.item, str(one)) for name, one in examples.items() if one]
     return [*modality.parts, *named, *sizes]
@@ -186,12 +197,13 @@ def _table() -> Table:
     return Table(box=None, show_header=False, padding=(0, 0, 0, 2))
 
 
-# -- a prompt as chips -----------------------------------------------------------------------------------------------
+# -- a prompt as chips -----------------------------------------------------------------------------
 
 
 class _Chip(NamedTuple):
-    """A piece of a prompt: ``text`` of the caller, ``embed`` or ``literal`` ids of an item, what the caller has
-    ``written`` for one, or a ``sign``: a bracket, or how often a block is repeated."""
+    """A piece of a prompt: ``text`` of the caller, ``embed`` or ``literal`` ids of an item, what
+    the caller has ``written`` for one, or a ``sign``: a bracket, or how often a block is
+    repeated."""
 
     text: str
     kind: str
@@ -209,7 +221,8 @@ class _Span(NamedTuple):
 
 
 _HEAD, _TAIL, _FEW = 24, 8, 3
-"""Chips that are shown of many, first and last; equal tokens of the caller that are shown one by one."""
+"""Chips that are shown of many, first and last; equal tokens of the caller that are shown one by
+one."""
 
 _STYLES = {"text": "", "sign": "", "embed": "reverse", "literal": "underline", "written": "bold"}
 """In a terminal; reverse of a terminal's own colours suits its background."""
@@ -230,7 +243,11 @@ def _chips(shown: Shown, ids: list[int], spans: Sequence[_Span]) -> list[_Chip]:
         own: list[_Chip] = []
         for token, same in groupby(ids[cursor : span.start]):
             text, count = shown.text(token), sum(1 for _ in same)
-            own += [_Chip(text, "text")] * count if count <= _FEW else [_Chip(f"{text} ×{count}", "text")]
+            own += (
+                [_Chip(text, "text")] * count
+                if count <= _FEW
+                else [_Chip(f"{text} ×{count}", "text")]
+            )
         chips += _shortened(own) + _shortened(_of_item(shown, span.layout, span))
         cursor = span.stop
     return chips
@@ -276,7 +293,7 @@ class _Strip:
         yield line
 
 
-# -- SVG -------------------------------------------------------------------------------------------------------------
+# -- SVG -------------------------------------------------------------------------------------------
 
 _COLUMNS, _ADVANCE, _LINE, _MARGIN = 114, 8, 21, 24
 """Letters in a line; pixels from one to the next, from line to line, and at the sides."""
@@ -288,17 +305,20 @@ text{fill:currentColor}
 .written{stroke-dasharray:3 2}
 """
 _LIGHT = """
-.paper{fill:#fff;stroke:#d1d9e0} .ink{color:#1f2328} .dim{color:#656d76} .text{fill:#eaeef2} .on{fill:#fff}
+.paper{fill:#fff;stroke:#d1d9e0} .ink{color:#1f2328} .dim{color:#656d76}
+.text{fill:#eaeef2} .on{fill:#fff}
 .blue{color:#0969da} .magenta{color:#8250df} .green{color:#1a7f37} .cyan{color:#1b7c83}
 """
 _DARK = """
-.paper{fill:#0d1117;stroke:#3d444d} .ink{color:#e6edf3} .dim{color:#9198a1} .text{fill:#262c36} .on{fill:#0d1117}
+.paper{fill:#0d1117;stroke:#3d444d} .ink{color:#e6edf3} .dim{color:#9198a1}
+.text{fill:#262c36} .on{fill:#0d1117}
 .blue{color:#58a6ff} .magenta{color:#bc8cff} .green{color:#3fb950} .cyan{color:#39c5cf}
 """
 
 
 def to_svg(shown: Shown) -> str:
-    """What a terminal shows as a picture for light and dark pages: it follows `prefers-color-scheme`."""
+    """What a terminal shows as a picture for light and dark pages: it follows
+    `prefers-color-scheme`."""
     console = Console(width=_COLUMNS, file=StringIO())
     lines = console.render_lines(to_rich(shown, boxes=True), pad=False)
     width, height = _COLUMNS * _ADVANCE + 2 * _MARGIN, len(lines) * _LINE + 2 * _MARGIN
@@ -306,7 +326,8 @@ def to_svg(shown: Shown) -> str:
     title = escape(f"{shown.spec}: the spec, and what becomes of a prompt")
     elements = [element for row, line in enumerate(lines) for element in _elements(row, line)]
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {size} role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {size} '
+        'role="img">',
         f"<title>{title}</title>",
         f"<style>{_CSS}{_LIGHT}@media (prefers-color-scheme: dark){{{_DARK}}}</style>",
         f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8" class="paper"/>',
@@ -330,5 +351,6 @@ def _elements(row: int, line: Sequence[Segment]) -> Iterator[str]:
             weight = " b" if style.bold and box == "sign" else ""
             x += _ADVANCE * segment.text.index(text)
             length = f'textLength="{_ADVANCE * cell_len(text)}"'
-            yield f'<text x="{x}" y="{y + 15.5}" {length} class="{shade}{weight}">{escape(text)}</text>'
+            attributes = f'x="{x}" y="{y + 15.5}" {length} class="{shade}{weight}"'
+            yield f"<text {attributes}>{escape(text)}</text>"
         column += cells

@@ -20,7 +20,8 @@ from .runs import notation, runs
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a modality: as declared, and its value for the checkpoint, empty where there is none to tell."""
+    """One part of a modality: as declared, and its value for the checkpoint, empty where there is
+    none to tell."""
 
     name: str
     formula: str
@@ -42,7 +43,8 @@ class _NamedLayout(Layout):
 
 
 class Names:
-    """The expressions and layouts that a spec's module keeps in variables: what is written with them is short.
+    """The expressions and layouts that a spec's module keeps in variables: what is written with
+    them is short.
 
     Attributes:
         known: by name.
@@ -58,11 +60,16 @@ class Names:
         found = getattr(sys.modules.get(spec._module), "__dict__", {})
         nodes = {name: value for name, value in found.items() if isinstance(value, Node)}
         return cls(
-            {name: value for name, value in nodes.items() if not isinstance(value, Root) and not same(value, nothing)}
+            {
+                name: value
+                for name, value in nodes.items()
+                if not isinstance(value, Root) and not same(value, nothing)
+            }
         )
 
     def bound(self, scope: Scope) -> Names:
-        """The same variables with everything known in place; those that are known altogether are left out."""
+        """The same variables with everything known in place; those that are known altogether are
+        left out."""
         folded = {}
         for name, value in self.known.items():
             try:
@@ -128,23 +135,35 @@ def _value(value: Any, scope: Scope) -> str:
         laid = value.lay(scope)
         return notation(runs(laid.ids, laid.mask))
     known = evaluate(value, scope)
-    return repr(plain) if (plain := _plain(known)) is known or isinstance(plain, dict) else str(plain)
+    return (
+        repr(plain) if (plain := _plain(known)) is known or isinstance(plain, dict) else str(plain)
+    )
 
 
 def declared_parts(
-    modality: Modality, names: Names, bound: BoundModality | None = None, bound_names: Names | None = None
+    modality: Modality,
+    names: Names,
+    bound: BoundModality | None = None,
+    bound_names: Names | None = None,
 ) -> list[Part]:
     """The parts of a modality; those that need not be mentioned, only where they are."""
     write = names.written
     item, layout = "", ""
     if bound and bound_names:
         item, layout = bound.item.describe(), _layout_value(bound.placeholders.layout, bound_names)
-    made = [Part("item", write(modality.item), item), Part("layout", write(modality.layout), layout)]
+    made = [
+        Part("item", write(modality.item), item),
+        Part("layout", write(modality.layout), layout),
+    ]
     made += [Part("update", write(update)) for update in modality.update]
     for name, declared in modality.fields.items():
         known = bound.fields[name] if bound else None
         shape = shape_text(known.shape) if known and known.shape is not None else ""
-        made.append(Part(f"field {name}", write(declared), f"{shape} {(known and known.dtype) or ''}".strip()))
+        made.append(
+            Part(
+                f"field {name}", write(declared), f"{shape} {(known and known.dtype) or ''}".strip()
+            )
+        )
     made.append(Part("process", write(modality.process)))
     if modality.limit is not None:
         made.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
@@ -159,18 +178,22 @@ def _at_most(limit: int | None) -> str:
 
 
 def _layout_value(layout: Layout, names: Names) -> str:
-    """A bound layout: its ids where they are known, its formula with the known parts in place where they are not."""
+    """A bound layout: its ids where they are known, its formula with the known parts in place where
+    they are not."""
     if isinstance(layout, Fixed):
         return notation(runs(layout.ids, layout.mask))
     text = names.written(layout)
     for laid in layout.fixed():
         if len(laid) > 1:
-            text = text.replace(repr(Fixed(tuple(laid.ids), laid.mask)), f"[{notation(runs(laid.ids, laid.mask))}]")
+            text = text.replace(
+                repr(Fixed(tuple(laid.ids), laid.mask)), f"[{notation(runs(laid.ids, laid.mask))}]"
+            )
     return text
 
 
 def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
-    """The values of what the declaration reads from the config, the processor and the vocabulary."""
+    """The values of what the declaration reads from the config, the processor and the
+    vocabulary."""
     static = [leaf.expr for leaf in modality.leaves() if leaf.root in STATIC and leaf.keys]
     found = {}
     for leaf in [*sorted(static, key=repr), *_tokens(modality)]:
@@ -184,7 +207,8 @@ def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as data: of a dataclass, as processors have them, what is set; of other objects, what they are."""
+    """A value as data: of a dataclass, as processors have them, what is set; of other objects, what
+    they are."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
     if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)):
@@ -198,7 +222,8 @@ def _is_known(part: Any) -> bool:
 
 
 def _tokens(modality: Modality) -> list[Expr]:
-    """The tokens of the vocabulary that the layout and the targets name, apart from numbered ones."""
+    """The tokens of the vocabulary that the layout and the targets name, apart from numbered
+    ones."""
     found: dict[str, Expr] = {}
 
     def visit(part: Any) -> None:

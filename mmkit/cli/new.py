@@ -1,4 +1,5 @@
-"""``mmkit new``: a package for a model with a modality of its own, which passes its own tests as it is."""
+"""``mmkit new``: a package for a model with a modality of its own, which passes its own tests as it
+is."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _SUFFIX = ".txt"
 
 
 def new(name: str, modality: str, into: Path | str = ".") -> Path:
-    """Write a package: spec, configuration, model, a tiny checkpoint, entry point, laws and engine as tests, CI file.
+    """Write a package: spec, configuration, model, a tiny checkpoint, entry point, laws and engine
+    as tests, CI file.
 
     Args:
         name: of the package, in lower case, as ``weather``.
@@ -27,7 +29,8 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
         The folder.
 
     Raises:
-        MmkitError: a name that is none, a folder that is there already, or one that cannot be written.
+        MmkitError: a name that is none, a folder that is there already, or one that cannot be
+            written.
     """
     for what, value in (("name", name), ("modality", modality)):
         if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
@@ -36,8 +39,15 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
         raise MmkitError("name", "one that nothing else has", repr(name))
     folder = Path(into) / name
     if folder.exists():
-        raise MmkitError(str(folder), "no such folder yet", "one", "Choose another name, or remove it.")
-    values = {"package": name, "Prefix": class_prefix(name), "SPEC": name.upper(), "modality": modality}
+        raise MmkitError(
+            str(folder), "no such folder yet", "one", "Choose another name, or remove it."
+        )
+    values = {
+        "package": name,
+        "Prefix": class_prefix(name),
+        "SPEC": name.upper(),
+        "modality": modality,
+    }
     for path, template in _templates(files(__package__) / "template"):
         target = folder / Template(path).substitute(values)
         text = Template(template.read_text(encoding="utf-8")).substitute(values)
@@ -46,7 +56,9 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             got = str(error.strerror or error).lower()
-            raise MmkitError(str(folder), "a folder that can be written", got, "Choose another place.") from error
+            raise MmkitError(
+                str(folder), "a folder that can be written", got, "Choose another place."
+            ) from error
     return folder
 
 

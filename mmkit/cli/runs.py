@@ -51,7 +51,8 @@ def _folded(sequence: list[Runs]) -> list[Runs]:
 
 
 def _repetition(sequence: list[Runs], start: int) -> tuple[int, int]:
-    """Length of the block that starts here and covers most by repetition, and how often it stands there."""
+    """Length of the block that starts here and covers most by repetition, and how often it stands
+    there."""
     best = 1, 1
     for length in range(1, min(_LONGEST_BLOCK, (len(sequence) - start) // 2) + 1):
         block, count = sequence[start : start + length], 1

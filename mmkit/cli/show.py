@@ -27,7 +27,7 @@ from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
 from .runs import notation, runs
 
-# -- facts -----------------------------------------------------------------------------------------------------------
+# -- facts -----------------------------------------------------------------------------------------
 
 
 def show(
@@ -42,10 +42,11 @@ def show(
 
     Args:
         spec: the declaration.
-        folder: of a checkpoint, for values and a request; no weights are needed, and no engine is started.
+        folder: of a checkpoint, for values and a request; no weights are needed, and no engine is
+            started.
         prompt: a text, or ids as ``1,2,3``; None for one that suits the items.
-        items: the items of the request, as ``image=640x480``; see `parse_item`. None at all, and no prompt, for
-            examples.
+        items: the items of the request, as ``image=640x480``; see `parse_item`. None at all, and no
+            prompt, for examples.
         trust_remote_code: run code that the checkpoint brings.
 
     Raises:
@@ -57,8 +58,12 @@ def show(
     if folder is None:
         if prompt is not None or forms:
             got = "none beside --prompt or --item"
-            raise UsageError("--config", "the folder of a checkpoint", got, "A request wants a config.")
-        return Shown(spec.name, "", [_facts(modality, Names.of(spec)) for modality in spec.modalities])
+            raise UsageError(
+                "--config", "the folder of a checkpoint", got, "A request wants a config."
+            )
+        return Shown(
+            spec.name, "", [_facts(modality, Names.of(spec)) for modality in spec.modalities]
+        )
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     processor = opened.processor()
     plan: Plan = processor.plan
@@ -83,12 +88,15 @@ _VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣"})
 def _text(tokenizer: Any, token: int) -> str:
     said = str(tokenizer.decode([token], skip_special_tokens=False)).translate(_VISIBLE)
     said = said.strip(" ") or "␣" * len(said)
-    if not said or not said.isprintable():  # a lone space of some vocabularies, or a control character
+    # a lone space of some vocabularies, or a control character
+    if not said or not said.isprintable():
         said = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
     return brief(said, 40) if said.isprintable() and "\ufffd" not in said else ""
 
 
-def _facts(modality: Modality, names: Names, opened: Opened | None = None, processor: Any = None) -> ModalityFacts:
+def _facts(
+    modality: Modality, names: Names, opened: Opened | None = None, processor: Any = None
+) -> ModalityFacts:
     """One modality, with values where there is a checkpoint."""
     bound = processor.plan.modalities.get(modality.name) if opened else None
     if opened is None or bound is None:
@@ -101,17 +109,20 @@ def _facts(modality: Modality, names: Names, opened: Opened | None = None, proce
     smallest = min(examples, key=lambda example: example.rows, default=None)
     largest = max(examples, key=lambda example: example.rows, default=None)
     values = read_values(modality, scope)
-    return ModalityFacts(modality.name, True, parts, used_variables(names, scope), values, smallest, largest)
+    return ModalityFacts(
+        modality.name, True, parts, used_variables(names, scope), values, smallest, largest
+    )
 
 
-# -- items -----------------------------------------------------------------------------------------------------------
+# -- items -----------------------------------------------------------------------------------------
 
 
 def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
     """The modality and the item that ``modality=FORM`` means.
 
-    FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height of an image,
-    frames x width x height of a video, samples of audio), or a file: .npy, .safetensors with one tensor, or an image.
+    FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
+    of an image, frames x width x height of a video, samples of audio), or a file: .npy,
+    .safetensors with one tensor, or an image.
 
     Raises:
         UsageError: another form, an unknown modality, or a file that cannot be read.
@@ -120,7 +131,12 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
     where = f"--item {form}"
     if not separator or name not in plan.modalities:
         expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
-        raise UsageError(where, expected, repr(name), f"As in --item {next(iter(plan.modalities), 'image')}=zeros.")
+        raise UsageError(
+            where,
+            expected,
+            repr(name),
+            f"As in --item {next(iter(plan.modalities), 'image')}=zeros.",
+        )
     kind = plan.modalities[name].item
     if text == "zeros":
         return name, (kind.small() or kind.candidates())[0]
@@ -212,11 +228,12 @@ def _example_items(plan: Plan, processor: Any) -> dict[str, list[Any]]:
     return data
 
 
-# -- the request -----------------------------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
 def parse_prompt(prompt: str, processor: Any) -> list[int]:
-    """The ids of a prompt: a text, which is tokenized as vLLM does for this processor, or ids as ``1,2,3``.
+    """The ids of a prompt: a text, which is tokenized as vLLM does for this processor, or ids as
+    ``1,2,3``.
 
     Raises:
         UsageError: a text, for a model without a tokenizer.
@@ -238,8 +255,17 @@ def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[i
     """A prompt with what stands for the items, and a few other tokens around and between."""
     from ..vllm_api import harness
 
-    pieces = [piece for name, values in data.items() for piece in harness.pieces(processor, name, list(values))]
-    taken = {token for piece in pieces for ids in (piece.ids, piece.prefix, *piece.targets) for token in ids}
+    pieces = [
+        piece
+        for name, values in data.items()
+        for piece in harness.pieces(processor, name, list(values))
+    ]
+    taken = {
+        token
+        for piece in pieces
+        for ids in (piece.ids, piece.prefix, *piece.targets)
+        for token in ids
+    }
     before, between, after = _fillers(processor, taken)
     prefix = next((piece.prefix for piece in pieces if piece.prefix), [])
     rewritten = processor.plan.rewrite("prompt", before)  # which may bring the prefix
@@ -259,11 +285,17 @@ def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
         made = [list(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS]
         if all(0 < len(ids) <= 8 and taken.isdisjoint(ids) for ids in made):
             return made
-    free = [token for token in range(min(processor.plan.vocab_size, len(taken) + 12)) if token not in taken]
+    free = [
+        token
+        for token in range(min(processor.plan.vocab_size, len(taken) + 12))
+        if token not in taken
+    ]
     return [free[:3], free[3:6], free[6:9]]
 
 
-def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -> tuple[list[int], list[ItemFacts]]:
+def _request(
+    processor: Any, prompt: list[int], data: Mapping[str, list[Any]]
+) -> tuple[list[int], list[ItemFacts]]:
     """The expanded prompt, and the items where they stand in it."""
     from ..vllm_api import harness
 
@@ -283,7 +315,11 @@ def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -
     items, cursor = [], 0
     pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
     fields = {name: _fields(plan.modalities[name], parts) for name, parts in outcome.fields.items()}
-    places = [(*place, name, index) for name, ranges in outcome.ranges.items() for index, place in enumerate(ranges)]
+    places = [
+        (*place, name, index)
+        for name, ranges in outcome.ranges.items()
+        for index, place in enumerate(ranges)
+    ]
     for start, length, mask, name, index in sorted(places):
         stop = start + length
         ids = outcome.ids[start:stop]
@@ -291,11 +327,17 @@ def _request(processor: Any, prompt: list[int], data: Mapping[str, list[Any]]) -
         cursor = written[1] if written else cursor
         item = describe(data[name][index])
         layout = runs(ids, mask)
-        items.append(ItemFacts(name, index, item, written, start, stop, sum(mask), layout, fields[name][index]))
+        items.append(
+            ItemFacts(
+                name, index, item, written, start, stop, sum(mask), layout, fields[name][index]
+            )
+        )
     return outcome.ids, items
 
 
-def _written(prompt: list[int], forms: Sequence[Sequence[int]], cursor: int) -> tuple[int, int] | None:
+def _written(
+    prompt: list[int], forms: Sequence[Sequence[int]], cursor: int
+) -> tuple[int, int] | None:
     """Where the caller wrote something for an item, at or after a position."""
     text = as_text(prompt)
     for ids in forms:
@@ -324,7 +366,7 @@ def _fields(modality: BoundModality, parts: Sequence[Mapping[str, Any]]) -> list
     return slices
 
 
-# -- the command -----------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def to_json(shown: Shown) -> str:
@@ -342,7 +384,8 @@ def run(
     json: str | None = None,
     trust_remote_code: bool = False,
 ) -> None:
-    """Print what there is to show, or write it to the files that are named; ``-`` is standard output."""
+    """Print what there is to show, or write it to the files that are named; ``-`` is standard
+    output."""
     shown = show(spec, folder, prompt=prompt, items=items, trust_remote_code=trust_remote_code)
     if svg is None and json is None:
         Console().print(to_rich(shown))

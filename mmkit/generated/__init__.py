@@ -1,3 +1,4 @@
-"""Where the generated classes live: ``from mmkit.generated.my_package.spec.ROBOT import RobotProcessor``."""
+"""Where the generated classes live: ``from mmkit.generated.my_package.spec.ROBOT import
+RobotProcessor``."""
 
 from .. import generate  # noqa: F401  (installs the import hook)

@@ -1,8 +1,9 @@
 """Items: what a caller may send.
 
-An item type splits a caller's data into items, brings each to one canonical form (vLLM's hash sees dtype and container,
-so equal values must be one form), validates it completely, tells its facts to expressions, and knows its largest
-instance, from which dummy inputs and the token maximum are derived.
+An item type splits a caller's data into items, brings each to one canonical form (vLLM's hash sees
+dtype and container, so equal values must be one form), validates it completely, tells its facts to
+expressions, and knows its largest instance, from which dummy inputs and the token maximum are
+derived.
 
 Each item type is one class, which says everything that depends on the type: `ItemType` lists it.
 """

@@ -13,7 +13,8 @@ from ..expr import Count, Expr, Scope, Structural, Value, evaluate, expression
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
-"""Where `mm_processor_kwargs` may hold options for a part of Hugging Face's processors, as these take them."""
+"""Where `mm_processor_kwargs` may hold options for a part of Hugging Face's processors, as these
+take them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,8 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 
 
 def between(least: Count, most: Count) -> Between:
-    """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or expressions over `cfg`."""
+    """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or
+    expressions over `cfg`."""
     return Between(expression(least), expression(most))
 
 
@@ -55,7 +57,8 @@ class ItemType(Structural):
     """Whether every item comes with metadata."""
 
     media: ClassVar[str | None] = None
-    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any of them."""
+    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any of
+    them."""
 
     mime: ClassVar[str] = ""
     """The type of a file that holds one item; empty where an item can be written out."""
@@ -81,7 +84,8 @@ class ItemType(Structural):
         raise NotImplementedError
 
     def split(self, data: object, where: str) -> list[Any]:
-        """The items in a caller's data, which is one item, or several in a sequence or batch. Not validated yet.
+        """The items in a caller's data, which is one item, or several in a sequence or batch. Not
+        validated yet.
 
         Raises:
             InputError: the data cannot hold items of this type.
@@ -105,7 +109,8 @@ class ItemType(Structural):
         raise NotImplementedError
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        """What expressions see as `item`, for a canonical item at a position among those of its modality."""
+        """What expressions see as `item`, for a canonical item at a position among those of its
+        modality."""
         raise NotImplementedError
 
     def blank(self, *sizes: int) -> Any:
@@ -125,7 +130,8 @@ class ItemType(Structural):
         return self.candidates()
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
-        """This item type, bound, with a largest item that has at most the sizes of vLLM's `limit_mm_per_prompt`.
+        """This item type, bound, with a largest item that has at most the sizes of vLLM's
+        `limit_mm_per_prompt`.
 
         Raises:
             InputError: sizes that vLLM has of other kinds of items.
@@ -133,7 +139,12 @@ class ItemType(Structural):
         if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
             stated = " and ".join(["a count", *self.dummy_sizes])
             got = " and ".join(f"{name}={size}" for name, size in unknown.items())
-            raise InputError(f"{where}, limit_mm_per_prompt", stated, got, "State other sizes as largest in the spec.")
+            raise InputError(
+                f"{where}, limit_mm_per_prompt",
+                stated,
+                got,
+                "State other sizes as largest in the spec.",
+            )
         most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
         largest = tuple(tuple(map(min, row, most)) for row in self.largest)
         return replace(self, largest=largest)  # type: ignore[type-var]
@@ -143,7 +154,8 @@ class ItemType(Structural):
         return self
 
     def least(self) -> list[Any]:
-        """The smallest item, where it is always taken: a spec is rehearsed on it and on the candidates."""
+        """The smallest item, where it is always taken: a spec is rehearsed on it and on the
+        candidates."""
         return []
 
     @property
@@ -156,13 +168,14 @@ class ItemType(Structural):
         return self.expected
 
     def schema(self) -> dict[str, Any]:
-        """What clients are told of an item's array: `shape`, with [least, most] for a size that varies, and `dtype`."""
+        """What clients are told of an item's array: `shape`, with [least, most] for a size that
+        varies, and `dtype`."""
         return {"shape": None, "dtype": None}
 
 
 def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:
-    """The `mm_processor_kwargs` that concern some item types: those without a scope, and in their place those of
-    `common_kwargs` and of the scopes of these types."""
+    """The `mm_processor_kwargs` that concern some item types: those without a scope, and in their
+    place those of `common_kwargs` and of the scopes of these types."""
     options = {name: value for name, value in kwargs.items() if name not in SCOPES}
     concerned = {"common_kwargs", *(kind.scope for kind in kinds)}
     for scope in filter(concerned.__contains__, SCOPES):
@@ -208,7 +221,11 @@ def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple
     several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
     sizes = []
     for row in value if several else [value]:
-        sizes.append(tuple(_known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])))
+        sizes.append(
+            tuple(
+                _known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])
+            )
+        )
         if len(sizes[-1]) != width or not all(_is_whole(v, 1) for v in sizes[-1]):
             raise SpecError(where, f"{width} whole number(s) >= 1", repr(sizes[-1]))
     return tuple(sizes)
@@ -221,7 +238,11 @@ def shape_text(shape: Sequence[Any]) -> str:
 
 def map_size(function: Callable[[Any], Any], size: Any) -> Any:
     """A size after a function; both ends of `between`."""
-    return Between(function(size.least), function(size.most)) if isinstance(size, Between) else function(size)
+    return (
+        Between(function(size.least), function(size.most))
+        if isinstance(size, Between)
+        else function(size)
+    )
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
@@ -230,4 +251,6 @@ def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
 
 
 def _fits(size: int, wanted: Any) -> bool:
-    return bool(wanted.least <= size <= wanted.most if isinstance(wanted, Between) else size == wanted)
+    return bool(
+        wanted.least <= size <= wanted.most if isinstance(wanted, Between) else size == wanted
+    )

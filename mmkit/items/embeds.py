@@ -15,10 +15,12 @@ from .values import check_finite
 def embeddings(
     data: object, kind: ItemType, field: str, hidden_size: int | None, where: str
 ) -> list[torch.Tensor] | None:
-    """Precomputed embeddings, each a floating (rows, hidden size) tensor; None where the data holds raw items.
+    """Precomputed embeddings, each a floating (rows, hidden size) tensor; None where the data holds
+    raw items.
 
-    They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take them: as one floating
-    3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as well is refused.
+    They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take
+    them: as one floating 3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as
+    well is refused.
 
     Args:
         data: what a caller sends for one modality, which takes embeddings.
@@ -28,13 +30,17 @@ def embeddings(
         where: names the modality in errors.
 
     Raises:
-        InputError: rows that do not fit the model, or that are not finite; a tensor that may be either.
+        InputError: rows that do not fit the model, or that are not finite; a tensor that may be
+            either.
     """
     if isinstance(data, Mapping) and set(data) == {field}:
         return _embedding_rows(data[field], hidden_size, where)
     if not kind.media:
         return None
-    remedy = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8, or as an array or tensor in a list.'
+    remedy = (
+        f'Send embeddings as {{"{field}": ...}}, and pixels as uint8, or as an array or tensor in '
+        "a list."
+    )
     if _is_floating(data, 3):
         return _embedding_rows(data, hidden_size, where, remedy)
     if not isinstance(data, (list, tuple)):
@@ -52,7 +58,9 @@ def _is_floating(value: object, rank: int) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == rank and value.is_floating_point()
 
 
-def _embedding_rows(data: Any, hidden_size: int | None, where: str, remedy: str = "") -> list[torch.Tensor]:
+def _embedding_rows(
+    data: Any, hidden_size: int | None, where: str, remedy: str = ""
+) -> list[torch.Tensor]:
     rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
     if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
         got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__

@@ -39,15 +39,17 @@ class _Media(ItemType):
 
 @dataclass(frozen=True, eq=False)
 class Image(_Media):
-    """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height, width) array or tensor.
+    """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
+    width) array or tensor.
 
-    The canonical form of 8-bit RGB pixels, channels last or first, is the PIL image of them. Other arrays, as float32
-    of one, three or four channels, stay as they are, where they are taken.
+    The canonical form of 8-bit RGB pixels, channels last or first, is the PIL image of them. Other
+    arrays, as float32 of one, three or four channels, stay as they are, where they are taken.
 
     Attributes:
-        largest: (width, height) in pixels of the image with the most tokens; a list where it is one of several.
-        arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a function of the spec,
-            which then gets PIL images alone.
+        largest: (width, height) in pixels of the image with the most tokens; a list where it is one
+            of several.
+        arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a
+            function of the spec, which then gets PIL images alone.
 
     Facts: `width`, `height`, `index`.
     """
@@ -84,11 +86,20 @@ class Image(_Media):
             value = media = strided(media, where, expected)
         if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
             pixels = np.asarray(media)
-            last = pixels if pixels.shape[-1] == 3 else np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+            last = (
+                pixels
+                if pixels.shape[-1] == 3
+                else np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+            )
             return _pil().fromarray(last, "RGB")
         if self.arrays is False:
             got = f"{str(media.dtype).removeprefix('torch.')} values of shape {tuple(media.shape)}"
-            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, "Convert it to uint8 values from 0 to 255.")
+            raise InputError(
+                where,
+                "a PIL image or 8-bit RGB pixels",
+                got,
+                "Convert it to uint8 values from 0 to 255.",
+            )
         check_finite(media, where)
         return value
 
@@ -107,10 +118,12 @@ class Image(_Media):
 
 @dataclass(frozen=True, eq=False)
 class Video(_Media):
-    """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames, metadata).
+    """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames,
+    metadata).
 
     Attributes:
-        largest: (frames, width, height) of the video with the most tokens; a list where it is one of several.
+        largest: (frames, width, height) of the video with the most tokens; a list where it is one
+            of several.
         metadata: the model needs the metadata of every video.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
@@ -155,7 +168,9 @@ class Video(_Media):
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         frames, metadata = _video_parts(value)
         width, height = _image_size(frames[0])
-        return SimpleNamespace(index=index, frames=len(frames), width=width, height=height, metadata=metadata)
+        return SimpleNamespace(
+            index=index, frames=len(frames), width=width, height=height, metadata=metadata
+        )
 
     def varied(self) -> list[Any]:
         frames, width, height = self.largest[0]
@@ -165,16 +180,23 @@ class Video(_Media):
         frames, width, height = sizes
         video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
         numbers = list(range(frames))
-        metadata = {"fps": 1.0, "duration": float(frames), "total_num_frames": frames, "frames_indices": numbers}
+        metadata = {
+            "fps": 1.0,
+            "duration": float(frames),
+            "total_num_frames": frames,
+            "frames_indices": numbers,
+        }
         return (video, metadata) if self.metadata else video
 
 
 @dataclass(frozen=True, eq=False)
 class Audio(_Media):
-    """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to `rate`.
+    """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to
+    `rate`.
 
-    The canonical form is a float32 array. It is resampled by torchaudio (vLLM's default), soxr or scipy, the first that
-    is installed; without any of them another sampling rate than `rate` is refused.
+    The canonical form is a float32 array. It is resampled by torchaudio (vLLM's default), soxr or
+    scipy, the first that is installed; without any of them another sampling rate than `rate` is
+    refused.
 
     Attributes:
         largest: length in samples of the audio with the most tokens.
@@ -218,18 +240,28 @@ class Audio(_Media):
         array = np.ascontiguousarray(array, dtype=np.float32)
         return array if rate is None else self._at_rate(array, rate, where)
 
-    def _at_rate(self, samples: np.ndarray[Any, Any], rate: float, where: str) -> np.ndarray[Any, Any]:
+    def _at_rate(
+        self, samples: np.ndarray[Any, Any], rate: float, where: str
+    ) -> np.ndarray[Any, Any]:
         if self.rate is None:
             got = f"{rate:g} Hz"
-            raise InputError(where, "samples alone, since the spec states no sampling rate", got, "Send the array.")
+            raise InputError(
+                where,
+                "samples alone, since the spec states no sampling rate",
+                got,
+                "Send the array.",
+            )
         before, after = round(rate), round(self.rate)
         if before == after:
             return samples
         length = -(-len(samples) * after // before)
         (most,) = max(self.largest)
-        if length > max(len(samples), most):  # a few samples of a low rate must not become gigabytes
+        # a few samples of a low rate must not become gigabytes
+        if length > max(len(samples), most):
             got = f"{length} of them from {len(samples)} at {rate:g} Hz"
-            raise InputError(where, f"at most {most} samples at {self.rate:g} Hz", got, "Send less.")
+            raise InputError(
+                where, f"at most {most} samples at {self.rate:g} Hz", got, "Send less."
+            )
         return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
@@ -247,7 +279,8 @@ class Audio(_Media):
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
-    """Audio at another sampling rate, by the first library there is of those that vLLM resamples with."""
+    """Audio at another sampling rate, by the first library there is of those that vLLM resamples
+    with."""
     with suppress(ImportError, OSError):
         from torchaudio.functional import resample
 
@@ -262,7 +295,9 @@ def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: st
         common = math.gcd(before, after)
         return resample_poly(samples, after // common, before // common)
     remedy = "Resample it first, or install soxr."
-    raise InputError(where, f"audio at {after} Hz", f"{before} Hz, and no library that resamples", remedy)
+    raise InputError(
+        where, f"audio at {after} Hz", f"{before} Hz, and no library that resamples", remedy
+    )
 
 
 def _is_frame(value: Any) -> bool:
@@ -277,12 +312,18 @@ def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, 
 
 
 def _holds_pixels(shape: Sequence[int], rank: int) -> bool:
-    return len(shape) == rank and 0 not in shape and not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
+    return (
+        len(shape) == rank and 0 not in shape and not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
+    )
 
 
 def _is_pair(value: Any) -> bool:
     """Whether a value is (frames, metadata)."""
-    return isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Mapping))
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and (value[1] is None or isinstance(value[1], Mapping))
+    )
 
 
 def _video_parts(value: Any) -> tuple[Any, Any]:

@@ -14,7 +14,17 @@ import torch
 
 from ..errors import InputError, SpecError
 from ..expr import Expr, Scope
-from .base import Between, ItemType, Size, Sizes, bound_size, bound_sizes, fits, positive, shape_text
+from .base import (
+    Between,
+    ItemType,
+    Size,
+    Sizes,
+    bound_size,
+    bound_sizes,
+    fits,
+    positive,
+    shape_text,
+)
 from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -31,22 +41,24 @@ _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that hold
 class Tensor(ItemType):
     """A tensor: the item type of new modalities.
 
-    Callers send one item, a sequence of items, or a batch with one more leading dimension, as torch tensors, numpy
-    arrays or nested lists of numbers. The canonical form is a contiguous CPU tensor of `dtype`.
+    Callers send one item, a sequence of items, or a batch with one more leading dimension, as torch
+    tensors, numpy arrays or nested lists of numbers. The canonical form is a contiguous CPU tensor
+    of `dtype`.
 
-    A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to nearest), lists of numbers
-    (rounded likewise), and integer arrays whose every value it holds exactly; bool and complex arrays are refused
-    rather than cast. An integer `dtype` accepts integer values that fit, and bool only bools. A scalar (shape ``()``)
-    may also be a number.
+    A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to
+    nearest), lists of numbers (rounded likewise), and integer arrays whose every value it holds
+    exactly; bool and complex arrays are refused rather than cast. An integer `dtype` accepts
+    integer values that fit, and bool only bools. A scalar (shape ``()``) may also be a number.
 
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
         dtype: the canonical torch dtype, or its name.
         finite: refuse NaN and infinities.
-        bound: largest magnitude of finite values, rounded to `dtype` as they are. None, the default, is the largest
-            float16, which no model dtype overflows when it casts; for an integer `dtype` it is the range of that dtype.
-        largest: shape of the item with the most encoder rows, or a list of shapes among which it is, where that is not
-            the item with every size at its most.
+        bound: largest magnitude of finite values, rounded to `dtype` as they are. None, the
+            default, is the largest float16, which no model dtype overflows when it casts; for an
+            integer `dtype` it is the range of that dtype.
+        largest: shape of the item with the most encoder rows, or a list of shapes among which it
+            is, where that is not the item with every size at its most.
 
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
@@ -88,13 +100,20 @@ class Tensor(ItemType):
 
     def bind(self, scope: Scope) -> Tensor:
         sizes = tuple(
-            bound_size(size, scope, f"Tensor.shape[{axis}] = {size!s}") for axis, size in enumerate(self.shape)
+            bound_size(size, scope, f"Tensor.shape[{axis}] = {size!s}")
+            for axis, size in enumerate(self.shape)
         )
         most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
-        largest = bound_sizes(self.largest, scope, len(most), "Tensor.largest") if self.largest is not None else (most,)
+        largest = (
+            bound_sizes(self.largest, scope, len(most), "Tensor.largest")
+            if self.largest is not None
+            else (most,)
+        )
         for shape in largest:
             if not fits(shape, sizes):
-                raise SpecError("Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape))
+                raise SpecError(
+                    "Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)
+                )
         bound = None if self.bound is None else positive(self.bound, scope, "Tensor.bound")
         return replace(self, shape=sizes, bound=magnitude(bound, self.torch_dtype), largest=largest)
 
@@ -114,14 +133,18 @@ class Tensor(ItemType):
         return isinstance(inner, SCALARS)
 
     def split(self, data: object, where: str) -> list[Any]:
-        if not isinstance(data, (*ARRAYS, list, tuple)) and (self.rank or not isinstance(data, SCALARS)):
+        if not isinstance(data, (*ARRAYS, list, tuple)) and (
+            self.rank or not isinstance(data, SCALARS)
+        ):
             raise InputError(where, f"{self.expected} or a list of them", described(data))
         return super().split(data, where)
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)
         integers = tensor.dtype in _INTEGERS
-        if tensor.dtype not in _ACCEPTED[self.torch_dtype] and not (integers and self.torch_dtype in _FLOATS):
+        if tensor.dtype not in _ACCEPTED[self.torch_dtype] and not (
+            integers and self.torch_dtype in _FLOATS
+        ):
             got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
@@ -146,7 +169,8 @@ class Tensor(ItemType):
 
     def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
         integers = not tensor.dtype.is_floating_point
-        if not integers and float(tensor.abs().max()) <= self.bound:  # not so for NaN, which wins every max
+        # not so for NaN, which wins every max
+        if not integers and float(tensor.abs().max()) <= self.bound:
             return
         flat = tensor.double().flatten()
         bad = ~(flat.abs() <= self.bound) & (flat.isfinite() | self.finite)
@@ -187,20 +211,25 @@ class Tensor(ItemType):
 
     def ends(self) -> list[tuple[int, int]]:
         """The least and the most of each size."""
-        varying = [size if isinstance(size, Between) else Between(size, size) for size in self.shape]
+        varying = [
+            size if isinstance(size, Between) else Between(size, size) for size in self.shape
+        ]
         return [(size.least, size.most) for size in varying]
 
     def describe(self) -> str:
         return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
 
     def schema(self) -> dict[str, Any]:
-        shape = [[size.least, size.most] if isinstance(size, Between) else size for size in self.shape]
+        shape = [
+            [size.least, size.most] if isinstance(size, Between) else size for size in self.shape
+        ]
         return {"shape": shape, "dtype": self.dtype}
 
 
 def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | None:
-    """The largest magnitude of a value of a dtype: a stated bound as far as the dtype reaches, rounded as values are;
-    without one the largest float16, and None, all that there is, for integers."""
+    """The largest magnitude of a value of a dtype: a stated bound as far as the dtype reaches,
+    rounded as values are; without one the largest float16, and None, all that there is, for
+    integers."""
     if dtype.is_floating_point:
         if bound is None:
             return min(LARGEST_FLOAT16, torch.finfo(dtype).max)
@@ -227,14 +256,25 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
             raise InputError(where, kind.expected, f"the value {int(array.max())}")
         array = array.astype(np.int64)
     try:
-        return torch.from_numpy(array.copy())  # torch refuses negative strides and warns of read-only memory
-    except (TypeError, ValueError) as error:  # no number, not of this machine's byte order, or too long for torch
-        raise InputError(where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}.") from error
+        # torch refuses negative strides and warns of read-only memory
+        return torch.from_numpy(array.copy())
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # no number, not of this machine's byte order, or too long for torch
+        raise InputError(
+            where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}."
+        ) from error
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
-    """An array of a number or of nested lists of numbers; these have no dtype, so integers will do for floats."""
-    numbers = (bool, np.bool_) if kind.torch_dtype == torch.bool else (int, float, np.integer, np.floating)
+    """An array of a number or of nested lists of numbers; these have no dtype, so integers will do
+    for floats."""
+    numbers = (
+        (bool, np.bool_)
+        if kind.torch_dtype == torch.bool
+        else (int, float, np.integer, np.floating)
+    )
     if odd := _first_odd(value, numbers):
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
@@ -252,7 +292,11 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
         return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
     if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
         return described(value)
-    return described(value).removeprefix("int ") if isinstance(value, int) and not -(2**63) <= value < 2**63 else None
+    return (
+        described(value).removeprefix("int ")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63
+        else None
+    )
 
 
 def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:

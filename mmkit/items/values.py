@@ -36,13 +36,18 @@ def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
 
 
 def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
-    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as float32."""
+    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as
+    float32."""
     if isinstance(value, torch.Tensor):
         value = strided(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(where, expected, "a masked array", "Fill its gaps.")
     try:
-        return np.asarray(value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value)
+        return np.asarray(
+            value.float()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+        )
     except (TypeError, ValueError, NotImplementedError) as error:
         raise InputError(where, expected, described(value)) from error
 
@@ -51,13 +56,18 @@ def check_finite(value: Any, where: str) -> None:
     """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
 
     Raises:
-        InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the largest float16.
+        InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the
+            largest float16.
     """
     array = as_array(value, where, "real numbers")
     if array.dtype.kind not in "fiub":
         raise InputError(where, "real numbers", f"dtype {array.dtype}")
     if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
-        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(np.abs(array).max()):g}"
+        got = (
+            "NaN or an infinity"
+            if not np.isfinite(array).all()
+            else f"{float(np.abs(array).max()):g}"
+        )
         raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
 
 

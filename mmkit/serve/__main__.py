@@ -1,9 +1,11 @@
 """``python -m mmkit.serve DIR ...``: ``vllm serve DIR ...`` with the routes of mmkit.
 
-vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no other plugin that the variable does not
-name. This names mmkit and, unless the variable is set, every installed plugin.
+vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no other plugin that
+the variable does not name. This names mmkit and, unless the variable is set, every installed
+plugin.
 
-Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics (PROMETHEUS_MULTIPROC_DIR).
+Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics
+(PROMETHEUS_MULTIPROC_DIR).
 """
 
 import os

@@ -19,7 +19,9 @@ def usage(prompt: int, completion: int, cached: int) -> Usage:
 
 def choice(part: Any) -> Choice:
     """One of vLLM's outputs."""
-    told = part.logprobs and [{token: found.logprob for token, found in step.items()} for step in part.logprobs]
+    told = part.logprobs and [
+        {token: found.logprob for token, found in step.items()} for step in part.logprobs
+    ]
     return Choice(
         index=part.index,
         token_ids=list(part.token_ids),

@@ -1,18 +1,27 @@
-"""A client of the server, sync and async: one request, a stream, or a session that goes on chunk by chunk.
+"""A client of the server, sync and async: one request, a stream, or a session that goes on chunk by
+chunk.
 
 >>> with Client("http://127.0.0.1:8000") as client:
 ...     answer = client.generate([3, 1, 31, 31], {"actions": [np.zeros((2, 3), np.float32)]})
 ...     answer.choices[0].token_ids
 
-Neither vLLM nor the server's web framework is imported. What a request should hold is for the server to check; its
-sentence becomes a `RequestError`.
+Neither vLLM nor the server's web framework is imported. What a request should hold is for the
+server to check; its sentence becomes a `RequestError`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -98,7 +107,8 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
     Attributes:
         uuids: per modality and item a name, under which the server caches the processed item.
         mm_processor_kwargs: options of the processor, for this request.
-        cache_salt: requests share the prefix cache and the names of items with those of the same salt only.
+        cache_salt: requests share the prefix cache and the names of items with those of the same
+            salt only.
         n: how many answers.
         stop: texts that end an answer.
     """
@@ -108,13 +118,16 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
 
 
 class SessionOptions(_Choosing, _Processing, total=False):
-    """What the start of a session can say besides its prompt and its items; it holds for all chunks.
+    """What the start of a session can say besides its prompt and its items; it holds for all
+    chunks.
 
     Attributes:
         max_tokens: the most tokens of each chunk.
-        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the start's items.
+        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the
+            start's items.
         stream: whether the server sends tokens as they come.
-        on_tokens: a plain function, called with the new tokens of a chunk before it is whole; implies ``stream=True``.
+        on_tokens: a plain function, called with the new tokens of a chunk before it is whole;
+            implies ``stream=True``.
     """
 
     max_tokens: Required[int]
@@ -143,7 +156,9 @@ class RequestError(MmkitError):
         type: the kind of error, as ``BadRequestError``.
     """
 
-    def __init__(self, message: str, *, code: int = 400, param: str | None = None, type: str = "") -> None:
+    def __init__(
+        self, message: str, *, code: int = 400, param: str | None = None, type: str = ""
+    ) -> None:
         super().__init__(message)
         self.where = param or ""
         self.code, self.param, self.type = code, param, type
@@ -154,12 +169,18 @@ class ServerGone(MmkitError):
 
 
 class _Client:
-    """What both clients are: coroutines that suspend where the I/O does, which is nowhere in `Client`."""
+    """What both clients are: coroutines that suspend where the I/O does, which is nowhere in
+    `Client`."""
 
     _http_class: ClassVar[Callable[..., Any]]
 
     def __init__(
-        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0, model: str | None = None
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float | None = 60.0,
+        model: str | None = None,
     ) -> None:
         self._server = _Server.at(base_url, api_key, timeout, model)
         self._http = self._http_class(headers=self._server.headers, timeout=timeout)
@@ -186,15 +207,15 @@ class Client(_Client):
     Args:
         base_url: http or https address, as ``http://127.0.0.1:8000``.
         api_key: the server's ``--api-key``.
-        timeout: seconds without a word from the server, None for any; an answer that does not stream comes at once, so
-            it is also the longest that a generation may take.
+        timeout: seconds without a word from the server, None for any; an answer that does not
+            stream comes at once, so it is also the longest that a generation may take.
         model: name that requests carry, for servers that check it.
 
     Raises:
         InputError: no http address.
 
-    Every method raises `RequestError` for what the server refuses, `ServerGone` if it is not there or stops answering,
-    and `InputError` for an item that has no form on the wire.
+    Every method raises `RequestError` for what the server refuses, `ServerGone` if it is not there
+    or stops answering, and `InputError` for an item that has no form on the wire.
     """
 
     _http_class = httpx.Client
@@ -213,13 +234,16 @@ class Client(_Client):
         """What the served model accepts, and the limits of the server."""
         return _run(self._call(Modalities, "modalities"))
 
-    def generate(self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]) -> Generation:
+    def generate(
+        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
         """One request, answered as a whole.
 
         Args:
             prompt: a text, or token ids (tokens,).
-            items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of arrays, tensors, PIL
-                images or nested lists. Shapes and dtypes are those that `modalities` tells.
+            items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
+                arrays, tensors, PIL images or nested lists. Shapes and dtypes are those that
+                `modalities` tells.
             options: see `GenerateOptions` and `protocol.Sampling`.
         """
         body = self._server.request(prompt, items, options, stream=False)
@@ -228,8 +252,9 @@ class Client(_Client):
     def stream(
         self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Generation, None, None]:
-        """As `generate`, but yields an event for each step; the last one has the usage. The request is sent, and an
-        error raised, when the first event is asked for; closing the generator ends the request."""
+        """As `generate`, but yields an event for each step; the last one has the usage. The request
+        is sent, and an error raised, when the first event is asked for; closing the generator ends
+        the request."""
         events, opening = self._streaming(prompt, items, options)
         with self._server.failures(events.url), opening as response:
             if not response.is_success:
@@ -240,8 +265,11 @@ class Client(_Client):
                     return
         raise events.cut()
 
-    def session(self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]) -> Session:
-        """A generation that goes on with more items, chunk by chunk: ``with client.session(...) as session``.
+    def session(
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]
+    ) -> Session:
+        """A generation that goes on with more items, chunk by chunk: ``with client.session(...) as
+        session``.
 
         Args:
             prompt: what comes before the first chunk, as in `generate`.
@@ -270,7 +298,9 @@ class AsyncClient(_Client):
         """See `Client.modalities`."""
         return await self._call(Modalities, "modalities")
 
-    async def generate(self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]) -> Generation:
+    async def generate(
+        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
         """See `Client.generate`."""
         body = self._server.request(prompt, items, options, stream=False)
         return await self._call(Generation, "generate", body)
@@ -291,7 +321,9 @@ class AsyncClient(_Client):
                         return
         raise events.cut()
 
-    def session(self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]) -> AsyncSession:
+    def session(
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]
+    ) -> AsyncSession:
         """See `Client.session`: ``async with client.session(...) as session``."""
         return AsyncSession(self._server, prompt, items, options)
 
@@ -312,7 +344,9 @@ class _Session:
     def _receive(socket: Any, seconds: float | None) -> Any:
         """The next message, or an awaitable of it."""
 
-    def __init__(self, server: _Server, prompt: Prompt, items: Items, options: SessionOptions) -> None:
+    def __init__(
+        self, server: _Server, prompt: Prompt, items: Items, options: SessionOptions
+    ) -> None:
         self._server, self._url = server, server.session_url
         self._on_tokens = options.pop("on_tokens", None)
         if self._on_tokens:
@@ -376,7 +410,9 @@ class _Session:
         except ValidationError:
             self._open = False
             remedy = "Check that it is a server of mmkit."
-            raise ServerGone(self._url, "a message of a session", repr(raw[:_SHOWN]), remedy) from None
+            raise ServerGone(
+                self._url, "a message of a session", repr(raw[:_SHOWN]), remedy
+            ) from None
         self.remaining = message.remaining
         if isinstance(message, expected):
             self._waiting = False
@@ -400,7 +436,8 @@ class Session(_Session):
         first: the chunk that follows the start.
         id: the server's name of the session.
         model: the served model.
-        remaining: tokens that still fit into the session, those of the prompt and of items among them.
+        remaining: tokens that still fit into the session, those of the prompt and of items among
+            them.
     """
 
     @staticmethod
@@ -418,7 +455,9 @@ class Session(_Session):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def next(self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]) -> ChunkMessage:
+    def next(
+        self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]
+    ) -> ChunkMessage:
         """The chunk that follows more items, more prompt, or both.
 
         Args:
@@ -427,15 +466,16 @@ class Session(_Session):
             options: see `NextOptions`.
 
         Raises:
-            RequestError: the server refused this. The session is as it was before, unless the next call raises
-                `ServerGone`.
+            RequestError: the server refused this. The session is as it was before, unless the next
+                call raises `ServerGone`.
             ServerGone: the session is over.
             InputError: an item that has no form on the wire, or the last call was interrupted.
         """
         return _run(self._ask(_message("next", prompt, items, options), ChunkMessage))
 
     def close(self) -> None:
-        """Say goodbye, and wait until the server has let go of the session. Does nothing the second time."""
+        """Say goodbye, and wait until the server has let go of the session. Does nothing the second
+        time."""
         _run(self._leave())
 
 
@@ -457,7 +497,9 @@ class AsyncSession(_Session):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def next(self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]) -> ChunkMessage:
+    async def next(
+        self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]
+    ) -> ChunkMessage:
         """See `Session.next`."""
         return await self._ask(_message("next", prompt, items, options), ChunkMessage)
 
@@ -466,7 +508,7 @@ class AsyncSession(_Session):
         await self._leave()
 
 
-# -- what both share ---------------------------------------------------------------------------------------------------
+# -- what both share -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -479,10 +521,14 @@ class _Server:
     model: str | None
 
     @classmethod
-    def at(cls, base_url: str, api_key: str | None, timeout: float | None, model: str | None) -> _Server:
+    def at(
+        cls, base_url: str, api_key: str | None, timeout: float | None, model: str | None
+    ) -> _Server:
         try:
             parts = urlsplit(base_url)
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_address = (
+                parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            )
         except ValueError:  # of the port or an IPv6 address
             is_address = False
         if not is_address:
@@ -509,7 +555,9 @@ class _Server:
             "max_queue": None,  # a full one would hold up the end of a session
         }
 
-    def request(self, prompt: Prompt, items: Items, options: GenerateOptions, *, stream: bool) -> bytes:
+    def request(
+        self, prompt: Prompt, items: Items, options: GenerateOptions, *, stream: bool
+    ) -> bytes:
         """Body of a generation."""
         fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model}
         return _json({**fields, **options, "stream": stream}).encode()
@@ -521,11 +569,17 @@ class _Server:
             yield
         except (httpx.TimeoutException, TimeoutError):
             got = "none" if self.timeout is None else f"none for {self.timeout:g} s"
-            raise ServerGone(url, "an answer", got, "Give the client a longer timeout, or see to the server.") from None
+            raise ServerGone(
+                url, "an answer", got, "Give the client a longer timeout, or see to the server."
+            ) from None
         except InvalidStatus as error:
-            raise _refused(error.response.status_code, bytes(error.response.body or b""), url) from None
+            raise _refused(
+                error.response.status_code, bytes(error.response.body or b""), url
+            ) from None
         except ConnectionClosed as error:
-            raise ServerGone(url, "an answer", f"a closed connection ({error})", "Open a new session.") from None
+            raise ServerGone(
+                url, "an answer", f"a closed connection ({error})", "Open a new session."
+            ) from None
         except (httpx.ConnectError, OSError) as error:
             remedy = "Start one with `python -m mmkit.serve`, or check the address."
             raise ServerGone(url, "a server", f"no connection ({_cause(error)})", remedy) from None
@@ -563,7 +617,9 @@ def _parsed(model: type[M], raw: bytes, url: str) -> M:
         return model.model_validate_json(raw)
     except ValidationError:
         got = repr(raw[:_SHOWN].decode(errors="replace"))
-        raise ServerGone(url, f"a {model.__name__} in JSON", got, "Check that it is a server of mmkit.") from None
+        raise ServerGone(
+            url, f"a {model.__name__} in JSON", got, "Check that it is a server of mmkit."
+        ) from None
 
 
 def _request_error(info: ErrorInfo) -> RequestError:
@@ -572,7 +628,8 @@ def _request_error(info: ErrorInfo) -> RequestError:
 
 _REMEDIES = {
     401: "Give the client the server's api_key.",
-    403: "Check that it is a server of mmkit, for a model with a spec.",  # what a refused websocket gets
+    # what a refused websocket gets
+    403: "Check that it is a server of mmkit, for a model with a spec.",
     404: "Check that it is a server of mmkit.",
 }
 

@@ -1,8 +1,9 @@
-"""What one connection may cost: a body that does not come, frames without end, an answer that nobody reads.
+"""What one connection may cost: a body that does not come, frames without end, an answer that
+nobody reads.
 
-uvicorn waits for a body and for the reader of an answer as long as it takes, also when it is to stop, and reads the
-frames of a websocket as fast as they come. The middleware and the protocols here bound that, on every route of the
-server.
+uvicorn waits for a body and for the reader of an answer as long as it takes, also when it is to
+stop, and reads the frames of a websocket as fast as they come. The middleware and the protocols
+here bound that, on every route of the server.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ TURN = 64
 """Frames of one websocket that are read before it is the turn of others."""
 
 _MARGIN = 2**20
-"""Bytes by which a message may be too large and be refused in a sentence; a larger one ends the connection."""
+"""Bytes by which a message may be too large and be refused in a sentence; a larger one ends the
+connection."""
 
 _POLICY = b"\x88\x11\x03\xf0too many frames"
 """A frame that closes a websocket: code 1008."""
@@ -49,12 +51,14 @@ def settle(app: Any, limits: Limits) -> None:
 
     Args:
         app: vLLM's, which knows its server.
-        limits: of which `body_bytes` holds for messages, and `idle_seconds` for clients that do not read.
+        limits: of which `body_bytes` holds for messages, and `idle_seconds` for clients that do not
+            read.
     """
     server = getattr(app.state, "server", None)
     if server is None:
         logger.warning(
-            "mmkit: this vLLM does not tell of its HTTP server, so what clients send and leave unread is not bounded."
+            "mmkit: this vLLM does not tell of its HTTP server, so what clients send and leave "
+            "unread is not bounded."
         )
         return
     config = server.config
@@ -66,7 +70,7 @@ def settle(app: Any, limits: Limits) -> None:
     config.http_protocol_class = reading(config.http_protocol_class, limits.idle_seconds)
 
 
-# -- bodies ------------------------------------------------------------------------------------------------------------
+# -- bodies ----------------------------------------------------------------------------------------
 
 
 class Bounded:
@@ -130,14 +134,20 @@ class _Exchange:
         return self._begun + idle_seconds + self._size / SLOWEST - self._loop.time()
 
 
-async def _outcome(answering: asyncio.Future[None], exchange: _Exchange, door: Door) -> Exception | None:
+async def _outcome(
+    answering: asyncio.Future[None], exchange: _Exchange, door: Door
+) -> Exception | None:
     """Why a request is refused before it is answered; None once it is answered."""
     idle = door.limits.idle_seconds
     while True:
         left = None if exchange.whole or exchange.answered else exchange.left(idle)
         if left is not None and left <= 0:
-            return Slow("body", f"all of it within {idle:g} s and 1 s for each {SLOWEST} bytes", "less")
-        await asyncio.wait({answering, door.over}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            return Slow(
+                "body", f"all of it within {idle:g} s and 1 s for each {SLOWEST} bytes", "less"
+            )
+        await asyncio.wait(
+            {answering, door.over}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+        )
         if door.over.done():
             await asyncio.wait({answering}, timeout=LINGER)
         if answering.done():
@@ -147,14 +157,14 @@ async def _outcome(answering: asyncio.Future[None], exchange: _Exchange, door: D
             return over
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 class _Reading(asyncio.Protocol):
     """Comes before uvicorn's protocol of HTTP, and ends a connection whose client does not read.
 
-    While the client does not, vLLM goes on and collects what it generates: the end of the connection aborts the
-    request.
+    While the client does not, vLLM goes on and collects what it generates: the end of the
+    connection aborts the request.
     """
 
     idle_seconds: float
@@ -178,7 +188,9 @@ class _Reading(asyncio.Protocol):
             self._limit.cancel()
 
     def _cut(self) -> None:
-        logger.info("mmkit: a client did not read its answer for %g s, and was cut off", self.idle_seconds)
+        logger.info(
+            "mmkit: a client did not read its answer for %g s, and was cut off", self.idle_seconds
+        )
         self.transport.abort()
 
 
@@ -187,7 +199,7 @@ def reading(protocol: type[asyncio.Protocol], idle_seconds: float) -> type[async
     return type(f"Reading{protocol.__name__}", (_Reading, protocol), {"idle_seconds": idle_seconds})
 
 
-# -- websockets --------------------------------------------------------------------------------------------------------
+# -- websockets ------------------------------------------------------------------------------------
 
 
 class Flood(Exception):
@@ -195,7 +207,8 @@ class Flood(Exception):
 
 
 class Frames:
-    """Tells the frames of a client's bytes apart (RFC 6455), and counts those that make no message."""
+    """Tells the frames of a client's bytes apart (RFC 6455), and counts those that make no
+    message."""
 
     def __init__(self) -> None:
         self._connected = False
@@ -234,7 +247,8 @@ class Frames:
         end = 2 + {126: 2, 127: 8}.get(size, 0)
         if len(head) < end:
             return False
-        self._rest = (int.from_bytes(head[2:end]) if end > 2 else size) + 4  # a client masks its frames by four bytes
+        # a client masks its frames by four bytes
+        self._rest = (int.from_bytes(head[2:end]) if end > 2 else size) + 4
         is_control, is_last = head[0] & 0x08, head[0] & 0x80
         self._since = self._since + 1 if is_control or not is_last else 0
         head.clear()
@@ -289,7 +303,9 @@ class _Paced(asyncio.Protocol):
             transport.resume_reading()
 
     def _cut(self) -> None:
-        logger.info("mmkit: a websocket sent %d frames that make no message, and was closed", MOST_FRAMES)
+        logger.info(
+            "mmkit: a websocket sent %d frames that make no message, and was closed", MOST_FRAMES
+        )
         transport = self._valve.transport
         if transport.get_write_buffer_size():  # nobody reads it
             transport.abort()
@@ -299,7 +315,8 @@ class _Paced(asyncio.Protocol):
 
 
 class _Valve:
-    """A transport as uvicorn's protocol sees it: whether it wants to read is not yet whether there is nothing left."""
+    """A transport as uvicorn's protocol sees it: whether it wants to read is not yet whether there
+    is nothing left."""
 
     def __init__(self, transport: Any, paced: _Paced) -> None:
         self.transport, self._paced = transport, paced

@@ -34,7 +34,9 @@ class Door:
         over: done when the engine is dead or shut down.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, models: list[str], origins: Iterable[str] = "*") -> None:
+    def __init__(
+        self, engine: Engine, limits: Limits, models: list[str], origins: Iterable[str] = "*"
+    ) -> None:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.sessions = 0
@@ -56,7 +58,10 @@ class Door:
             vocab_size=self.plan.vocab_size,
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
-            modalities=[describe(modality, limits.get(name)) for name, modality in self.plan.modalities.items()],
+            modalities=[
+                describe(modality, limits.get(name))
+                for name, modality in self.plan.modalities.items()
+            ],
             limits=ServerLimits(**{**asdict(self.limits), "sessions": self.most_sessions}),
         )
 
@@ -67,8 +72,8 @@ class Door:
 
     @asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
-        """Raise in what waits for the engine when that is over: vLLM says nothing to requests of an engine that is shut
-        down.
+        """Raise in what waits for the engine when that is over: vLLM says nothing to requests of an
+        engine that is shut down.
 
         Raises:
             EngineDeadError: it is.
@@ -106,11 +111,13 @@ class Door:
         return asked or self.models[0]
 
     async def prompt(self, asked: Any, settings: Any = None) -> dict[str, Any]:
-        """vLLM's prompt of a request or session message; without one, the placeholders of its items.
+        """vLLM's prompt of a request or session message; without one, the placeholders of its
+        items.
 
         Args:
             asked: the message.
-            settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by default.
+            settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by
+                default.
 
         Raises:
             InputError: items, ids or names that the model does not take.
@@ -122,9 +129,14 @@ class Door:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        kwargs = protocol.decoded(_OPTIONS, settings.mm_processor_kwargs, where="mm_processor_kwargs")
+        kwargs = protocol.decoded(
+            _OPTIONS, settings.mm_processor_kwargs, where="mm_processor_kwargs"
+        )
         if kwargs and not self.engine.trust_kwargs:
-            remedy = "They can make a request costly: start the server with --trust-request-mm-kwargs to allow them."
+            remedy = (
+                "They can make a request costly: start the server with --trust-request-mm-kwargs "
+                "to allow them."
+            )
             raise InputError("mm_processor_kwargs", "none", "some", remedy)
         if media := {name: parts for name, value in data.items() if (parts := _media(value))}:
             await self._check_places(written, data, media)
@@ -132,7 +144,9 @@ class Door:
             data = await self.engine.load(data)
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
-        prompt: dict[str, Any] = {"prompt" if isinstance(written, str) else "prompt_token_ids": written}
+        prompt: dict[str, Any] = {
+            "prompt" if isinstance(written, str) else "prompt_token_ids": written
+        }
         extras = {
             "multi_modal_data": data,
             "multi_modal_uuids": uuids,
@@ -142,7 +156,8 @@ class Door:
         return prompt | {name: value for name, value in extras.items() if value}
 
     def _items(self, asked: Any) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
-        """The items and the uuids of a message, names first, then counts; media are still to be loaded."""
+        """The items and the uuids of a message, names first, then counts; media are still to be
+        loaded."""
         plan = self.plan
         try:
             named = by_modality(asked.items, plan.modalities, "items")
@@ -153,7 +168,9 @@ class Door:
             uuids = by_modality(asked.uuids, named, "uuids", list[str | None] | None)
         except protocol.UnknownField as error:
             remedy = "Send null for an item that the server has."
-            raise InputError(error.where, "items of that modality beside their uuids", "none", remedy) from None
+            raise InputError(
+                error.where, "items of that modality beside their uuids", "none", remedy
+            ) from None
         data = Decoder(self.limits.elements, self.limits.items).decode(named)
         limits = self.engine.limits()
         for name, value in data.items():
@@ -173,10 +190,15 @@ class Door:
             if isinstance(part, Media) and (embeds or modality.item.media not in (None, part.kind)):
                 at = f"[{index}]" if isinstance(values, list) else ""
                 expected = "embeddings" if embeds else modality.item.expected
-                raise InputError(f"items.{modality.name}{at}", expected, f"a part of kind {part.kind}")
+                raise InputError(
+                    f"items.{modality.name}{at}", expected, f"a part of kind {part.kind}"
+                )
 
-    async def _check_places(self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]) -> None:
-        """Refuse media for which a prompt has no place, as far as that is known before they are loaded."""
+    async def _check_places(
+        self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
+    ) -> None:
+        """Refuse media for which a prompt has no place, as far as that is known before they are
+        loaded."""
         if prompt is None or self.plan.spec.prompt is not None:
             return
         wanted = {name: standing for name in media if (standing := self.plan.standing(name))}
@@ -190,7 +212,10 @@ class Door:
                 remedy = "Write one placeholder per item."
                 where = self.plan.modalities[name].where
                 raise InputError(
-                    where, f"{items} placeholder(s) in the prompt for {items} item(s)", str(places), remedy
+                    where,
+                    f"{items} placeholder(s) in the prompt for {items} item(s)",
+                    str(places),
+                    remedy,
                 )
 
     def _check_pixels(self, media: Mapping[str, list[Media]]) -> None:
@@ -201,7 +226,9 @@ class Door:
                 left -= pixels(part, self.engine.frames)
                 if left < 0:
                     remedy = "Send less at once, or raise MMKIT_SERVE_PIXELS on the server."
-                    raise TooLarge(f"items.{name}", f"at most {most} pixels in one request", "more", remedy)
+                    raise TooLarge(
+                        f"items.{name}", f"at most {most} pixels in one request", "more", remedy
+                    )
 
 
 def _media(value: Any) -> list[Media]:

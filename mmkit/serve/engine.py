@@ -26,11 +26,13 @@ parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
 T = TypeVar("T")
 
 TRIES = 3
-"""How often a request is sent whose items the engine's cache lacks, although vLLM's front end thought it had them."""
+"""How often a request is sent whose items the engine's cache lacks, although vLLM's front end
+thought it had them."""
 
 
 class Lost(Exception):
-    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends it."""
+    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
+    it."""
 
 
 class Engine:
@@ -78,9 +80,11 @@ class Engine:
         allowed: Mapping[str, int] = self._processor.info.allowed_mm_limits
         return allowed
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
-    def sampling(self, asked: Sampling, *, n: int = 1, stop: Sequence[str] | None = None, stream: bool) -> Any:
+    def sampling(
+        self, asked: Sampling, *, n: int = 1, stop: Sequence[str] | None = None, stream: bool
+    ) -> Any:
         """vLLM's sampling parameters of a request.
 
         Raises:
@@ -110,7 +114,9 @@ class Engine:
             return SamplingParams(**options)
         except Exception as error:  # vLLM's own kinds differ from version to version
             raise InputError(
-                getattr(error, "parameter", None) or "sampling", "parameters that vLLM takes", str(error).rstrip(".")
+                getattr(error, "parameter", None) or "sampling",
+                "parameters that vLLM takes",
+                str(error).rstrip("."),
             ) from None
 
     async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,24 +151,33 @@ class Engine:
         return frames
 
     async def ids(self, prompt: str | list[int]) -> list[int] | None:
-        """The token ids of a prompt, as vLLM makes them before it looks at items; None if this vLLM does not tell."""
+        """The token ids of a prompt, as vLLM makes them before it looks at items; None if this vLLM
+        does not tell."""
         if isinstance(prompt, list):
             return prompt
         if not hasattr(self._renderer, "tokenize_prompt_async"):
             return None
         # what is not empty stands for items: with them, the processor checks the placeholders
-        parsed = parse_model_prompt(self._client.model_config, {"prompt": prompt, "multi_modal_data": {"": ()}})
-        made = await self._renderer.tokenize_prompt_async(parsed, self._renderer.default_cmpl_tok_params)
+        parsed = parse_model_prompt(
+            self._client.model_config, {"prompt": prompt, "multi_modal_data": {"": ()}}
+        )
+        made = await self._renderer.tokenize_prompt_async(
+            parsed, self._renderer.default_cmpl_tok_params
+        )
         ids: list[int] = made["prompt_token_ids"]
         return ids
 
     async def beside(self, function: Callable[..., T], *args: Any) -> T:
-        """The result of a function on vLLM's own thread for items, where a spec's functions may run."""
+        """The result of a function on vLLM's own thread for items, where a spec's functions may
+        run."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(getattr(self._renderer, "_mm_executor", None), function, *args)
+        return await loop.run_in_executor(
+            getattr(self._renderer, "_mm_executor", None), function, *args
+        )
 
     async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:
-        """A prompt and its items as the engine takes them. The caller sends the result, or says `forget`.
+        """A prompt and its items as the engine takes them. The caller sends the result, or says
+        `forget`.
 
         Args:
             prompt: vLLM's text or tokens prompt.
@@ -178,7 +193,9 @@ class Engine:
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
             (made,) = await asyncio.shield(work)
-        except asyncio.CancelledError:  # the items would stay in the cache, and never reach the engine
+        except (
+            asyncio.CancelledError
+        ):  # the items would stay in the cache, and never reach the engine
             work.add_done_callback(self._dropped)
             raise
         return made  # type: ignore[no-any-return]
@@ -188,14 +205,17 @@ class Engine:
             self.forget(work.result()[0])
 
     def forget(self, rendered: Mapping[str, Any]) -> None:
-        """Have vLLM send the items of a request anew the next time: the engine has not seen them."""
+        """Have vLLM send the items of a request anew the next time: the engine has not seen
+        them."""
         cache = self._renderer.mm_processor_cache
         if cache is not None:
             for hashes in rendered.get("mm_hashes", {}).values():
                 for item_hash in hashes:
                     cache.invalidate(item_hash)
 
-    async def generate(self, prompt: Mapping[str, Any], sampling: Any, request_id: str) -> AsyncIterator[Any]:
+    async def generate(
+        self, prompt: Mapping[str, Any], sampling: Any, request_id: str
+    ) -> AsyncIterator[Any]:
         """vLLM's outputs for a request.
 
         Raises:
@@ -219,7 +239,9 @@ class Engine:
                 await outputs.aclose()
         raise Lost
 
-    def chunks(self, sampling: Any, request_id: str, feed: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    def chunks(
+        self, sampling: Any, request_id: str, feed: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a request whose prompt comes in parts, as `part` makes them."""
         outputs: AsyncGenerator[Any, None] = self._client.generate(feed, sampling, request_id)
         return outputs
@@ -247,7 +269,11 @@ def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_lost(output: Any) -> bool:
     """Whether the engine gave a request up for an item that its cache lacks."""
-    return bool(output.outputs) and output.outputs[0].finish_reason == "error" and not output.outputs[0].token_ids
+    return (
+        bool(output.outputs)
+        and output.outputs[0].finish_reason == "error"
+        and not output.outputs[0].token_ids
+    )
 
 
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]

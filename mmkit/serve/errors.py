@@ -55,13 +55,23 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     param = param and _short(param, _PARAM)
     message = _short(str(error), _MESSAGE)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        message = "server: expected to serve the request, got an error of its own. Its log says which."
+        message = (
+            "server: expected to serve the request, got an error of its own. Its log says which."
+        )
     elif isinstance(error, EngineDeadError):
-        message = "server: expected a living engine, got one that is dead or stopped. Send it to another server."
+        message = (
+            "server: expected a living engine, got one that is dead or stopped. Send it to another "
+            "server."
+        )
     elif _stopping(error):
-        message = "server: expected to serve the request, got the order to stop. Send it to another one."
+        message = (
+            "server: expected to serve the request, got the order to stop. Send it to another one."
+        )
     elif isinstance(error, Lost):
-        message = "server: expected an item in its cache, got none, several times. Send the request again."
+        message = (
+            "server: expected an item in its cache, got none, several times. Send the request "
+            "again."
+        )
     first = param.split(".")[0].split("[")[0] if param else ""
     reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
     metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
@@ -78,7 +88,8 @@ def kind(status: HTTPStatus) -> str:
 
 
 def _stopping(error: BaseException) -> bool:
-    """Whether vLLM's renderer takes no more work: it has let go of its threads before the server ends."""
+    """Whether vLLM's renderer takes no more work: it has let go of its threads before the server
+    ends."""
     return isinstance(error, RuntimeError) and "after shutdown" in str(error)
 
 
@@ -88,7 +99,8 @@ def of_caller(error: BaseException) -> bool:
         return isinstance(error, InputError)  # others are about the spec
     if any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__):
         return True
-    return isinstance(error, ValueError) and _raised_in(error) == "vllm"  # where vLLM has no kind of its own for it
+    # where vLLM has no kind of its own for it
+    return isinstance(error, ValueError) and _raised_in(error) == "vllm"
 
 
 def _raised_in(error: BaseException) -> str:
@@ -101,7 +113,8 @@ def _raised_in(error: BaseException) -> str:
 
 
 def path(error: BaseException, plan: Plan | None) -> str | None:
-    """Where in the request the error is: ``items.actions[3]``, ``prompt[7]``, ``temperature``; None if unknown."""
+    """Where in the request the error is: ``items.actions[3]``, ``prompt[7]``, ``temperature``; None
+    if unknown."""
     where = getattr(error, "where", None) or getattr(error, "parameter", None)
     if not where or not isinstance(where, str):
         return None
@@ -115,7 +128,8 @@ def path(error: BaseException, plan: Plan | None) -> str | None:
 
 
 def modality_of(param: str | None, plan: Plan | None) -> str:
-    """The modality that a path is about; empty for none, or for one that the model does not have."""
+    """The modality that a path is about; empty for none, or for one that the model does not
+    have."""
     parts = (param or "").split(".")
     name = parts[1].split("[")[0] if len(parts) > 1 and parts[0] in ("items", "uuids") else ""
     return name if plan is not None and name in plan.modalities else ""

@@ -1,6 +1,8 @@
-"""What every route of the server has in front of it, those of vLLM among them: bodies are weighed, refusals are short.
+"""What every route of the server has in front of it, those of vLLM among them: bodies are weighed,
+refusals are short.
 
-vLLM's own routes collect every mistake of a body, at about a kilobyte each, and repeat in the refusal what was sent.
+vLLM's own routes collect every mistake of a body, at about a kilobyte each, and repeat in the
+refusal what was sent.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Prompted(msgspec.Struct):
-    """The fields that may be long, by route; what is wrong in them is refused here, at the first mistake."""
+    """The fields that may be long, by route; what is wrong in them is refused here, at the first
+    mistake."""
 
     prompt: str | list[str | _Id | list[_Id]] | UnsetType | None = UNSET
     tokens: list[_Id] | UnsetType | None = UNSET
@@ -48,10 +51,14 @@ class _Prompted(msgspec.Struct):
         Raises:
             InputError: a prompt is no list of one kind.
         """
-        fields = [field for field in (self.prompt, self.tokens, self.token_ids) if isinstance(field, list)]
+        fields = [
+            field for field in (self.prompt, self.tokens, self.token_ids) if isinstance(field, list)
+        ]
         if any(len(set(map(type, field))) > 1 for field in fields):
             raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
-        return sum(1 + len(part) if isinstance(part, list) else 1 for field in fields for part in field)
+        return sum(
+            1 + len(part) if isinstance(part, list) else 1 for field in fields for part in field
+        )
 
 
 class _Named(msgspec.Struct):
@@ -72,7 +79,9 @@ class Gate:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400, 408 or 413."""
-        door: Door | None = getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
+        door: Door | None = (
+            getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
+        )
         if door is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -84,7 +93,9 @@ class Gate:
                 return
             except Exception as error:
                 told = errors.info(error, door.plan, "vllm")
-                response = JSONResponse(errors.body(told), told.code, headers={"connection": "close"})
+                response = JSONResponse(
+                    errors.body(told), told.code, headers={"connection": "close"}
+                )
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -138,11 +149,24 @@ class _Short:
             status = HTTPStatus(start["status"])
             text = body[: _LONGEST // 4].decode(errors="replace")
             body = msgspec.json.encode(
-                errors.body(ErrorInfo(message=f"{text}...", type=errors.kind(status), param=None, code=status))
+                errors.body(
+                    ErrorInfo(
+                        message=f"{text}...", type=errors.kind(status), param=None, code=status
+                    )
+                )
             )
-            kept = [(name, value) for name, value in start["headers"] if name.lower() not in _OF_BODY]
+            kept = [
+                (name, value) for name, value in start["headers"] if name.lower() not in _OF_BODY
+            ]
             size = str(len(body)).encode()
-            start = {**start, "headers": [*kept, (b"content-length", size), (b"content-type", b"application/json")]}
+            start = {
+                **start,
+                "headers": [
+                    *kept,
+                    (b"content-length", size),
+                    (b"content-type", b"application/json"),
+                ],
+            }
         await self._send(start)
         await self._send({**message, "body": body})
 

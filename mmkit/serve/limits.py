@@ -19,15 +19,16 @@ class Limits:
 
     Attributes:
         body_bytes: size of a request body or a session message.
-        listed: values written out in the JSON of a request or a session message, prompt ids included. Each costs tens
-            of bytes of memory, so this is lower than `elements`; a text is one value, base64 too.
+        listed: values written out in the JSON of a request or a session message, prompt ids
+            included. Each costs tens of bytes of memory, so this is lower than `elements`; a text
+            is one value, base64 too.
         elements: numbers in the items of one request.
         items: items of one request, all modalities together; a spec's own limits hold too.
         pixels: pixels of the images and video frames of one request, before they are decoded.
-        sessions: sessions open at once. 0 means as many as leave the engine half of its sequences and of its KV cache,
-            since a session holds both while it waits for its client.
-        idle_seconds: how long a session waits for its client's next message, a body for its next part, and what the
-            server sends for a client that does not read, an event stream too.
+        sessions: sessions open at once. 0 means as many as leave the engine half of its sequences
+            and of its KV cache, since a session holds both while it waits for its client.
+        idle_seconds: how long a session waits for its client's next message, a body for its next
+            part, and what the server sends for a client that does not read, an event stream too.
     """
 
     body_bytes: int = 64 * 2**20

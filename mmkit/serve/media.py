@@ -14,8 +14,9 @@ FRAMES = 32
 
 
 def pixels(media: Media, frames: int = FRAMES) -> int:
-    """Pixels of an image, or of the frames of a video; 0 for what is no data URL, and for what cannot be told, which
-    vLLM's loader refuses, or bounds by limits of its own (VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_BYTES).
+    """Pixels of an image, or of the frames of a video; 0 for what is no data URL, and for what
+    cannot be told, which vLLM's loader refuses, or bounds by limits of its own
+    (VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_BYTES).
 
     Args:
         media: as a client sends it.

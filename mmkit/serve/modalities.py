@@ -26,7 +26,9 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
         **kind.schema(),
         limit=limit,
         largest_tokens=modality.largest()[1] if known else None,
-        placeholder=list(written.pop()) if len(written) == 1 and not placeholders.depends_on_index else None,
+        placeholder=list(written.pop())
+        if len(written) == 1 and not placeholders.depends_on_index
+        else None,
         in_place=isinstance(placeholders.updates[0], AlreadyExpanded),
         embeds=modality.intake.embeds_field if modality.intake.takes_embeds else None,
         example=_example(kind),

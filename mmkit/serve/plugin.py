@@ -1,4 +1,5 @@
-"""The endpoint plugin: vLLM calls it when VLLM_PLUGINS names it, as it does for no other plugin that adds routes."""
+"""The endpoint plugin: vLLM calls it when VLLM_PLUGINS names it, as it does for no other plugin
+that adds routes."""
 
 from __future__ import annotations
 
@@ -38,10 +39,17 @@ class MmkitEndpoints:
 
         processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
         if not isinstance(processor, CommonProcessor):
-            logger.warning("mmkit: %s has no mmkit spec, so /v1/mm answers 404.", getattr(args, "model", "the model"))
+            logger.warning(
+                "mmkit: %s has no mmkit spec, so /v1/mm answers 404.",
+                getattr(args, "model", "the model"),
+            )
             return
         install()
-        trust = getattr(args, "trust_request_mm_kwargs", True)  # before 0.32 vLLM trusted every request
+        # before 0.32 vLLM trusted every request
+        trust = getattr(args, "trust_request_mm_kwargs", True)
         engine = Engine(engine_client, processor, trust_kwargs=trust)
-        models, origins = list(args.served_model_name or [args.model]), getattr(args, "allowed_origins", "*")
+        models, origins = (
+            list(args.served_model_name or [args.model]),
+            getattr(args, "allowed_origins", "*"),
+        )
         state.mmkit_door = Door(engine, Limits.of(), models, origins)

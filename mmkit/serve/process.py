@@ -26,7 +26,8 @@ _TAIL = 2000
 
 
 class Server:
-    """``python -m mmkit.serve`` on this machine, as a context manager. It listens on 127.0.0.1 only.
+    """``python -m mmkit.serve`` on this machine, as a context manager. It listens on 127.0.0.1
+    only.
 
     Args:
         model: directory of a checkpoint.
@@ -50,7 +51,11 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
         self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._environment, self._log, self._seconds = {**os.environ, **(environment or {})}, log, start_seconds
+        self._environment, self._log, self._seconds = (
+            {**os.environ, **(environment or {})},
+            log,
+            start_seconds,
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -62,7 +67,11 @@ class Server:
         output: int | IO[bytes] = subprocess.DEVNULL if self._log is None else self._log.open("wb")
         try:
             self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         finally:
             if not isinstance(output, int):
@@ -103,7 +112,8 @@ class Server:
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
-        with suppress(ProcessLookupError):  # the engine's processes are in its group, and may outlive it
+        # the engine's processes are in its group, and may outlive it
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
@@ -112,7 +122,10 @@ class Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 

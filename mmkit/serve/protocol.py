@@ -1,10 +1,12 @@
-"""What goes over the wire: requests, responses and session messages, shared by the server and the client.
+"""What goes over the wire: requests, responses and session messages, shared by the server and the
+client.
 
-Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer field refuses 1.5
-and "1" rather than casting them.
+Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer
+field refuses 1.5 and "1" rather than casting them.
 
-Requests are decoded by msgspec, which stops at the first thing that is wrong, and makes nothing of what it was not
-asked for: a refusal costs no more than what was sent. Items and uuids stay bytes until their names are checked.
+Requests are decoded by msgspec, which stops at the first thing that is wrong, and makes nothing of
+what it was not asked for: a refusal costs no more than what was sent. Items and uuids stay bytes
+until their names are checked.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ M = TypeVar("M", bound=Struct)
 MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 """The media parts of chat messages, and what they are."""
 
-FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of ' + ", ".join(
-    f'{{"{name}"}}' for name in MEDIA
+FORMS = (
+    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of '
+    + ", ".join(f'{{"{name}"}}' for name in MEDIA)
 )
 
 DEEPEST = 32
@@ -41,9 +44,12 @@ Salt = Annotated[str, Meta(min_length=1)]
 Items = Annotated[
     Raw,
     Meta(
-        description="Per modality a list of items, or one encoded batch. An item is nested lists of numbers, "
-        '{"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": base64 of a file with one '
-        'tensor}, or a media part of a chat message, as {"image_url": {"url": "data:image/png;base64,..."}}.',
+        description="Per modality a list of items, or one encoded batch. An item is nested lists "
+        "of numbers, "
+        '{"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": base64 of a '
+        "file with one "
+        'tensor}, or a media part of a chat message, as {"image_url": {"url": '
+        '"data:image/png;base64,..."}}.',
         extra_json_schema={"type": "object", "additionalProperties": {"type": ["array", "object"]}},
     ),
 ]
@@ -53,10 +59,14 @@ Prompt = Annotated[str | list[Id], Meta(description="A text, or token ids.", exa
 Uuids = Annotated[
     Raw,
     Meta(
-        description="Per modality and item a name, under which the server caches the processed item.",
+        description="Per modality and item a name, under which the server caches the processed "
+        "item.",
         extra_json_schema={
             "type": ["object", "null"],
-            "additionalProperties": {"type": ["array", "null"], "items": {"type": ["string", "null"]}},
+            "additionalProperties": {
+                "type": ["array", "null"],
+                "items": {"type": ["string", "null"]},
+            },
         },
     ),
 ]
@@ -83,7 +93,9 @@ class UnknownField(InputError):
 
     def __init__(self, path: str, name: str) -> None:
         where = f"{path}.{name}" if path else name
-        super().__init__(where, "no field of that name", "one", "The server's /docs list the fields.")
+        super().__init__(
+            where, "no field of that name", "one", "The server's /docs list the fields."
+        )
         self.object, self.name = path, name
 
 
@@ -97,12 +109,12 @@ class _Out(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 class Sampling(_Body, kw_only=True):
-    """How tokens are chosen, as in vLLM's `SamplingParams`; None takes the model's generation config, then vLLM's
-    default."""
+    """How tokens are chosen, as in vLLM's `SamplingParams`; None takes the model's generation
+    config, then vLLM's default."""
 
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
@@ -114,7 +126,10 @@ class Sampling(_Body, kw_only=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logprobs: Annotated[Count, Meta(description="How many of the likeliest ids to tell per token.")] | None = None
+    logprobs: (
+        Annotated[Count, Meta(description="How many of the likeliest ids to tell per token.")]
+        | None
+    ) = None
     stop_token_ids: Annotated[list[Id], Meta(max_length=1024)] | None = None
     allowed_token_ids: list[Id] | None = None
     ignore_eos: bool | None = None
@@ -150,8 +165,8 @@ class StartMessage(Sampling, kw_only=True):
 
 
 class NextMessage(_Body, kw_only=True):
-    """What comes after the last chunk: more prompt with its items, or items alone, whose placeholders the server then
-    writes."""
+    """What comes after the last chunk: more prompt with its items, or items alone, whose
+    placeholders the server then writes."""
 
     type: Literal["next"]
     prompt: Prompt | None = None
@@ -166,10 +181,14 @@ class CloseMessage(_Body, kw_only=True):
     type: Literal["close"]
 
 
-MESSAGES: dict[str, type[_Body]] = {"start": StartMessage, "next": NextMessage, "close": CloseMessage}
+MESSAGES: dict[str, type[_Body]] = {
+    "start": StartMessage,
+    "next": NextMessage,
+    "close": CloseMessage,
+}
 
 
-# -- responses ---------------------------------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------------
 
 
 class PromptTokensDetails(_Out):
@@ -199,7 +218,8 @@ class Choice(_Out):
 
 
 class Generation(_Out):
-    """Answer of ``POST /v1/mm/generate``; in a stream, one event, of which the last has the usage."""
+    """Answer of ``POST /v1/mm/generate``; in a stream, one event, of which the last has the
+    usage."""
 
     id: str
     object: Literal["mm.generation", "mm.generation.chunk"]
@@ -210,7 +230,8 @@ class Generation(_Out):
 
 
 class ErrorInfo(_Out):
-    """One error, in OpenAI's form. `param` is the path of what is wrong in the request, as ``items.actions[3]``."""
+    """One error, in OpenAI's form. `param` is the path of what is wrong in the request, as
+    ``items.actions[3]``."""
 
     message: str
     type: str
@@ -232,7 +253,8 @@ class ModalityInfo(_Out):
         shape: sizes of a tensor item, [least, most] where one varies; None for media.
         dtype: its canonical dtype; None for media.
         limit: the most items in one request.
-        largest_tokens: encoder rows of the largest item; None where the Hugging Face processor decides.
+        largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
+            decides.
         placeholder: ids that the prompt has for one item; None where they depend on it.
         in_place: the caller writes the whole placeholders, rather than a target that they replace.
         embeds: name under which precomputed embeddings may be sent, or None.
@@ -325,7 +347,7 @@ class ClosedMessage(_Out):
     remaining: int
 
 
-# -- parsing -----------------------------------------------------------------------------------------------------------
+# -- parsing ---------------------------------------------------------------------------------------
 
 
 def parse(model: type[M], raw: bytes | bytearray | str) -> M:
@@ -356,7 +378,8 @@ def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where:
     Args:
         of: the decoder.
         raw: bytes, a text or `Raw`.
-        written: tells how a field of the outermost object was written, where errors should show that.
+        written: tells how a field of the outermost object was written, where errors should show
+            that.
         where: names the value in errors; the body if it is empty.
 
     Raises:
@@ -367,7 +390,9 @@ def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), where, written) from None
     except RecursionError:
-        raise InputError(where or "body", "JSON nested at most some hundred deep", "deeper") from None
+        raise InputError(
+            where or "body", "JSON nested at most some hundred deep", "deeper"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         told = str(error).removeprefix("JSON is malformed: ")
         got = "one that ends too soon" if told == "Input data was truncated" else told

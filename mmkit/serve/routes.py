@@ -77,8 +77,8 @@ async def modalities(request: Request) -> Response:
     },
 )
 async def generate(request: Request) -> Response:
-    """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what is new, and ends
-    with ``[DONE]``."""
+    """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
+    is new, and ends with ``[DONE]``."""
     plan = None
     try:
         here = door(request)
@@ -94,7 +94,8 @@ async def generate(request: Request) -> Response:
             whole = await _unless_gone(request, here, answer.whole(outputs))
             return Response(whole, media_type="application/json")
         events = answer.events(outputs)
-        first = await _unless_gone(request, here, anext(events))  # so that a refusal still has its status
+        # so that a refusal still has its status
+        first = await _unless_gone(request, here, anext(events))
         return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
     except NoSpec:
         return JSONResponse(errors.body(_NO_SPEC), 404)
@@ -128,7 +129,8 @@ class _Answer:
         self._prompt = len(output.prompt_token_ids or ())
         self._cached = max(self._cached, output.num_cached_tokens or 0)
         self._completion += sum(len(part.token_ids) for part in output.outputs)
-        if any(part.finish_reason == "abort" for part in output.outputs):  # by nobody but a server that stops
+        # by nobody but a server that stops
+        if any(part.finish_reason == "abort" for part in output.outputs):
             raise EngineDeadError
         return [choice(part) for part in output.outputs]
 
@@ -220,7 +222,9 @@ async def session(socket: WebSocket) -> None:
 
 
 @router.api_route(
-    "/v1/mm{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+    "/v1/mm{rest:path}",
+    methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
+    include_in_schema=False,
 )
 async def elsewhere(request: Request, rest: str) -> Response:
     """A path or a method that no route above has."""

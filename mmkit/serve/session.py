@@ -1,7 +1,8 @@
 """``WS /v1/mm/session``: a closed loop of items in, tokens out, on vLLM's resumable requests.
 
-One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so on. The server says
-with every message how many tokens still fit, and refuses what does not fit before the engine sees it.
+One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so
+on. The server says with every message how many tokens still fit, and refuses what does not fit
+before the engine sees it.
 """
 
 from __future__ import annotations
@@ -77,18 +78,26 @@ class Session:
         return self._door.engine.max_model_len - self._used
 
     async def run(self) -> None:
-        """Serve the session until it ends; whatever ends it, its request is gone from the engine then."""
+        """Serve the session until it ends; whatever ends it, its request is gone from the engine
+        then."""
         await self._socket.accept()
         end = _End("the client left", NORMAL)
         door = self._door
         if door.sessions >= door.most_sessions:
-            error = TooBusy("session", f"at most {door.most_sessions} open at once", "one more", "Try again later.")
+            error = TooBusy(
+                "session",
+                f"at most {door.most_sessions} open at once",
+                "one more",
+                "Try again later.",
+            )
             await self._finish(await self._refuse(error, fatal=True, code=BUSY))
             return
         door.sessions += 1
         metrics.SESSIONS.inc()
         try:
-            await self._send(ReadyMessage(session=self._id, model=self._model, remaining=self.remaining))
+            await self._send(
+                ReadyMessage(session=self._id, model=self._model, remaining=self.remaining)
+            )
             while True:
                 await self._turn(await self._receive())
         except _Left:
@@ -103,7 +112,7 @@ class Session:
             await self._abort()
         await self._finish(end)
 
-    # -- messages ----------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     async def _send(self, message: Any) -> None:
         """Send a message; a client that does not read for too long is gone."""
@@ -122,11 +131,14 @@ class Session:
         return self._incoming
 
     async def _receive(self) -> Any:
-        """The client's next message, parsed. Malformed ones are refused, and the next one is awaited."""
+        """The client's next message, parsed. Malformed ones are refused, and the next one is
+        awaited."""
         while True:
             seconds = self._door.limits.idle_seconds
             waited = {self._listen(), self._door.over}
-            done, _ = await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if self._door.over in done:
                 raise EngineDeadError
             if not done:
@@ -148,7 +160,9 @@ class Session:
         await asyncio.to_thread(weigh.Scale(self._door.limits, "message").add, text)
         return await asyncio.to_thread(_parsed, text)
 
-    async def _refuse(self, error: BaseException, *, fatal: bool = False, code: int = ERROR) -> _End:
+    async def _refuse(
+        self, error: BaseException, *, fatal: bool = False, code: int = ERROR
+    ) -> _End:
         told = errors.info(error, self._door.plan, "session")
         try:
             await self._send(ErrorMessage(error=told, fatal=fatal, remaining=self.remaining))
@@ -166,7 +180,7 @@ class Session:
         except (_Left, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             pass
 
-    # -- turns -------------------------------------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------------
 
     async def _turn(self, message: Any) -> None:
         """Answer one message by a chunk."""
@@ -175,7 +189,9 @@ class Session:
         try:
             if isinstance(message, StartMessage):
                 if self._asked is not None:
-                    raise InputError("type", '"next" or "close" in a session that has started', '"start"')
+                    raise InputError(
+                        "type", '"next" or "close" in a session that has started', '"start"'
+                    )
                 self._model = self._door.check_model(message.model)
                 sampling = self._sampling(message, message.max_tokens)
             elif self._asked is None:
@@ -193,20 +209,25 @@ class Session:
             await self._chunk(prompt, rendered, sampling)
             return
         # without the items, whose bytes would stay in memory as long as the session
-        self._asked = msgspec.structs.replace(message, prompt=None, items=protocol.no_items(), uuids=protocol.nothing())
+        self._asked = msgspec.structs.replace(
+            message, prompt=None, items=protocol.no_items(), uuids=protocol.nothing()
+        )
         try:
             await self._chunk(prompt, rendered, sampling)
         except Exception as error:
             if self._last or not errors.of_caller(error):
                 raise
-            # what vLLM refuses only now, as more logprobs than the server allows: the session has not begun
+            # what vLLM refuses only now, as more logprobs than the server allows: the session has
+            # not begun
             self._door.engine.forget(rendered)
             self._asked = self._outputs = None
             self._feed, self._used = asyncio.Queue(), 0
             await self._refuse(error)
 
     def _sampling(self, asked: StartMessage, max_tokens: int) -> Any:
-        return self._door.engine.sampling(msgspec.structs.replace(asked, max_tokens=max_tokens), stream=True)
+        return self._door.engine.sampling(
+            msgspec.structs.replace(asked, max_tokens=max_tokens), stream=True
+        )
 
     async def _rendered(self, prompt: Mapping[str, Any], max_tokens: int) -> Any:
         """The part of the prompt, if it fits."""
@@ -222,9 +243,13 @@ class Session:
             if length + max_tokens > self.remaining:
                 expected = f"at most {self.remaining} more tokens in this session"
                 got = f"{length} of the prompt and max_tokens={max_tokens}"
-                raise InputError("max_tokens", expected, got, "Ask for less, or start a new session.")
+                raise InputError(
+                    "max_tokens", expected, got, "Ask for less, or start a new session."
+                )
             for name, limit in engine.limits().items():
-                count = self._items.get(name, 0) + len(rendered.get("mm_placeholders", {}).get(name, ()))
+                count = self._items.get(name, 0) + len(
+                    rendered.get("mm_placeholders", {}).get(name, ())
+                )
                 if count > limit:
                     expected = f"at most {limit} item(s) in one session"
                     raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
@@ -239,7 +264,9 @@ class Session:
             self._feed.put_nowait(part(after(self._last, rendered), sampling))
             if await self._generated(rendered, sampling):
                 return
-            rendered = await self._watching(self._door.engine.render(prompt, special=not self._last))
+            rendered = await self._watching(
+                self._door.engine.render(prompt, special=not self._last)
+            )
         raise Lost
 
     async def _generated(self, rendered: Any, sampling: Any) -> bool:
@@ -269,7 +296,10 @@ class Session:
                 break
             if asked.stream and found.token_ids:
                 message = TokensMessage(
-                    index=self._index, token_ids=found.token_ids, text=found.text, remaining=self.remaining
+                    index=self._index,
+                    token_ids=found.token_ids,
+                    text=found.text,
+                    remaining=self.remaining,
                 )
                 await self._send(message)
         if found.finish_reason not in ("stop", "length"):
@@ -297,13 +327,15 @@ class Session:
             yield await self._feed.get()
 
     async def _watching(self, work: Any) -> Any:
-        """The outcome of some work, during which the client may leave, close, or wrongly send more."""
+        """The outcome of some work, during which the client may leave, close, or wrongly send
+        more."""
         working = asyncio.ensure_future(work)
         try:
             while True:
                 waited = {working, self._listen(), self._door.over}
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                if self._listen().done():  # also when tokens come so fast that they are always there first
+                # also when tokens come so fast that they are always there first
+                if self._listen().done():
                     await self._interrupted()
                 if working.done():
                     break
@@ -321,7 +353,9 @@ class Session:
             if isinstance(message, CloseMessage):
                 raise _End("the client closed it", NORMAL)
             remedy = "Wait for the chunk, or close the session."
-            raise InputError("message", "none before the chunk is complete", f'"{message.type}"', remedy)
+            raise InputError(
+                "message", "none before the chunk is complete", f'"{message.type}"', remedy
+            )
         except InputError as error:
             await self._refuse(error)
 

@@ -16,8 +16,8 @@ REGISTRY: Any = find(*(f"{module}:MEDIA_CONNECTOR_REGISTRY" for module in _MODUL
 
 
 class Connector(MediaConnector):
-    """vLLM's loader, which follows every http(s) URL unless its flags name hosts. This one follows none then, and no
-    redirect, which may lead anywhere."""
+    """vLLM's loader, which follows every http(s) URL unless its flags name hosts. This one follows
+    none then, and no redirect, which may lead anywhere."""
 
     def check(self, url: str, where: str) -> None:
         """Refuse a URL that the server's flags do not allow.
@@ -31,8 +31,12 @@ class Connector(MediaConnector):
         if self.allowed_local_media_path:
             schemes += ["file:"]
         if not url[:6].lower().startswith(tuple(schemes)):
-            remedy = "Send the content as a data URL, or start the server with --allowed-media-domains."
-            raise InputError(where, f"a URL that starts with {' or '.join(schemes)}", url[:40], remedy)
+            remedy = (
+                "Send the content as a data URL, or start the server with --allowed-media-domains."
+            )
+            raise InputError(
+                where, f"a URL that starts with {' or '.join(schemes)}", url[:40], remedy
+            )
 
     @override
     def load_from_url(self, url: str, *args: Any, **kwargs: Any) -> Any:

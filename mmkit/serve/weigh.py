@@ -68,7 +68,8 @@ class Scale:
             raise TooLarge(self._where, f"at most {limits.listed} values in JSON", "more", remedy)
 
     def _outside(self, piece: bytes) -> bytes:
-        """What of the next piece is not in a text. Commas in texts are no values: a long text has many."""
+        """What of the next piece is not in a text. Commas in texts are no values: a long text has
+        many."""
         piece = (self._escape + piece).replace(rb"\\", b"")
         self._escape = piece[-1:] if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')

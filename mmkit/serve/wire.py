@@ -10,8 +10,9 @@ nested lists, a number                                 the values
 ``audio_url``                                          vLLM's own loader reads
 ====================================================== ===========================================
 
-The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of them, or
-``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms. Nothing is unpickled.
+The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of
+them, or ``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TooLarge(InputError):
     """A request beyond a limit of the server."""
 
 
-# -- what msgspec makes of JSON; it stops at the first value of another kind -------------------------------------------
+# -- what msgspec makes of JSON; it stops at the first value of another kind -----------------------
 
 
 class _Url(Struct):
@@ -89,7 +90,10 @@ _ITEMS: Any = list[_nested(DEEPEST) | _Object | None]  # type: ignore[misc]
 
 @cache
 def _named(names: tuple[str, ...], kind: Any) -> Any:
-    fields = [(f"field_{i}", kind, msgspec.field(name=name, default=UNSET)) for i, name in enumerate(names)]
+    fields = [
+        (f"field_{i}", kind, msgspec.field(name=name, default=UNSET))
+        for i, name in enumerate(names)
+    ]
     return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
 
 
@@ -155,7 +159,11 @@ class Decoder:
                 if embeds or value.embeds is UNSET:
                     self._take_items(1, where)  # the spec counts those of a batch
                     return self._object(value, where)
-                return {f"{name}_embeds": self._modality(name, value.embeds, f"{where}.{name}_embeds", embeds=True)}
+                return {
+                    f"{name}_embeds": self._modality(
+                        name, value.embeds, f"{where}.{name}_embeds", embeds=True
+                    )
+                }
         except UnknownField as error:
             raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
         got = "a text" if start.startswith(b'"') else start.decode()
@@ -171,7 +179,9 @@ class Decoder:
         return values
 
     def _object(self, value: _Object, where: str) -> Any:
-        match sorted(name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET):
+        match sorted(
+            name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET
+        ):
             case ["data", "dtype", "shape"]:
                 return self._raw(value.data, value.dtype, value.shape, where)
             case ["safetensors"]:
@@ -187,7 +197,8 @@ class Decoder:
             raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(name))
         if len(shape) > DEEPEST or any(size < 0 for size in shape):
             raise InputError(f"{where}.shape", "a list of sizes", reprlib.repr(shape))
-        self._take(math.prod(max(size, 1) for size in shape), where)  # a size of 0 does not make the others small
+        # a size of 0 does not make the others small
+        self._take(math.prod(max(size, 1) for size in shape), where)
         wanted = math.prod(shape) * dtype.itemsize
         if len(raw) != wanted:
             expected = f"{wanted} bytes for shape {tuple(shape)} of {name}"
@@ -203,11 +214,17 @@ class Decoder:
         import safetensors.torch
 
         if (header := int.from_bytes(raw[:8], "little")) > _HEADER:
-            raise InputError(where, f"a file with one tensor and a header of at most {_HEADER} bytes", str(header))
+            raise InputError(
+                where,
+                f"a file with one tensor and a header of at most {_HEADER} bytes",
+                str(header),
+            )
         try:
             tensors = safetensors.torch.load(raw)
         except Exception as error:  # SafetensorError, and KeyError for a dtype that torch lacks
-            raise InputError(where, "a safetensors file", f"{type(error).__name__}: {error}"[:200]) from None
+            raise InputError(
+                where, "a safetensors file", f"{type(error).__name__}: {error}"[:200]
+            ) from None
         if len(tensors) != 1:
             raise InputError(where, "a file with one tensor", str(len(tensors)))
         (tensor,) = tensors.values()
@@ -218,7 +235,9 @@ class Decoder:
         self.elements -= count
         if self.elements < 0:
             remedy = "Send less at once, or raise MMKIT_SERVE_ELEMENTS on the server."
-            raise TooLarge(where, f"at most {self._limits[0]} numbers in one request", "more", remedy)
+            raise TooLarge(
+                where, f"at most {self._limits[0]} numbers in one request", "more", remedy
+            )
 
     def _take_items(self, count: int, where: str) -> None:
         self.items -= count
@@ -237,12 +256,12 @@ def _numbers(value: Any) -> int:
     return count
 
 
-# -- the client's side -------------------------------------------------------------------------------------------------
+# -- the client's side -----------------------------------------------------------------------------
 
 
 def encode(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller would put into ``multi_modal_data``, as JSON: arrays and tensors as raw base64, PIL images as PNG
-    data URLs, lists as they are.
+    """What a caller would put into ``multi_modal_data``, as JSON: arrays and tensors as raw base64,
+    PIL images as PNG data URLs, lists as they are.
 
     Raises:
         InputError: a value that has no form on the wire.
@@ -255,8 +274,15 @@ def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
         dtype, bits = str(value.dtype).removeprefix("torch."), value.detach().cpu().contiguous()
         if dtype not in DTYPES:
             raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-        # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element may have
-        raw = bits.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
+        # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element
+        # may have
+        raw = (
+            bits.flatten()
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
         return {"data": base64.b64encode(raw).decode(), "dtype": dtype, "shape": list(value.shape)}
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else np.asarray(value)
@@ -264,7 +290,11 @@ def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
         if dtype not in DTYPES:
             raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
         raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        return {"data": base64.b64encode(raw).decode(), "dtype": dtype, "shape": list(np.shape(value))}
+        return {
+            "data": base64.b64encode(raw).decode(),
+            "dtype": dtype,
+            "shape": list(np.shape(value)),
+        }
     if hasattr(value, "getbands"):
         buffer = io.BytesIO()
         value.save(buffer, "PNG")

@@ -31,7 +31,16 @@ from hypothesis.stateful import run_state_machine_as_test
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
 from .laws import LAWS, Law, NotApplicable, Violation
-from .strategies import AudioSample, ImageSample, Request, Sample, TensorSample, VideoSample, items, prompts
+from .strategies import (
+    AudioSample,
+    ImageSample,
+    Request,
+    Sample,
+    TensorSample,
+    VideoSample,
+    items,
+    prompts,
+)
 from .subject import Subject, of_registered, of_spec
 
 __all__ = [
@@ -86,11 +95,15 @@ class Report:
 
     def __str__(self) -> str:
         width = max((len(result.law) for result in self.results), default=0)
-        lines = [f"  {r.law:{width}}  {r.status}{': ' * bool(r.detail)}{r.detail}" for r in self.results]
+        lines = [
+            f"  {r.law:{width}}  {r.status}{': ' * bool(r.detail)}{r.detail}" for r in self.results
+        ]
         return "\n".join([self.subject, *lines])
 
 
-def check_law(law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True) -> None:
+def check_law(
+    law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True
+) -> None:
     """Check one law on a subject.
 
     Args:
@@ -100,7 +113,8 @@ def check_law(law: str | Law, subject: Subject, *, examples: int | None = None, 
         database: let Hypothesis keep failures for the next run.
 
     Raises:
-        Violation: the law does not hold; the message has the smallest request for which Hypothesis saw it.
+        Violation: the law does not hold; the message has the smallest request for which Hypothesis
+            saw it.
         NotApplicable: it has nothing to say about this subject.
     """
     law = LAWS[law] if isinstance(law, str) else law
@@ -125,7 +139,9 @@ def _check(law: Law, subject: Subject, model: tuple[Any, ...], options: dict[str
         if law.kind == "once":
             law.check(subject, *model)
         elif law.kind == "machine":
-            run_state_machine_as_test(law.check(subject), settings=settings(made, stateful_step_count=6))
+            run_state_machine_as_test(
+                law.check(subject), settings=settings(made, stateful_step_count=6)
+            )
         else:
 
             @made
@@ -182,17 +198,20 @@ def check(
     progress: Callable[[Result], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Check the laws on a spec, with the config, tokenizer and processor files of a checkpoint folder.
+    """Check the laws on a spec, with the config, tokenizer and processor files of a checkpoint
+    folder.
 
     Args:
         spec: the declaration.
         model_dir: a folder; weights are not needed.
         laws: their numbers, as ``["L2", "L3"]``; None for all.
-        model: check the laws about the model class too. It is loaded with dummy weights, without an engine.
+        model: check the laws about the model class too. It is loaded with dummy weights, without an
+            engine.
         examples: Hypothesis examples per law; None for those of the current profile.
         progress: called with each result as it comes.
-        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated classes to check in
-            their place, options of vLLM's ModelConfig; `trust_remote_code=True` runs code that the folder brings.
+        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
+            classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
+            runs code that the folder brings.
 
     Returns:
         One result per law; false if one is violated.
@@ -202,7 +221,9 @@ def check(
         KeyError: a law that there is not.
     """
     subject = of_spec(spec, model_dir, **options)
-    return check_subject(subject, laws=laws, model=model, examples=examples, title=spec.name, progress=progress)
+    return check_subject(
+        subject, laws=laws, model=model, examples=examples, title=spec.name, progress=progress
+    )
 
 
 def check_registered(
@@ -214,7 +235,8 @@ def check_registered(
     progress: Callable[[Result], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Check the laws on the processor that vLLM has for a checkpoint, hand-written or not; see `check`."""
+    """Check the laws on the processor that vLLM has for a checkpoint, hand-written or not; see
+    `check`."""
     subject = of_registered(model_dir, **options)
     return check_subject(subject, laws=laws, model=model, examples=examples, progress=progress)
 
@@ -233,7 +255,8 @@ def parametrize(
     Args:
         spec: as for `check`.
         model_dir: as for `check`.
-        expected: laws that this spec is known to violate, with the reason; it is a failure if one of them holds.
+        expected: laws that this spec is known to violate, with the reason; it is a failure if one
+            of them holds.
         model: as for `check`.
         examples: as for `check`.
         options: as for `check`.

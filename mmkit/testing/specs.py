@@ -1,7 +1,9 @@
-"""A strategy for specs themselves: random layouts, updates, fields and items over a made-up config and vocabulary.
+"""A strategy for specs themselves: random layouts, updates, fields and items over a made-up config
+and vocabulary.
 
-What is drawn is a description, plain data whose `repr` can be copied; `SpecSample.spec` builds the spec from it with
-the public combinators. An independent evaluator of the same description can tell what the spec must do.
+What is drawn is a description, plain data whose `repr` can be copied; `SpecSample.spec` builds the
+spec from it with the public combinators. An independent evaluator of the same description can tell
+what the spec must do.
 """
 
 from __future__ import annotations
@@ -32,35 +34,63 @@ NUMBERS = {"one": 1, "two": 2, "three": 3}
 
 ROWS = (2, 1, 3)
 NAMES = ("alpha", "beta")
-MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
+MARKS = {
+    name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES
+}
 """Per modality: its target, its placeholder, and two literal tokens."""
 
-WORDS = ("<unk>", "<s>", "</s>", "<pad>", *(mark for marks in MARKS.values() for mark in marks), *"abcdefghijklmnop")
+WORDS = (
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<pad>",
+    *(mark for marks in MARKS.values() for mark in marks),
+    *"abcdefghijklmnop",
+)
 
 
 @cache
 def checkpoint() -> Path:
-    """A checkpoint folder without weights: a small config with the attributes of `NUMBERS`, a tokenizer of words."""
+    """A checkpoint folder without weights: a small config with the attributes of `NUMBERS`, a
+    tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     folder = Path(tempfile.mkdtemp(prefix="mmkit-specs-"))
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     made = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    made.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
+    made.add_special_tokens(
+        {"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]}
+    )
     made.save_pretrained(folder)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = {"model_type": "llama", "architectures": ["MmkitMadeUp"], "vocab_size": len(WORDS), **sizes, **NUMBERS}
-    (folder / "config.json").write_text(json.dumps({**config, "rows": list(ROWS), "max_position_embeddings": 4096}))
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    config = {
+        "model_type": "llama",
+        "architectures": ["MmkitMadeUp"],
+        "vocab_size": len(WORDS),
+        **sizes,
+        **NUMBERS,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({**config, "rows": list(ROWS), "max_position_embeddings": 4096})
+    )
     return folder
 
 
 Tree = tuple[Any, ...]
-"""A layout: ``("literal", n)``, ``("embed",)``, ``("repeat", tree, number)``, ``("sequence", trees)``,
-``("where", n, tree, other)`` (the tree for items longer than n), ``("each", number or "rows", tree, separator)``.
-A number is an int, the name of a config attribute, ``"length"`` of the item, or ``"element"`` of the enclosing each."""
+"""A layout: ``("literal", n)``, ``("embed",)``, ``("repeat", tree, number)``, ``("sequence",
+trees)``, ``("where", n, tree, other)`` (the tree for items longer than n), ``("each", number or
+"rows", tree, separator)``. A number is an int, the name of a config attribute, ``"length"`` of the
+item, or ``"element"`` of the enclosing each."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +133,9 @@ class ModalitySample:
         return Modality(
             self.name,
             # a longer item need not have more placeholders
-            item=Tensor(shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]),
+            item=Tensor(
+                shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]
+            ),
             # an item has at least one placeholder
             layout=embed(tok[placeholder]) + _build(self.tree, self.name, None),
             update=ways,
@@ -130,7 +162,9 @@ def _number(value: Any, element: Any) -> Any:
     if value == "element":
         return element
     return (
-        {"length": item.length, "rows": cfg.rows}.get(value, getattr(cfg, value)) if isinstance(value, str) else value
+        {"length": item.length, "rows": cfg.rows}.get(value, getattr(cfg, value))
+        if isinstance(value, str)
+        else value
     )
 
 
@@ -150,7 +184,11 @@ def _build(tree: Tree, name: str, element: Any) -> Layout:
             return made
         case ("where", limit, then, other):
             # a layout inside where() is chosen per item
-            return literal(where(item.length > limit, _build(then, name, element), _build(other, name, element)))
+            return literal(
+                where(
+                    item.length > limit, _build(then, name, element), _build(other, name, element)
+                )
+            )
     _, over, body, sep = tree
     separator = nothing if sep is None else _build(sep, name, element)
     return each(_number(over, element), lambda x: _build(body, name, x), sep=separator)
@@ -171,14 +209,20 @@ class SpecSample:
     @cached_property
     def spec(self) -> ModelSpec:
         modalities = (sample.build() for sample in self.modalities)
-        return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None)
+        return ModelSpec(
+            "made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None
+        )
 
 
 @cache
 def trees(depth: int = 3, looped: bool = False) -> SearchStrategy[Tree]:
     """Layouts. Shrinks towards one literal token."""
-    numbers = st.integers(0, 3) | st.sampled_from([*NUMBERS, "length", *(["element"] if looped else [])])
-    flats: SearchStrategy[Tree] = st.tuples(st.just("literal"), st.integers(0, 1)) | st.just(("embed",))
+    numbers = st.integers(0, 3) | st.sampled_from(
+        [*NUMBERS, "length", *(["element"] if looped else [])]
+    )
+    flats: SearchStrategy[Tree] = st.tuples(st.just("literal"), st.integers(0, 1)) | st.just(
+        ("embed",)
+    )
     if not depth:
         return flats
     inner, inside = trees(depth - 1, looped), trees(depth - 1, True)
@@ -193,7 +237,8 @@ def trees(depth: int = 3, looped: bool = False) -> SearchStrategy[Tree]:
 
 @st.composite
 def specs(draw: Any) -> SpecSample:
-    """Specs. Shrinks towards one modality of one fixed size, one placeholder, replacement and a batched field."""
+    """Specs. Shrinks towards one modality of one fixed size, one placeholder, replacement and a
+    batched field."""
     modalities = []
     for name in NAMES[: draw(st.integers(1, 2))]:
         least = draw(st.integers(1, 3))

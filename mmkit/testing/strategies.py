@@ -1,7 +1,8 @@
-"""Hypothesis strategies for requests: items by how they are made, prompts around them, and sequences of requests.
+"""Hypothesis strategies for requests: items by how they are made, prompts around them, and
+sequences of requests.
 
-Items are drawn as samples, small frozen objects whose `repr` is the code that makes them again, so that a failure can
-be copied into a test; `value()` is what a caller would send.
+Items are drawn as samples, small frozen objects whose `repr` is the code that makes them again, so
+that a failure can be copied into a test; `value()` is what a caller would send.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class TensorSample(Sample):
             least, most = max(limits.min, -int(self.bound)), min(limits.max, int(self.bound))
             return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
         # multiples of a power of two survive every floating dtype
-        return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(dtype)
+        return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(
+            dtype
+        )
 
     def value(self) -> Any:
         tensor = self.tensor()
@@ -86,7 +89,9 @@ class TensorSample(Sample):
         return tensor
 
     def same(self) -> list[Any]:
-        return [replace(self, container=form).value() for form in containers(self.dtype, self.shape)]
+        return [
+            replace(self, container=form).value() for form in containers(self.dtype, self.shape)
+        ]
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,9 @@ class ImageSample(Sample):
     container: str = "pil"
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        return np.random.RandomState(self.seed).randint(0, 256, (self.height, self.width, 3), dtype=np.uint8)
+        return np.random.RandomState(self.seed).randint(
+            0, 256, (self.height, self.width, 3), dtype=np.uint8
+        )
 
     def value(self) -> Any:
         from PIL import Image as PILImage
@@ -122,7 +129,8 @@ class ImageSample(Sample):
 
 @dataclass(frozen=True)
 class VideoSample(Sample):
-    """Frames of RGB noise, with the metadata of a video of one frame a second where the model wants metadata."""
+    """Frames of RGB noise, with the metadata of a video of one frame a second where the model wants
+    metadata."""
 
     frames: int
     width: int
@@ -136,7 +144,12 @@ class VideoSample(Sample):
             return pixels
         indices = list(range(self.frames))
         facts = {"fps": 1.0, "duration": float(self.frames), "total_num_frames": self.frames}
-        return pixels, {**facts, "frames_indices": indices, "do_sample_frames": False, "video_backend": "opencv"}
+        return pixels, {
+            **facts,
+            "frames_indices": indices,
+            "do_sample_frames": False,
+            "video_backend": "opencv",
+        }
 
 
 @dataclass(frozen=True)
@@ -159,18 +172,26 @@ SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 @singledispatch
 def items(kind: ItemType) -> SearchStrategy[Sample]:
-    """Samples of a bound item type: boundary sizes first, extreme aspect ratios, all containers and dtypes.
+    """Samples of a bound item type: boundary sizes first, extreme aspect ratios, all containers and
+    dtypes.
 
     Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
     """
     remedy = "Give samples= a strategy for its modality."
-    raise TypeError(sentence("items()", "a Tensor, Image, Video or Audio", type(kind).__name__, remedy))
+    raise TypeError(
+        sentence("items()", "a Tensor, Image, Video or Audio", type(kind).__name__, remedy)
+    )
 
 
 @items.register
 def _images(kind: Image) -> SearchStrategy[Sample]:
     sizes = _sides([side for size in kind.largest for side in size])
-    forms = ["pil", "numpy", *["chw"] * (kind.arrays is not None), *["float"] * (kind.arrays is True)]
+    forms = [
+        "pil",
+        "numpy",
+        *["chw"] * (kind.arrays is not None),
+        *["float"] * (kind.arrays is True),
+    ]
     return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(forms))
 
 
@@ -184,13 +205,21 @@ def _videos(kind: Video) -> SearchStrategy[Sample]:
 @items.register
 def _audio(kind: Audio) -> SearchStrategy[Sample]:
     rate = None if kind.rate is None else int(kind.rate)
-    return st.builds(AudioSample, SEEDS, _sides([length for (length,) in kind.largest], most=1 << 15), st.just(rate))
+    return st.builds(
+        AudioSample,
+        SEEDS,
+        _sides([length for (length,) in kind.largest], most=1 << 15),
+        st.just(rate),
+    )
 
 
 def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:
-    """Sizes from 1 up to what the largest item has, the interesting ones often. Shrinks towards 1."""
+    """Sizes from 1 up to what the largest item has, the interesting ones often. Shrinks towards
+    1."""
     limit = min(max(largest), most)
-    edges = sorted({1, 2, 3, *(s + d for s in largest for d in (-1, 0, 1) if 0 < s + d <= limit), limit})
+    edges = sorted(
+        {1, 2, 3, *(s + d for s in largest for d in (-1, 0, 1) if 0 < s + d <= limit), limit}
+    )
     return st.sampled_from(edges) | st.integers(1, limit)
 
 
@@ -220,7 +249,8 @@ class Request:
         prompt: token ids, as a caller writes them.
         items: per modality, samples.
         kwargs: mm_processor_kwargs.
-        order: the (modality, index) of the items that stand in the prompt, in its order; the others are inserted.
+        order: the (modality, index) of the items that stand in the prompt, in its order; the others
+            are inserted.
     """
 
     prompt: list[int]
@@ -230,7 +260,11 @@ class Request:
 
     def data(self) -> dict[str, list[Any]]:
         """What a caller puts into ``multi_modal_data``."""
-        return {name: [sample.value() for sample in found] for name, found in self.items.items() if found}
+        return {
+            name: [sample.value() for sample in found]
+            for name, found in self.items.items()
+            if found
+        }
 
     def __repr__(self) -> str:
         options = f", kwargs={dict(self.kwargs)!r}" if self.kwargs else ""
@@ -243,12 +277,15 @@ def prompts(
     fragments: Sequence[list[int]] = (),
     prefix: Sequence[int] = (),
 ) -> SearchStrategy[list[int]]:
-    """Token ids that hold what stands for the items, in their order, with other tokens before, between and after.
+    """Token ids that hold what stands for the items, in their order, with other tokens before,
+    between and after.
 
-    The others are single tokens of `fillers` and the given `fragments` (parts of placeholders, say). Shrinks towards
-    adjacent items and no other token.
+    The others are single tokens of `fillers` and the given `fragments` (parts of placeholders,
+    say). Shrinks towards adjacent items and no other token.
     """
-    between = st.lists(st.sampled_from([[token] for token in fillers] + list(fragments)), max_size=3)
+    between = st.lists(
+        st.sampled_from([[token] for token in fillers] + list(fragments)), max_size=3
+    )
 
     def joined(gaps: list[list[list[int]]]) -> list[int]:
         made = list(prefix)

@@ -43,7 +43,12 @@ class Subject:
         plan: Plan | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.processor, self.samples, self.plan, self.model_dir = processor, dict(samples), plan, Path(model_dir)
+        self.processor, self.samples, self.plan, self.model_dir = (
+            processor,
+            dict(samples),
+            plan,
+            Path(model_dir),
+        )
         self.options = dict(options or {})
         self.kwargs = st.just({}) if kwargs is None else kwargs
 
@@ -56,14 +61,19 @@ class Subject:
     def run(self, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
         return harness.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
 
-    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE) -> list[harness.Piece]:
+    def pieces(
+        self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE
+    ) -> list[harness.Piece]:
         """How items appear in a prompt, by the processor's own updates."""
         return harness.pieces(self.processor, name, [sample.value() for sample in samples], kwargs)
 
     def postprocessed(self, request: Request) -> list[int]:
-        """The prompt in which items are placed: what the spec makes of a caller's, else the processor; an encoder may
-        have one of its own."""
-        prompt, encoder_prompt = list(request.prompt), getattr(self.processor, "create_encoder_prompt", None)
+        """The prompt in which items are placed: what the spec makes of a caller's, else the
+        processor; an encoder may have one of its own."""
+        prompt, encoder_prompt = (
+            list(request.prompt),
+            getattr(self.processor, "create_encoder_prompt", None),
+        )
         if encoder_prompt is not None:
             prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
         rewrite = (
@@ -76,7 +86,9 @@ class Subject:
     def may_cache(self, request: Request) -> bool:
         """Whether the spec lets vLLM keep the processed items of such a request."""
         counts = {name: len(found) for name, found in request.items.items() if found}
-        return self.plan is None or all(self.plan.modalities[name].may_cache(n) for name, n in counts.items())
+        return self.plan is None or all(
+            self.plan.modalities[name].may_cache(n) for name, n in counts.items()
+        )
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -86,8 +98,15 @@ class Subject:
     def ordinary(self) -> list[int]:
         """Some ids that are neither special nor placeholders."""
         tokenizer = self.processor.info.ctx.tokenizer
-        taken = {*getattr(tokenizer, "all_special_ids", ()), *(self.plan.embed_ids if self.plan else ())}
-        size = min(self.vocabulary_size, len(tokenizer)) if tokenizer is not None else self.vocabulary_size
+        taken = {
+            *getattr(tokenizer, "all_special_ids", ()),
+            *(self.plan.embed_ids if self.plan else ()),
+        }
+        size = (
+            min(self.vocabulary_size, len(tokenizer))
+            if tokenizer is not None
+            else self.vocabulary_size
+        )
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property
@@ -98,7 +117,11 @@ class Subject:
         return [] if begin is None or list(tokenizer.encode(""))[:1] != [begin] else [begin]
 
     def requests(
-        self, *, least: int = 1, most: int | None = None, of: Mapping[str, SearchStrategy[Sample]] | None = None
+        self,
+        *,
+        least: int = 1,
+        most: int | None = None,
+        of: Mapping[str, SearchStrategy[Sample]] | None = None,
     ) -> SearchStrategy[Request]:
         """Well-formed requests. Shrinks towards few small items and a bare prompt.
 
@@ -120,7 +143,11 @@ class Subject:
 
 @st.composite
 def _requests(
-    draw: Any, subject: Subject, least: int, most: int | None, of: Mapping[str, SearchStrategy[Sample]]
+    draw: Any,
+    subject: Subject,
+    least: int,
+    most: int | None,
+    of: Mapping[str, SearchStrategy[Sample]],
 ) -> Request:
     names = [name for name, limit in subject.limits.items() if limit != 0]
     drawn: dict[str, list[Sample]] = {}
@@ -139,11 +166,15 @@ def _requests(
             pieces[name] = subject.pieces(name, samples, kwargs)
         except ValueError:  # refused in good order, as an image one pixel wide may be
             try:
-                pieces[name] = [piece for sample in samples for piece in subject.pieces(name, [sample], kwargs)]
+                pieces[name] = [
+                    piece for sample in samples for piece in subject.pieces(name, [sample], kwargs)
+                ]
             except ValueError:
                 reject()
             # each is accepted alone: let the law see that they are not together
-    waiting = {name: [i for i, p in enumerate(found) if p.written] for name, found in pieces.items()}
+    waiting = {
+        name: [i for i, p in enumerate(found) if p.written] for name, found in pieces.items()
+    }
     order = []
     for name in draw(st.permutations([name for name, found in waiting.items() for _ in found])):
         order.append((name, waiting[name].pop(0)))
@@ -151,9 +182,16 @@ def _requests(
     prefix = next((p.prefix for found in pieces.values() for p in found if p.prefix), [])
     # the beginnings of placeholders, where they are none themselves
     every = [p for found in pieces.values() for p in found]
-    taken, whole = {token for p in every for token in p.ids}, [target for p in every for target in p.targets]
+    taken, whole = (
+        {token for p in every for token in p.ids},
+        [target for p in every for target in p.targets],
+    )
     starts = {tuple(ids[:-1]) for ids in written}
-    fragments = [list(ids) for ids in starts if ids and not taken & {*ids} and not any(holds(ids, w) for w in whole)]
+    fragments = [
+        list(ids)
+        for ids in starts
+        if ids and not taken & {*ids} and not any(holds(ids, w) for w in whole)
+    ]
     aims = {token for target in whole for token in target}
     fillers = [token for token in subject.ordinary if token not in taken | aims] or [0]
     if not prefix and not (taken | aims) & {*subject.first}:
@@ -182,7 +220,8 @@ def of_spec(
         dummy_inputs: likewise.
         processor: likewise.
         kwargs: a strategy for `mm_processor_kwargs`; None for none.
-        samples: strategies for the items of some modalities, in place of those that follow from their item types.
+        samples: strategies for the items of some modalities, in place of those that follow from
+            their item types.
         options: of vLLM's ModelConfig.
 
     Raises:
@@ -196,9 +235,13 @@ def of_spec(
     options = {"enable_mm_embeds": embeds, **options}
     config = harness.model_config(model_dir, **options)
     made = spec.classes
-    built = harness.generated(info or made.info, dummy_inputs or made.dummy_inputs, processor or made.processor, config)
+    built = harness.generated(
+        info or made.info, dummy_inputs or made.dummy_inputs, processor or made.processor, config
+    )
     plan: Plan = built.info.plan
-    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()} | dict(samples or {})
+    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()} | dict(
+        samples or {}
+    )
     return Subject(built, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
 
 
@@ -214,8 +257,8 @@ def of_registered(
     Args:
         model_dir: as for `of_spec`.
         kwargs: as for `of_spec`.
-        samples: as for `of_spec`; without them images of up to 96 x 96 pixels, videos of up to 6 frames of 64 x 64, and
-            audio of up to 16,000 samples.
+        samples: as for `of_spec`; without them images of up to 96 x 96 pixels, videos of up to 6
+            frames of 64 x 64, and audio of up to 16,000 samples.
         options: of vLLM's ModelConfig.
     """
     built = harness.registered(harness.model_config(model_dir, **options))

@@ -25,7 +25,9 @@ def spec_of(name: str) -> ModelSpec:
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise pytest.UsageError(sentence(f"--mmkit {name}", "package.module:SPEC", got)) from error
     if not isinstance(found, ModelSpec):
-        raise pytest.UsageError(sentence(f"--mmkit {name}", "a ModelSpec", f"a {type(found).__name__}"))
+        raise pytest.UsageError(
+            sentence(f"--mmkit {name}", "a ModelSpec", f"a {type(found).__name__}")
+        )
     return found
 
 
@@ -35,7 +37,9 @@ def check_options(name: str, folder: str) -> None:
         spec_of(name)
     if not (Path(folder) / "config.json").is_file():
         remedy = "Give the folder of a checkpoint; it needs no weights."
-        raise pytest.UsageError(sentence(f"--mmkit-model {folder}", "a folder with a config.json", "none", remedy))
+        raise pytest.UsageError(
+            sentence(f"--mmkit-model {folder}", "a folder with a config.json", "none", remedy)
+        )
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +57,9 @@ def pytest_generate_tests(metafunc: Any) -> None:
     metafunc.parametrize("law", laws, ids=[law.name for law in laws])
 
 
-def test_law(law: mmkit.testing.Law, subject: mmkit.testing.Subject, request: pytest.FixtureRequest) -> None:
+def test_law(
+    law: mmkit.testing.Law, subject: mmkit.testing.Subject, request: pytest.FixtureRequest
+) -> None:
     try:
         mmkit.testing.check_law(law, subject, examples=request.config.getoption("--mmkit-examples"))
     except mmkit.testing.NotApplicable as reason:

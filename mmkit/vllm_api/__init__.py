@@ -9,8 +9,9 @@ B          0.17 to 0.28     takes a request as one `ProcessorInputs`, and its pr
 A          0.11.2 to 0.16   takes the parts of a request one by one
 ========== ================ =======================================================================
 
-A generation fits if vLLM has all the methods that the generation overrides, with the arguments that they take, and
-calls them (see `hooks`). No version number decides. docs/versions.md tells how to add one.
+A generation fits if vLLM has all the methods that the generation overrides, with the arguments that
+they take, and calls them (see `hooks`). No version number decides. docs/versions.md tells how to
+add one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _fitting() -> Any:
 
     Raises:
         VllmApiError: none does; says what is missing of the one that comes closest.
-        ImportError: a module of ours, or of another package, cannot be imported; likewise AttributeError.
+        ImportError: a module of ours, or of another package, cannot be imported; likewise
+            AttributeError.
     """
     closest: list[tuple[str, str, str]] = []
     for name in _GENERATIONS:
@@ -68,7 +70,9 @@ def _fitting() -> Any:
             return module
         if not closest or len(found) < len(closest):
             closest = found
-    where, expected, got = closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
+    where, expected, got = (
+        closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
+    )
     raise VllmApiError(where, expected, got, REMEDY)
 
 
@@ -87,7 +91,8 @@ generation: Any = _fitting()
 
 if newer():
     warnings.warn(
-        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that mmkit overrides; check "
+        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that "
+        "mmkit overrides; check "
         "your spec with mmkit.testing.",
         stacklevel=2,
     )
@@ -104,7 +109,8 @@ from .models import register as register  # noqa: E402
 
 
 class EncDecProcessor(generation.Processor, EncDecMultiModalProcessor):
-    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's prompt."""
+    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's
+    prompt."""
 
     @override
     def create_encoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:

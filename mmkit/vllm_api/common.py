@@ -14,7 +14,12 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.parse import EmbeddingItems, ModalityDataItems, MultiModalDataParser, ProcessorBatchItems
+from vllm.multimodal.parse import (
+    EmbeddingItems,
+    ModalityDataItems,
+    MultiModalDataParser,
+    ProcessorBatchItems,
+)
 from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
 from ..bound.modality import BoundModality
@@ -37,7 +42,8 @@ class TensorItems(ProcessorBatchItems[torch.Tensor]):
 
 
 class LazyProcessor:
-    """The model's Hugging Face processor, loaded when an expression or function uses it: many models have none."""
+    """The model's Hugging Face processor, loaded when an expression or function uses it: many
+    models have none."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
@@ -50,7 +56,8 @@ class LazyProcessor:
 
 
 class Part:
-    """A part of a Hugging Face processor, or a processor like one, which takes its options without scopes.
+    """A part of a Hugging Face processor, or a processor like one, which takes its options without
+    scopes.
 
     Args:
         processor: the part.
@@ -70,21 +77,25 @@ class Part:
 
     def __call__(self, **kwargs: Any) -> Any:
         options = unscoped(kwargs, self._kinds)
-        taken = {name: value for name, value in options.items() if self._takes_any or name in self._named}
+        taken = {
+            name: value for name, value in options.items() if self._takes_any or name in self._named
+        }
         outputs = self._processor(**taken)
         # vLLM logs a warning for any other mapping
         return outputs if isinstance(outputs, BatchFeature) else BatchFeature(dict(outputs))
 
 
 def part_of(modalities: Sequence[BoundModality]) -> Part:
-    """What the items of some modalities, which share it, are processed by; its signature is read once."""
+    """What the items of some modalities, which share it, are processed by; its signature is read
+    once."""
     first, key = modalities[0], tuple(modality.name for modality in modalities)
     items = [modality.item for modality in modalities]
     return first.adapted.get(key, lambda: Part(first.processing.hf_processor, items))
 
 
 class EmbedItems(EmbeddingItems):
-    """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor cache off."""
+    """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor
+    cache off."""
 
     @override
     def get_processor_data(self) -> Mapping[str, object]:
@@ -100,9 +111,13 @@ class Parser(MultiModalDataParser):
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
         # not target_sr: canonical audio has its rate
-        super().__init__(video_needs_metadata=any(m.item.metadata for m in plan.modalities.values()))
+        super().__init__(
+            video_needs_metadata=any(m.item.metadata for m in plan.modalities.values())
+        )
         self.plan, self.hidden_size = plan, hidden_size
-        self._parsers = {name: partial(self._parse, modality) for name, modality in plan.modalities.items()}
+        self._parsers = {
+            name: partial(self._parse, modality) for name, modality in plan.modalities.items()
+        }
 
     @override
     def _get_subparsers(self) -> Mapping[str, Any]:
@@ -124,18 +139,24 @@ class Parser(MultiModalDataParser):
 
 def embeds_size(model_config: Any) -> int:
     """Width of the rows that the language model takes."""
-    size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)  # 0.11 has no projections
+    # 0.11 has no projections
+    size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)
     return int(size())
 
 
-def field_configs(modality: BoundModality, processed: Processed) -> Mapping[str, MultiModalFieldConfig]:
+def field_configs(
+    modality: BoundModality, processed: Processed
+) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
-    if all(isinstance(declared, Batched) for declared in modality.fields.values()):  # as any other request's
+    # as any other request's
+    if all(isinstance(declared, Batched) for declared in modality.fields.values()):
         return modality.adapted.get("fields", lambda: _field_configs(modality, processed))
     return _field_configs(modality, processed)
 
 
-def _field_configs(modality: BoundModality, processed: Processed) -> dict[str, MultiModalFieldConfig]:
+def _field_configs(
+    modality: BoundModality, processed: Processed
+) -> dict[str, MultiModalFieldConfig]:
     name, configs = modality.name, {}
     for key, declared in modality.fields.items():
         options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
@@ -161,20 +182,23 @@ def item_slices(sizes: Sequence[int], dim: int) -> list[Any]:
 
 
 def total(items: ModalityDataItems[Any, Any]) -> int:
-    """Number of items of the modality in the request: of those that are not cached, more than they are."""
+    """Number of items of the modality in the request: of those that are not cached, more than they
+    are."""
     return int(getattr(items, "mmkit_total", len(items)))
 
 
 def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> dict[str, Any]:
-    """The arguments of one call of a Hugging Face processor: the items of some modalities, and their text if it wants
-    one."""
+    """The arguments of one call of a Hugging Face processor: the items of some modalities, and
+    their text if it wants one."""
     inputs: dict[str, Any] = {}
     texts = []
     for name, items in group.items():
         processing = plan.modalities[name].processing
         assert processing.hf is not None
         renames = {"audios": "audio", **processing.hf.inputs}
-        inputs.update({renames.get(key, key): value for key, value in items.get_processor_data().items()})
+        inputs.update(
+            {renames.get(key, key): value for key, value in items.get_processor_data().items()}
+        )
         if processing.hf_text is not None:
             texts.append(processing.hf_text * len(items))
     return {"text": "".join(texts), **inputs} if texts else inputs
@@ -185,7 +209,11 @@ def target_of(alternative: Alternative) -> Any:
     if isinstance(alternative.update, Insert):
         if alternative.update.at == "after":
             return PromptIndexTargets.prefix(list(alternative.target))
-        return PromptIndexTargets.start() if alternative.update.at == "start" else PromptIndexTargets.end()
+        return (
+            PromptIndexTargets.start()
+            if alternative.update.at == "start"
+            else PromptIndexTargets.end()
+        )
     return list(alternative.written)
 
 
@@ -193,36 +221,54 @@ class Details(PromptUpdateDetails):
     """One alternative of one item, with what is needed to evaluate it again at another index."""
 
     def __init__(
-        self, alternative: Alternative, number: int, modality: BoundModality, scope: Scope | None, embeds: bool
+        self,
+        alternative: Alternative,
+        number: int,
+        modality: BoundModality,
+        scope: Scope | None,
+        embeds: bool,
     ) -> None:
         mask = alternative.placeholder.is_embed
-        super().__init__(full=alternative.placeholder.ids, is_embed=None if mask is None else lambda *_: mask)
+        super().__init__(
+            full=alternative.placeholder.ids, is_embed=None if mask is None else lambda *_: mask
+        )
         self.alternative, self.number, self.target = alternative, number, target_of(alternative)
-        self.mode = UpdateMode.INSERT if isinstance(alternative.update, Insert) else UpdateMode.REPLACE
+        self.mode = (
+            UpdateMode.INSERT if isinstance(alternative.update, Insert) else UpdateMode.REPLACE
+        )
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> Details:
         """The same alternative of the same item at another position among the request's items."""
         if self.scope is None or self.scope.item.index == index:
             return self
-        scope = replace(self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index}))
+        scope = replace(
+            self.scope, item=SimpleNamespace(**{**vars(self.scope.item), "index": index})
+        )
         return details(self.modality, scope, self.embeds)[self.number]
 
 
 def details(modality: BoundModality, scope: Scope, embeds: bool) -> list[Details]:
     """vLLM's form of the alternatives of one item."""
     alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
-    needed = scope if modality.placeholders.depends_on_index else None  # it keeps the processed tensors alive
-    return [Details(one, number, modality, needed, embeds) for number, one in enumerate(alternatives)]
+    # it keeps the processed tensors alive
+    needed = scope if modality.placeholders.depends_on_index else None
+    return [
+        Details(one, number, modality, needed, embeds) for number, one in enumerate(alternatives)
+    ]
 
 
 def fixed_details(modality: BoundModality, embeds: bool) -> list[Details]:
-    """vLLM's form of the alternatives of any item of a modality whose items do not differ in them."""
-    return modality.adapted.get(embeds, lambda: details(modality, modality.scope(SimpleNamespace(), 0), embeds))
+    """vLLM's form of the alternatives of any item of a modality whose items do not differ in
+    them."""
+    return modality.adapted.get(
+        embeds, lambda: details(modality, modality.scope(SimpleNamespace(), 0), embeds)
+    )
 
 
 class ResolvedUpdate(PromptReplacement):
-    """One alternative of all items of a modality, as vLLM's prompt update, with nothing left to resolve."""
+    """One alternative of all items of a modality, as vLLM's prompt update, with nothing left to
+    resolve."""
 
     def __init__(self, modality: str, contents: Sequence[Details]) -> None:
         super().__init__(modality, [], [])

@@ -1,4 +1,5 @@
-"""vLLM 0.11.2 to 0.16: the parts of a request come one by one. Before 0.16 the processor parses the data itself."""
+"""vLLM 0.11.2 to 0.16: the parts of a request come one by one. Before 0.16 the processor parses the
+data itself."""
 
 from __future__ import annotations
 
@@ -20,15 +21,20 @@ from .prompts import PromptProcessor, embedded, holding, process, spelled
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 _ITEMS = list(_APPLY.parameters)[2]  # mm_data, or mm_items
 _INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
-_CACHED_TWICE = "mm_is_cached" not in inspect.signature(BaseMultiModalProcessor._merge_mm_kwargs).parameters
+_CACHED_TWICE = (
+    "mm_is_cached" not in inspect.signature(BaseMultiModalProcessor._merge_mm_kwargs).parameters
+)
 
 
 class ProcessingInfo(common.ParsingInfo if _INFO_PARSES else common.CommonInfo):  # type: ignore[misc]
     """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
 
     @override
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
-        # before 0.13 the length of a layout counts, not its embed positions: vLLM sees it in the dummy inputs
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int] | None:
+        # before 0.13 the length of a layout counts, not its embed positions: vLLM sees it in the
+        # dummy inputs
         counts_embeds = hasattr(PlaceholderRange, "embeds_cumsum")
         return super().get_mm_max_tokens_per_item(seq_len, mm_counts) if counts_embeds else None
 
@@ -51,7 +57,10 @@ class PartsProcessor(PromptProcessor):
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         sent = _APPLY.bind(self, *args, **kwargs).arguments
         sent[_ITEMS] = items = self.parsed(sent[_ITEMS])
-        uuids = {name: [u] if isinstance(u, str) else u for name, u in (sent.get("mm_uuids") or {}).items()}
+        uuids = {
+            name: [u] if isinstance(u, str) else u
+            for name, u in (sent.get("mm_uuids") or {}).items()
+        }
         own = {name: value for name, value in sent.items() if name != "self"} | {"mm_uuids": uuids}
         return self.guarded(sent["prompt"], items, uuids, self.cache, partial(super().apply, **own))
 
@@ -61,17 +70,31 @@ class PartsProcessor(PromptProcessor):
 
     @override
     def _cached_apply_hf_processor(
-        self, prompt: Any, mm_data_items: Any, hf_processor_mm_kwargs: Any, tokenization_kwargs: Any, *, mm_uuids: Any
+        self,
+        prompt: Any,
+        mm_data_items: Any,
+        hf_processor_mm_kwargs: Any,
+        tokenization_kwargs: Any,
+        *,
+        mm_uuids: Any,
     ) -> Any:
         cached = self.may_cache(mm_data_items)
         run = super()._cached_apply_hf_processor if cached else self._apply_hf_processor
-        return run(prompt, mm_data_items, hf_processor_mm_kwargs, tokenization_kwargs, mm_uuids=mm_uuids)
+        return run(
+            prompt, mm_data_items, hf_processor_mm_kwargs, tokenization_kwargs, mm_uuids=mm_uuids
+        )
 
     @override
     def _hash_mm_items(
-        self, mm_items: Any, hf_processor_mm_kwargs: Any, tokenization_kwargs: Any, *, mm_uuids: Any = None
+        self,
+        mm_items: Any,
+        hf_processor_mm_kwargs: Any,
+        tokenization_kwargs: Any,
+        *,
+        mm_uuids: Any = None,
     ) -> Any:
-        def by_vllm(forms: Any) -> Any:  # the options of the tokenizer have no influence on the items
+        # the options of the tokenizer have no influence on the items
+        def by_vllm(forms: Any) -> Any:
             return super(PartsProcessor, self)._hash_mm_items(forms, hf_processor_mm_kwargs, {})
 
         return self.hashed(mm_items, mm_uuids or {}, by_vllm, options=bool(hf_processor_mm_kwargs))
@@ -99,7 +122,9 @@ class ParsingProcessor(PartsProcessor):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.modalities[modality].intake.check_count(num_items, self.allowed_mm_limits[modality])
+        self.plan.modalities[modality].intake.check_count(
+            num_items, self.allowed_mm_limits[modality]
+        )
 
 
 Processor = PartsProcessor if _INFO_PARSES else ParsingProcessor
@@ -107,7 +132,7 @@ Processor = PartsProcessor if _INFO_PARSES else ParsingProcessor
 HOOKS = (ProcessingInfo, DummyInputs, Processor, Parser, TensorItems, ResolvedUpdate)
 
 
-# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+# -- for mmkit.testing -----------------------------------------------------------------------------
 
 
 def parsed(processor: Any, data: Mapping[str, Any]) -> Any:

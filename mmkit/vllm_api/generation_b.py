@@ -1,4 +1,5 @@
-"""vLLM 0.17 to 0.28: a request is one `ProcessorInputs`, as later; its prompt goes through the processor, as before."""
+"""vLLM 0.17 to 0.28: a request is one `ProcessorInputs`, as later; its prompt goes through the
+processor, as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""vLLM 0.29 and 0.30: as later, but that the builder makes the dummy inputs and the processor holds its cache."""
+"""vLLM 0.29 and 0.30: as later, but that the builder makes the dummy inputs and the processor holds
+its cache."""
 
 from __future__ import annotations
 
@@ -32,20 +33,26 @@ class Processor(RequestProcessor):
     """Processes the requests of a spec; generated classes set `spec`."""
 
     @override
-    def _apply_hf_processor_main(self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> BatchFeature:
+    def _apply_hf_processor_main(
+        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
         return self.features(mm_items, hf_processor_mm_kwargs)
 
     @override
     def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
         return self.prompt_ids(prompt)
 
-    def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
+    def call_hf(
+        self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
+    ) -> Any:
         @wraps(processor.__call__)
         def without_truncation(**options: Any) -> Any:
             options.pop("truncation", None)  # vLLM adds it where there is no text to cut off, too
             return processor(**options)
 
-        return super().call_hf(processor if "text" in inputs else without_truncation, inputs, kwargs)
+        return super().call_hf(
+            processor if "text" in inputs else without_truncation, inputs, kwargs
+        )
 
     def cache_of(self, inputs: ProcessorInputs) -> Any:
         return self.cache
@@ -54,7 +61,7 @@ class Processor(RequestProcessor):
 HOOKS = (*requests.HOOKS, Processor, DummyInputs)
 
 
-# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+# -- for mmkit.testing -----------------------------------------------------------------------------
 
 
 def render(processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any) -> Any:
@@ -74,4 +81,6 @@ def call(processor: Any, prompt: Any, data: Any, kwargs: Any) -> Any:
 def dummy(processor: Any, counts: Mapping[str, int]) -> Any:
     """The outcome of the dummy request."""
     seq_len = processor.info.ctx.model_config.max_model_len
-    return applied(processor, processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {}))
+    return applied(
+        processor, processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
+    )

@@ -1,5 +1,5 @@
-"""vLLM 0.31 to 0.33: the processor sees token ids only, builds its own dummy inputs, and gets its cache with each
-request.
+"""vLLM 0.31 to 0.33: the processor sees token ids only, builds its own dummy inputs, and gets its
+cache with each request.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ class Processor(RequestProcessor):
     """Processes the requests of a spec; generated classes set `spec`."""
 
     @override
-    def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> ProcessorInputs:
+    def get_dummy_inputs(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+    ) -> ProcessorInputs:
         prompt, items = self.worst(seq_len, mm_counts, mm_options)
         return ProcessorInputs(prompt=prompt, mm_data_items=items)
 
     @override
-    def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
+    def _apply_hf_processor_main(
+        self, mm_items: Any, hf_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
         return self.features(mm_items, hf_kwargs)
 
     @override
@@ -39,14 +43,16 @@ class Processor(RequestProcessor):
 HOOKS = (*requests.HOOKS, Processor, DummyInputs)
 
 
-# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+# -- for mmkit.testing -----------------------------------------------------------------------------
 
 
 def render(processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any) -> Any:
     """One request, as vLLM's renderer hands it to a processor."""
     ids = tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
     items = parsed(processor, data)
-    return applied(processor, ProcessorInputs(ids, items, hf_processor_mm_kwargs=kwargs, cache=cache))
+    return applied(
+        processor, ProcessorInputs(ids, items, hf_processor_mm_kwargs=kwargs, cache=cache)
+    )
 
 
 def call(processor: Any, prompt: Any, data: Any, kwargs: Any) -> Any:

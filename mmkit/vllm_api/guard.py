@@ -1,7 +1,9 @@
-"""What every request passes last, whatever route it came by: the offline API, chat, completions, tokens in.
+"""What every request passes last, whatever route it came by: the offline API, chat, completions,
+tokens in.
 
-vLLM compares token ids with the tokenizer and skips that where there is none, and its token-in endpoint takes processed
-fields as they are. One id of 2**31, or one field that the model does not expect, ends the engine.
+vLLM compares token ids with the tokenizer and skips that where there is none, and its token-in
+endpoint takes processed fields as they are. One id of 2**31, or one field that the model does not
+expect, ends the engine.
 """
 
 from __future__ import annotations
@@ -39,11 +41,14 @@ _MARK = f"{__name__} processed"
 """Of this copy of mmkit: another in the process guards its own models, and only those."""
 
 
-_BASES: tuple[Any, ...] = (InputError,) if VLLMValidationError is InputError else (InputError, VLLMValidationError)
+_BASES: tuple[Any, ...] = (
+    (InputError,) if VLLMValidationError is InputError else (InputError, VLLMValidationError)
+)
 
 
 class Refused(*_BASES):  # type: ignore[misc]
-    """A request refused after rendering. vLLM's server answers 500 to any other kind of error from there."""
+    """A request refused after rendering. vLLM's server answers 500 to any other kind of error from
+    there."""
 
     def __init__(self, error: InputError) -> None:
         Exception.__init__(self, str(error))
@@ -71,7 +76,9 @@ def install() -> None:
         if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
             try:
                 _check_allowed(processor, args[0] if args else kwargs.get("params"))
-                for part in (prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)):
+                for part in (
+                    prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)
+                ):
                     _check(processor, part)
                     _check_mark(processor, part)
                 _check(processor, prompt)
@@ -86,7 +93,8 @@ def install() -> None:
 
 
 def _scope_names() -> None:
-    """Make the uuids of every prompt those of its tenant: chat tokenizes with parameters of its own."""
+    """Make the uuids of every prompt those of its tenant: chat tokenizes with parameters of its
+    own."""
     for name in _STEPS:
         setattr(Renderer, name, _scoped(getattr(Renderer, name)))
 
@@ -101,7 +109,10 @@ def _scoped(theirs: Any) -> Any:
             if is_rendered(prompt):  # vLLM would keep its ids alone
                 return _ready({**prompt}) if is_async else {**prompt}
             if isinstance(prompt.get("multi_modal_uuids"), Mapping):
-                prompt = {**prompt, "multi_modal_uuids": TenantNames(prompt, processor.plan.spec.name)}
+                prompt = {
+                    **prompt,
+                    "multi_modal_uuids": TenantNames(prompt, processor.plan.spec.name),
+                }
         return theirs(self, prompt, *args, **kwargs)
 
     return process
@@ -112,7 +123,8 @@ async def _ready(value: Any) -> Any:
 
 
 def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether what a caller sends as a prompt is what vLLM's renderer returned, with processed items."""
+    """Whether what a caller sends as a prompt is what vLLM's renderer returned, with processed
+    items."""
     return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 
@@ -123,14 +135,19 @@ def check_may_pass(plan: Plan) -> None:
         InputError: it would.
     """
     if not _STEPS:
-        raise InputError(f"{plan.spec.name}.mm_kwargs", "raw items", "processed fields", rendered.REMEDY)
+        raise InputError(
+            f"{plan.spec.name}.mm_kwargs", "raw items", "processed fields", rendered.REMEDY
+        )
 
 
 def _check_allowed(processor: CommonProcessor, params: Any) -> None:
     """Refuse a request that may sample placeholder ids only, which are never sampled."""
     allowed = getattr(params, "allowed_token_ids", None)
     if allowed and processor.plan.embed_ids.issuperset(allowed):
-        where, expected = f"{processor.plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
+        where, expected = (
+            f"{processor.plan.spec.name}.allowed_token_ids",
+            "an id that is not a placeholder",
+        )
         raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
 
 
@@ -152,7 +169,11 @@ def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, 
     """A request with processed fields as our processor would have made it."""
     if not _is_foreign(prompt):
         return prompt
-    if not rendered.TAKEN or processor.plan.spec.decoder_prompt is not None or "prompt_token_ids" not in prompt:
+    if (
+        not rendered.TAKEN
+        or processor.plan.spec.decoder_prompt is not None
+        or "prompt_token_ids" not in prompt
+    ):
         _check_mark(processor, prompt)
     own: Mapping[str, Any] = mark(rendered.checked(processor, prompt))
     return own
@@ -160,4 +181,9 @@ def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, 
 
 def _check_mark(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
     if _is_foreign(prompt):
-        raise InputError(f"{processor.plan.spec.name}.mm_kwargs", "raw items", "processed fields", rendered.REMEDY)
+        raise InputError(
+            f"{processor.plan.spec.name}.mm_kwargs",
+            "raw items",
+            "processed fields",
+            rendered.REMEDY,
+        )

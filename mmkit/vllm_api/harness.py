@@ -53,7 +53,8 @@ class Outcome:
 
     Attributes:
         ids: the prompt with the placeholders in it.
-        ranges: per modality and item, offset, length, and for each position whether it receives an encoder row.
+        ranges: per modality and item, offset, length, and for each position whether it receives an
+            encoder row.
         fields: per modality and item, the tensors (or other values) that reach the model, by field.
         hashes: per modality and item.
         items: per modality, vLLM's own form of the fields.
@@ -93,14 +94,20 @@ class StandIn(nn.Module, SupportsMultiModal):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
 
-    def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
+    def embed_input_ids(
+        self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None
+    ) -> Any:
         raise NotImplementedError
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         raise NotImplementedError
 
     def forward(
-        self, input_ids: Any, positions: Any, intermediate_tensors: Any = None, inputs_embeds: Any = None
+        self,
+        input_ids: Any,
+        positions: Any,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
     ) -> Any:
         raise NotImplementedError
 
@@ -122,13 +129,18 @@ def load_plugins() -> None:
 
 
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
-    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none. Plugins are loaded
-    first: config classes are theirs. What code the folder brings is run with `trust_remote_code=True` alone."""
+    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none.
+    Plugins are loaded first: config classes are theirs. What code the folder brings is run with
+    `trust_remote_code=True` alone."""
     load_plugins()
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     tokenizer = any((Path(folder) / name).exists() for name in names)
     defaults = {"dtype": "float32", "seed": 0, "skip_tokenizer_init": not tokenizer}
-    return ModelConfig(model=str(folder), tokenizer=str(folder), **{**defaults, "mm_processor_cache_gb": 1, **options})
+    return ModelConfig(
+        model=str(folder),
+        tokenizer=str(folder),
+        **{**defaults, "mm_processor_cache_gb": 1, **options},
+    )
 
 
 def registered(config: ModelConfig) -> Any:
@@ -150,14 +162,19 @@ def run(
     *,
     direct: bool = False,
 ) -> Outcome:
-    """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor by hand."""
+    """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor
+    by hand."""
     if direct:
         result = kit.call(processor, prompt, data, kwargs or {})
     else:
         result = kit.render(processor, prompt, data, kwargs or {}, caches and caches.sender)
     ranges = {
         name: [
-            (r.offset, r.length, (True,) * r.length if r.is_embed is None else tuple(map(bool, r.is_embed)))
+            (
+                r.offset,
+                r.length,
+                (True,) * r.length if r.is_embed is None else tuple(map(bool, r.is_embed)),
+            )
             for r in found
         ]
         for name, found in result["mm_placeholders"].items()
@@ -166,7 +183,10 @@ def run(
     hashes = {name: list(found) for name, found in result["mm_hashes"].items()}
     if caches is not None:
         items = caches.receive(items, result)
-    fields = {name: [{k: _kept(e.data) for k, e in item.items()} for item in found] for name, found in items.items()}
+    fields = {
+        name: [{k: _kept(e.data) for k, e in item.items()} for item in found]
+        for name, found in items.items()
+    }
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
     return Outcome(ids, ranges, fields, hashes, items)
 
@@ -177,7 +197,8 @@ def _kept(value: Any) -> Any:
 
 
 class Caches:
-    """vLLM's processor cache of some capacity: in one process, or as the pair of API server and engine."""
+    """vLLM's processor cache of some capacity: in one process, or as the pair of API server and
+    engine."""
 
     def __init__(self, processor: Any, capacity_gib: float, *, pair: bool) -> None:
         config = processor.info.ctx.model_config
@@ -194,7 +215,9 @@ class Caches:
         if self.receiver is None:
             return items
         features = {
-            (name, i): kit.feature(item, name, result["mm_hashes"][name][i], result["mm_placeholders"][name][i])
+            (name, i): kit.feature(
+                item, name, result["mm_hashes"][name][i], result["mm_placeholders"][name][i]
+            )
             for name, found in items.items()
             for i, item in enumerate(found)
         }
@@ -204,14 +227,19 @@ class Caches:
         return {name: [data[name, i] for i in range(len(found))] for name, found in items.items()}
 
 
-def pieces(processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None) -> list[Piece]:
-    """How items of one modality appear in a prompt, from the processor's own updates; the first alternative of each."""
+def pieces(
+    processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None
+) -> list[Piece]:
+    """How items of one modality appear in a prompt, from the processor's own updates; the first
+    alternative of each."""
     _, made, items = _processed(processor, {name: values}, kwargs or {})
     updates = processor._get_mm_prompt_updates(items, kwargs or {}, made)
     return [_piece(processor, ways) for ways in updates[name]]
 
 
-def _processed(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def _processed(
+    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
     items = parsed(processor, data)
     raw = kit.process(processor, items, kwargs)
     config = processor._get_mm_fields_config(raw, kwargs)
@@ -220,8 +248,15 @@ def _processed(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any
 
 def _piece(processor: Any, ways: Sequence[Any]) -> Piece:
     update = ways[0]
-    targets = [kit.spelled(processor, way.target) for way in ways if not isinstance(way.target, kit.PromptIndex)]
-    full, flags = kit.spelled(processor, update.content.full), kit.embedded(processor, update.content)
+    targets = [
+        kit.spelled(processor, way.target)
+        for way in ways
+        if not isinstance(way.target, kit.PromptIndex)
+    ]
+    full, flags = (
+        kit.spelled(processor, update.content.full),
+        kit.embedded(processor, update.content),
+    )
     mask = (True,) * len(full) if flags is None else tuple(map(bool, flags))
     inserted = update.mode == kit.UpdateMode.INSERT
     if not isinstance(update.target, kit.PromptIndex):
@@ -231,26 +266,34 @@ def _piece(processor: Any, ways: Sequence[Any]) -> Piece:
     return Piece([], full, mask, inserted, list(prefixes[0]) if prefixes else [], targets)
 
 
-def round_trip(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def round_trip(
+    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
     """Per declared field: the processed value, and what batching its items again makes of it."""
     (raw, config), made, _ = _processed(processor, data, kwargs)
     joined: dict[str, Any] = {}
     for name in made:
         joined |= {
-            key: made[name][0][key].field.reduce_data([item[key] for item in made[name]]) for key in made[name][0]
+            key: made[name][0][key].field.reduce_data([item[key] for item in made[name]])
+            for key in made[name][0]
         }
-    absent = set(processor.info.get_supported_mm_limits()) - set(data)  # theirs are fields of no items
-    return {key: (raw[key], joined.get(key)) for key in config if key in raw and config[key].modality not in absent}
+    # theirs are fields of no items
+    absent = set(processor.info.get_supported_mm_limits()) - set(data)
+    return {
+        key: (raw[key], joined.get(key))
+        for key in config
+        if key in raw and config[key].modality not in absent
+    }
 
 
 def embeddings(
     processor: Any, name: str, rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Rows of items in every form that the processor's parser takes for embeddings, or the error with which it takes
-    none.
+    """Rows of items in every form that the processor's parser takes for embeddings, or the error
+    with which it takes none.
 
-    It may declare a mapping, with more about each item; one that declares nothing takes a list, or a mapping all the
-    same.
+    It may declare a mapping, with more about each item; one that declares nothing takes a list, or
+    a mapping all the same.
     """
     parser = processor.data_parser
     declared = getattr(parser, "embedding_fields", {}).get(name)
@@ -265,7 +308,8 @@ def embeddings(
         except Exception as error:
             refusal = refusal or error
         else:
-            if isinstance(items, EmbeddingItems | DictEmbeddingItems):  # not a mapping taken for a list of its keys
+            # not a mapping taken for a list of its keys
+            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
                 taken.append(form)
     if not taken:
         raise refusal or ValueError(f"the parser takes embeddings of {name} for something else")
@@ -275,29 +319,39 @@ def embeddings(
 def _as_declared(
     declared: Mapping[str, str], rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the items, or counted."""
+    """What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the
+    items, or counted."""
     sent: dict[str, Any] = {}
     for key, role in declared.items():
         found = [item[key] for item in fields if key in item]
         if found and len(found) == len(rows):
             tensors = [torch.as_tensor(value) for value in found]
-            tensors = [value[0] if value.ndim > 1 and len(value) == 1 else value for value in tensors]
-            sent[key] = torch.stack(tensors) if len({value.shape for value in tensors}) == 1 else tensors
+            tensors = [
+                value[0] if value.ndim > 1 and len(value) == 1 else value for value in tensors
+            ]
+            sent[key] = (
+                torch.stack(tensors) if len({value.shape for value in tensors}) == 1 else tensors
+            )
         elif role == "values":
-            sent[key] = torch.cat(list(rows)) if any("grid" in other for other in declared) else list(rows)
+            sent[key] = (
+                torch.cat(list(rows)) if any("grid" in other for other in declared) else list(rows)
+            )
         else:
             sent[key] = torch.tensor([len(row) for row in rows])
     return sent
 
 
-def parts(processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def parts(
+    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
     """Per modality and item, the fields as a generated processor splits them, before vLLM does."""
     processed = processor._process(parsed(processor, data), kwargs)
     return {name: done.parts for name, done in processed.items()}
 
 
 def most_rows(processor: Any, name: str) -> tuple[int, int]:
-    """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of the dummy item."""
+    """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of
+    the dummy item."""
     seq_len = processor.info.ctx.model_config.max_model_len
     dummy = kit.dummy(processor, {name: 1})
     (place,) = dummy["mm_placeholders"][name]
@@ -325,7 +379,9 @@ def filled(item: Any, value: float) -> Any:
             return torch.full_like(held, value) if held.is_floating_point() else held
         return [fill(part) for part in held] if isinstance(held, list) else held
 
-    return type(item)({key: replace(element, data=fill(element.data)) for key, element in item.items()})
+    return type(item)(
+        {key: replace(element, data=fill(element.data)) for key, element in item.items()}
+    )
 
 
 def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
@@ -338,7 +394,9 @@ def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """What the language model gets where the prompt has these rows."""
     ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
     with torch.inference_mode():
-        embeds: torch.Tensor = model.embed_input_ids(ids, list(rows), is_multimodal=torch.ones_like(ids).bool())
+        embeds: torch.Tensor = model.embed_input_ids(
+            ids, list(rows), is_multimodal=torch.ones_like(ids).bool()
+        )
     return embeds
 
 

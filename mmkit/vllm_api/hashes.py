@@ -1,10 +1,12 @@
 """What identifies an item: vLLM keeps processed items and encoder outputs by hash.
 
-vLLM's hasher walks through an item in Python, leaf by leaf. Here it hashes what the items of a request have in common
-(model, modality, options), once; an item is that, a line that says what it is, and its bytes.
+vLLM's hasher walks through an item in Python, leaf by leaf. Here it hashes what the items of a
+request have in common (model, modality, options), once; an item is that, a line that says what it
+is, and its bytes.
 
-A caller may name items (`multi_modal_uuids`), and later send a name in place of the item. A name means something only
-among the requests of one `cache_salt`, so that no tenant reaches, or replaces, what another one has named.
+A caller may name items (`multi_modal_uuids`), and later send a name in place of the item. A name
+means something only among the requests of one `cache_salt`, so that no tenant reaches, or replaces,
+what another one has named.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ NAME_LENGTH = 256
 class TenantNames(Mapping[str, Any]):
     """The uuids of one prompt, by modality, as names within its `cache_salt`.
 
-    vLLM's chat adds the salt to a prompt that is tokenized already, so it is looked up only when the names are read.
+    vLLM's chat adds the salt to a prompt that is tokenized already, so it is looked up only when
+    the names are read.
 
     Args:
         prompt: what vLLM's renderer works on; its uuids are read now.
@@ -55,10 +58,14 @@ class TenantNames(Mapping[str, Any]):
         if self._names is None:
             salt = self._prompt.get("cache_salt")
             self._names = {
-                key: [_digest(salt, name) if isinstance(name, str) else name for name in _listed(names)]
+                key: [
+                    _digest(salt, name) if isinstance(name, str) else name
+                    for name in _listed(names)
+                ]
                 for key, names in self._sent.items()
             }
-            self._prompt = {}  # it refers to this object, and would keep the items of the request alive
+            # it refers to this object, and would keep the items of the request alive
+            self._prompt = {}
         return self._names[modality]
 
     def __iter__(self) -> Iterator[str]:
@@ -76,7 +83,9 @@ def check_name(name: Any, where: str) -> None:
     """
     if isinstance(name, str) and len(name) > NAME_LENGTH:
         remedy = "Use a digest of it."
-        raise InputError(where, f"a uuid of at most {NAME_LENGTH} characters", f"{len(name)}", remedy)
+        raise InputError(
+            where, f"a uuid of at most {NAME_LENGTH} characters", f"{len(name)}", remedy
+        )
 
 
 def _listed(names: Any) -> Sequence[Any]:
@@ -89,7 +98,8 @@ def _digest(*parts: str | None) -> str:
 
 
 class HashForms(list[Any]):
-    """What vLLM hashes of the items of a modality: it iterates, or calls `get_all_items_for_hash`."""
+    """What vLLM hashes of the items of a modality: it iterates, or calls
+    `get_all_items_for_hash`."""
 
     def get_all_items_for_hash(self) -> list[Any]:
         return self
@@ -107,23 +117,33 @@ class Hashes:
     """
 
     def __init__(self, algorithm: str) -> None:
-        self._new: Callable[[bytes], Any] = blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
+        self._new: Callable[[bytes], Any] = (
+            blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
+        )
         self._common: dict[str, str] = {}
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def of(
-        self, mm_items: Mapping[str, Any], uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
+        self,
+        mm_items: Mapping[str, Any],
+        uuids: Mapping[str, Any],
+        by_vllm: ByVllm,
+        *,
+        options: bool,
     ) -> tuple[dict[str, list[str]], dict[str, str]]:
-        """The hashes of the items of a request, and the names that it gives, which are forgotten unless `keep` follows.
+        """The hashes of the items of a request, and the names that it gives, which are forgotten
+        unless `keep` follows.
 
-        An item with a name (a uuid) has the hash of name and content, so that what one caller sends under a name is not
-        taken for what another one sent. An item without data is the last one of that name.
+        An item with a name (a uuid) has the hash of name and content, so that what one caller sends
+        under a name is not taken for what another one sent. An item without data is the last one of
+        that name.
 
         Args:
             mm_items: vLLM's items, by modality.
             uuids: names of items, by modality; None for an item without.
             by_vllm: how vLLM hashes.
-            options: the request has `mm_processor_kwargs`, or others that `by_vllm` takes into account.
+            options: the request has `mm_processor_kwargs`, or others that `by_vllm` takes into
+                account.
         """
         hashes: dict[str, list[str]] = {}
         given: dict[str, str] = {}
@@ -134,14 +154,18 @@ class Hashes:
                 if not options:
                     self._common[modality] = common
             names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
-            of_vllm = getattr(items, "get_item_for_hash", items.get)  # the bytes of a file, where there are some
+            # the bytes of a file, where there are some
+            of_vllm = getattr(items, "get_item_for_hash", items.get)
             kind = f"{common} {type(items).__name__}"
             hashes[modality] = of_items = []
             for index, name in enumerate(names):
                 value = of_vllm(index)
                 content = None
                 if value is not None:
-                    content = self._content(kind, value) or by_vllm({modality: HashForms([value])})[modality][0]
+                    content = (
+                        self._content(kind, value)
+                        or by_vllm({modality: HashForms([value])})[modality][0]
+                    )
                 if name is None:
                     of_items.append(content)
                     continue
@@ -153,12 +177,15 @@ class Hashes:
         return hashes, given
 
     def of_fields(self, modality: str, fields: Mapping[str, Any]) -> str:
-        """The hash of an item that came as processed fields: of their content, whatever name came with them."""
+        """The hash of an item that came as processed fields: of their content, whatever name came
+        with them."""
         digest = self._new(f"fields of {modality}\n".encode())
         for key, value in sorted(fields.items()):
             known = isinstance(value, torch.Tensor)
             digest.update(
-                f"{key} {value.dtype} {tuple(value.shape)}\n".encode() if known else f"{key} {value!r}\n".encode()
+                f"{key} {value.dtype} {tuple(value.shape)}\n".encode()
+                if known
+                else f"{key} {value!r}\n".encode()
             )
             if known:
                 digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -175,7 +202,8 @@ class Hashes:
     def _content(self, kind: str, value: Any) -> str | None:
         """The hash of a tensor, an array or an image; None for anything else."""
         if isinstance(value, torch.Tensor):
-            known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+            # numpy has no bfloat16
+            known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
             what, data = f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             what, data = f"{value.dtype.str} {value.shape}", value.tobytes()

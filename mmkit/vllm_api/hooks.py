@@ -1,8 +1,9 @@
 """Whether vLLM still has, and calls, the methods that mmkit overrides.
 
-A method of a processor class that vLLM renamed is not missed by anybody: vLLM calls its own new one, and what the old
-one did is silently gone. So each method that is there for vLLM to call is marked by `typing_extensions.override`, and
-compared with the class that it overrides before any of them is used.
+A method of a processor class that vLLM renamed is not missed by anybody: vLLM calls its own new
+one, and what the old one did is silently gone. So each method that is there for vLLM to call is
+marked by `typing_extensions.override`, and compared with the class that it overrides before any of
+them is used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _CALLERS = (
     "v1/**/*.py",
     "entrypoints/**/*.py",
 )
-"""Where vLLM calls these methods: the files that do in the versions known so far, then all that may."""
+"""Where vLLM calls these methods: the files that do in the versions known so far, then all that
+may."""
 
 
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
@@ -47,7 +49,9 @@ def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     return list(found)
 
 
-def _compared(name: str, ours: Callable[..., Any], parent: type, base: type | None) -> tuple[str, str, str] | None:
+def _compared(
+    name: str, ours: Callable[..., Any], parent: type, base: type | None
+) -> tuple[str, str, str] | None:
     arguments = list(inspect.signature(ours).parameters.values())[1:]
     listed = ", ".join(str(p).split(":")[0].split(" =")[0] for p in arguments)
     if base is None:
@@ -55,8 +59,12 @@ def _compared(name: str, ours: Callable[..., Any], parent: type, base: type | No
     theirs = list(inspect.signature(vars(base)[name]).parameters.values())[1:]
     where, flexible = f"{installed()}, {base.__name__}.{name}", {p.kind for p in arguments}
     taken, given = {p.name for p in arguments}, {p.name for p in theirs}
-    surplus = [] if inspect.Parameter.VAR_KEYWORD in flexible else [n for n in given if n not in taken]
-    fixed = [p.name for p in arguments if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    surplus = (
+        [] if inspect.Parameter.VAR_KEYWORD in flexible else [n for n in given if n not in taken]
+    )
+    fixed = [
+        p.name for p in arguments if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     if surplus or not given.issuperset(fixed):
         return where, f"the arguments ({listed})", f"({', '.join(p.name for p in theirs)})"
     if not _called(name):

@@ -1,4 +1,5 @@
-"""What `mmkit.testing` needs of vLLM: its caches, its batches, processors and models without an engine."""
+"""What `mmkit.testing` needs of vLLM: its caches, its batches, processors and models without an
+engine."""
 
 from __future__ import annotations
 
@@ -22,19 +23,33 @@ from .moved import UpdateMode as UpdateMode
 from .moved import find
 
 OnlyCache = MultiModalProcessorOnlyCache
-SenderCache = find("multimodal.cache:LruKeyReplicatedSenderCache", "multimodal.cache:MultiModalProcessorSenderCache")
-ReceiverCache = find("multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache")
+SenderCache = find(
+    "multimodal.cache:LruKeyReplicatedSenderCache",
+    "multimodal.cache:MultiModalProcessorSenderCache",
+)
+ReceiverCache = find(
+    "multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache"
+)
 LEAST_CACHE_GIB = 1e-6 if hasattr(OnlyCache, "cache_if_fits") else 0.01
-"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger than the cache."""
+"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
+than the cache."""
 
-PromptIndex = find("multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex")
+PromptIndex = find(
+    "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
+)
 
-render, call, process, dummy = generation.render, generation.call, generation.process, generation.dummy
+render, call, process, dummy = (
+    generation.render,
+    generation.call,
+    generation.process,
+    generation.dummy,
+)
 parsed, encoded = generation.parsed, generation.encoded
 spelled, embedded = generation.spelled, generation.embedded
 
 _tokenizer = find(
-    "tokenizers:cached_tokenizer_from_config", "transformers_utils.tokenizer:cached_tokenizer_from_config"
+    "tokenizers:cached_tokenizer_from_config",
+    "transformers_utils.tokenizer:cached_tokenizer_from_config",
 )
 
 
@@ -47,7 +62,13 @@ def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) 
 
 def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
     """One item as the API server sends it to the engine."""
-    known = {"data": item, "modality": modality, "identifier": item_hash, "mm_position": position, "mm_hash": item_hash}
+    known = {
+        "data": item,
+        "modality": modality,
+        "identifier": item_hash,
+        "mm_position": position,
+        "mm_hash": item_hash,
+    }
     taken = {field.name for field in fields(MultiModalFeatureSpec)}
     return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
 
@@ -61,9 +82,11 @@ def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 @contextmanager
-def loaded_model(config: ModelConfig, load_format: str = "dummy", dtype: str = "float32") -> Iterator[Any]:
-    """The vLLM model of a checkpoint, on this machine's device, without an engine. Until it is gone, the processor of
-    this configuration works for its dtype."""
+def loaded_model(
+    config: ModelConfig, load_format: str = "dummy", dtype: str = "float32"
+) -> Iterator[Any]:
+    """The vLLM model of a checkpoint, on this machine's device, without an engine. Until it is
+    gone, the processor of this configuration works for its dtype."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
@@ -72,7 +95,10 @@ def loaded_model(config: ModelConfig, load_format: str = "dummy", dtype: str = "
     )
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.model_executor.model_loader.utils import (
+        initialize_model,
+        process_weights_after_loading,
+    )
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     vllm_config = EngineArgs(
@@ -96,7 +122,9 @@ def loaded_model(config: ModelConfig, load_format: str = "dummy", dtype: str = "
             device = torch.device(vllm_config.device_config.device)
             with set_default_torch_dtype(config.dtype), device:
                 model = initialize_model(vllm_config=vllm_config)
-                get_model_loader(vllm_config.load_config).load_weights(model, vllm_config.model_config)
+                get_model_loader(vllm_config.load_config).load_weights(
+                    model, vllm_config.model_config
+                )
                 process_weights_after_loading(model, vllm_config.model_config, device)
             yield model.eval()
         finally:

@@ -1,4 +1,5 @@
-"""The model side of vLLM: its interface, registration, the plan of a model, merging of embeddings."""
+"""The model side of vLLM: its interface, registration, the plan of a model, merging of
+embeddings."""
 
 from __future__ import annotations
 
@@ -35,27 +36,42 @@ class UnmarkedModel(SupportsMultiModal):
     _mark_language_model = _mark_tower_model = _mark_composite_model = _unmarked
 
 
-ModelInterface: Any = SupportsMultiModal if hasattr(SupportsMultiModal, "_mark_language_model") else UnmarkedModel
+ModelInterface: Any = (
+    SupportsMultiModal if hasattr(SupportsMultiModal, "_mark_language_model") else UnmarkedModel
+)
 
-LAST_PROTOCOL = [base for base in SupportsMultiModal.__mro__ if base not in (object, Generic, Protocol)][-1]
-"""The last class of the interface: a Protocol, whose own `__init__` does not pass the call on to the next base."""
+LAST_PROTOCOL = [
+    base for base in SupportsMultiModal.__mro__ if base not in (object, Generic, Protocol)
+][-1]
+"""The last class of the interface: a Protocol, whose own `__init__` does not pass the call on to
+the next base."""
 
 
 def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> None:
-    """Register the processor classes of a model class, and the class itself under its name as architecture.
+    """Register the processor classes of a model class, and the class itself under its name as
+    architecture.
 
-    May be called again for the same class: plugins run in several processes, and more than once in some.
+    May be called again for the same class: plugins run in several processes, and more than once in
+    some.
     """
     if not KEEPS_ON_CPU:
-        fields = {name: field for modality in processor.spec.modalities for name, field in modality.fields.items()}
-        model.multimodal_cpu_fields = frozenset(name for name, field in fields.items() if field.keep_on_cpu)
+        fields = {
+            name: field
+            for modality in processor.spec.modalities
+            for name, field in modality.fields.items()
+        }
+        model.multimodal_cpu_fields = frozenset(
+            name for name, field in fields.items() if field.keep_on_cpu
+        )
         model.merge_by_field_config = True
     guard.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:
         by_name = model.__module__ not in MAIN_MODULES
-        ModelRegistry.register_model(model.__name__, f"{model.__module__}:{model.__qualname__}" if by_name else model)
+        ModelRegistry.register_model(
+            model.__name__, f"{model.__module__}:{model.__qualname__}" if by_name else model
+        )
 
 
 class Current(NamedTuple):
@@ -66,7 +82,8 @@ class Current(NamedTuple):
         plan: the spec, bound to the model.
         dtype: of the language model.
         width: of the rows that the language model takes.
-        first: whether this is the first process of a tensor-parallel group, which all have the same rows.
+        first: whether this is the first process of a tensor-parallel group, which all have the same
+            rows.
     """
 
     config: Any
@@ -82,10 +99,14 @@ def current_model() -> Current:
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
     plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(config).plan
-    return Current(vllm_config, plan, config.dtype, embeds_size(config), get_tensor_model_parallel_rank() == 0)
+    return Current(
+        vllm_config, plan, config.dtype, embeds_size(config), get_tensor_model_parallel_rank() == 0
+    )
 
 
-def merge_embeddings(inputs_embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor) -> torch.Tensor:
+def merge_embeddings(
+    inputs_embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor
+) -> torch.Tensor:
     """Write encoder rows into the positions that receive them, in place."""
     merged: torch.Tensor = _merge_multimodal_embeddings(inputs_embeds, rows, is_multimodal)
     return merged

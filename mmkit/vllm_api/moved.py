@@ -48,20 +48,26 @@ def find(*places: str) -> Any:
         except ModuleNotFoundError as error:
             if not f"vllm.{module}.".startswith(f"{error.name}."):
                 raise
-    expected = " or ".join(f"{name} in vllm.{module}" for module, _, name in (p.partition(":") for p in places))
+    expected = " or ".join(
+        f"{name} in vllm.{module}" for module, _, name in (p.partition(":") for p in places)
+    )
     raise VllmApiError(installed(), expected, "none", REMEDY)
 
 
 BaseDummyInputsBuilder = find(
     "multimodal.processing:BaseDummyInputsBuilder", "multimodal.profiling:BaseDummyInputsBuilder"
 )
-ProcessorInputs = find("multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs")
+ProcessorInputs = find(
+    "multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs"
+)
 PlaceholderFeaturesInfo = find(
-    "multimodal.processing.processor:PlaceholderFeaturesInfo", "multimodal.processing:PlaceholderFeaturesInfo"
+    "multimodal.processing.processor:PlaceholderFeaturesInfo",
+    "multimodal.processing:PlaceholderFeaturesInfo",
 )
 
 ResolvedPromptUpdate = find(
-    "multimodal.processing.processor:ResolvedPromptUpdate", "multimodal.processing:ResolvedPromptUpdate"
+    "multimodal.processing.processor:ResolvedPromptUpdate",
+    "multimodal.processing:ResolvedPromptUpdate",
 )
 UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 

@@ -4,11 +4,14 @@ A generation's module puts vLLM's calls into the form of a few methods here:
 
 - `CommonInfo.new_parser`: the parser;
 - `CommonProcessor.worst`: the prompt and the items of the dummy request;
-- `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and its hashes;
-- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed in.
+- `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and
+  its hashes;
+- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed
+  in.
 
-The other way round it says how to get `merged_kwargs` and the `cache_of` a request, and how to `forget` an item of it.
-Methods that vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
+The other way round it says how to get `merged_kwargs` and the `cache_of` a request, and how to
+`forget` an item of it. Methods that vLLM calls are marked by `override`; see
+`mmkit.vllm_api.hooks`.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ if TYPE_CHECKING:
     from ..spec import Declaration
 
 _PROCESSED = "mmkit_processed"
-"""Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks for without items."""
+"""Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks
+for without items."""
 
 
 class CommonInfo(BaseProcessingInfo):
@@ -72,14 +76,19 @@ class CommonInfo(BaseProcessingInfo):
     def new_parser(self) -> Parser:
         """A parser of what callers send."""
         config = self.ctx.model_config
-        return Parser(self.plan, embeds_size(config) if config.get_multimodal_config().enable_mm_embeds else None)
+        return Parser(
+            self.plan,
+            embeds_size(config) if config.get_multimodal_config().enable_mm_embeds else None,
+        )
 
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {name: modality.limit for name, modality in self.plan.modalities.items()}
 
     @override
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int] | None:
         wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
         if any(m.needs_hf for m in wanted):
             return None  # vLLM then processes the dummy inputs and counts
@@ -95,7 +104,9 @@ class ParsingInfo(CommonInfo):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.modalities[modality].intake.check_count(num_items, self.allowed_mm_limits[modality])
+        self.plan.modalities[modality].intake.check_count(
+            num_items, self.allowed_mm_limits[modality]
+        )
 
 
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
@@ -106,18 +117,26 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
 
     @override
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        return ""  # dummy prompts are built as token ids, so that models without a tokenizer have them too
+        # dummy prompts are built as token ids, so that models without a tokenizer have them too
+        return ""
 
     @override
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> Any:
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+    ) -> Any:
         sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
         counts = {name: count for name, count in mm_counts.items() if count}
-        return {name: [self.processor.largest(name, sizes.get(name))] * count for name, count in counts.items()}
+        return {
+            name: [self.processor.largest(name, sizes.get(name))] * count
+            for name, count in counts.items()
+        }
 
 
 def dummy_sizes(options: Any) -> dict[str, int]:
     """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
-    return {name: size for name, size in vars(options).items() if name != "count" and size is not None}
+    return {
+        name: size for name, size in vars(options).items() if name != "count" and size is not None
+    }
 
 
 class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
@@ -138,10 +157,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         plan: Plan = self.info.plan
         return plan
 
-    # -- dummy inputs ------------------------------------------------------------------------------------------------
+    # -- dummy inputs ------------------------------------------------------------------------------
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item of a modality with the most encoder rows, of at most some sizes; see `BoundModality.largest`."""
+        """The item of a modality with the most encoder rows, of at most some sizes; see
+        `BoundModality.largest`."""
         with self._of_the_spec():
             return self.plan.modalities[name].largest(partial(self._process_one, name), sizes)[0]
 
@@ -158,34 +178,47 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         except InputError as error:
             raise SpecError(f"the largest item: {error}") from error
 
-    def worst(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None) -> tuple[list[int], Any]:
+    def worst(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+    ) -> tuple[list[int], Any]:
         """The request with the most tokens: items, and a prompt that they fit into."""
-        mm_items = self.data_parser.parse_mm_data(self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options))
+        mm_items = self.data_parser.parse_mm_data(
+            self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        )
         prompt: list[int] = []
         with self._of_the_spec():
             done = self._process(mm_items, {})
         for name, processed in done.items():
             modality, values = self.plan.modalities[name], mm_items[name].get_all()
             for index, (value, fields) in enumerate(zip(values, processed.parts, strict=True)):
-                preferred = modality.placeholders.alternatives(modality.scope(value, index, fields))[0]
+                preferred = modality.placeholders.alternatives(
+                    modality.scope(value, index, fields)
+                )[0]
                 prompt += preferred.written
                 if isinstance(preferred.update, Insert) and not index:  # a prefix, if there is one
                     prompt = [*preferred.target, *prompt]
         return prompt, mm_items
 
-    # -- one request -------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     def guarded(
-        self, prompt: Any, mm_items: Any, mm_uuids: Mapping[str, Any], cache: Any, run: Callable[[], Any]
+        self,
+        prompt: Any,
+        mm_items: Any,
+        mm_uuids: Mapping[str, Any],
+        cache: Any,
+        run: Callable[[], Any],
     ) -> Any:
-        """Refuse what vLLM would not; keep the names of items, or forget the items of a request that fails."""
+        """Refuse what vLLM would not; keep the names of items, or forget the items of a request
+        that fails."""
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
         try:
             outcome = run()
         except Exception:
-            # vLLM may have cached the items, but the engine, which shares the cache, will never see them
+            # vLLM may have cached the items, but the engine, which shares the cache, will never see
+            # them
             if cache is not None:
                 for hashes in getattr(mm_items, "mmkit_hashes", {}).values():
                     for item_hash in hashes:
@@ -204,7 +237,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def may_cache(self, mm_items: Any) -> bool:
         """Whether the items of a request may be kept in vLLM's processor cache."""
-        return all(self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items())
+        return all(
+            self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items()
+        )
 
     def hashed(
         self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
@@ -213,7 +248,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
         for name, own in hashes.items():
             if not self.plan.modalities[name].may_cache(len(own)):
-                # the engine caches encoder outputs by hash: what depends on the number of items is another item
+                # the engine caches encoder outputs by hash: what depends on the number of items is
+                # another item
                 hashes[name] = [f"{item_hash}-of-{len(own)}" for item_hash in own]
         mm_items.mmkit_hashes = hashes
         return hashes
@@ -240,14 +276,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     part.metadata = [part.metadata[i] for i in indices]
         return cached, missing
 
-    # -- processing --------------------------------------------------------------------------------------------------
+    # -- processing --------------------------------------------------------------------------------
 
     def _configured(self, kwargs: Mapping[str, object]) -> Plan:
         """The plan for the `mm_processor_kwargs` of one request."""
         if not kwargs:
             return self.plan
         merged = self.info.merged_kwargs(kwargs)
-        return self.plan.configured(merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs)))
+        return self.plan.configured(
+            merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs))
+        )
 
     def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
         plan = self._configured(kwargs)
@@ -258,7 +296,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             for i, value in enumerate(values):
                 if value is None:
                     got = "None, and no such item in the cache"
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, got, "Send the item itself.")
+                    raise InputError(
+                        f"{modality.where}[{i}]",
+                        modality.item.expected,
+                        got,
+                        "Send the item itself.",
+                    )
             if not values:
                 continue
             if isinstance(items, EmbedItems):
@@ -271,7 +314,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         for group in calls.values():
             raw = self._call(plan, group, kwargs)
             for name, items in group.items():
-                done[name] = plan.modalities[name].processing.finish(raw, items.get_all(), total(items))
+                done[name] = plan.modalities[name].processing.finish(
+                    raw, items.get_all(), total(items)
+                )
         return done
 
     @cached_property
@@ -279,8 +324,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The model's Hugging Face processor, for requests without options of their own."""
         return self.info.get_hf_processor()
 
-    def _call(self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The outputs of a Hugging Face processor, or of one like it, for the modalities that share it."""
+    def _call(
+        self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """The outputs of a Hugging Face processor, or of one like it, for the modalities that share
+        it."""
         modalities = [plan.modalities[name] for name in group]
         if modalities[0].processing.hf_processor is not None:
             processor: Any = part_of(modalities)
@@ -292,11 +340,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
-            where, cause = ", ".join(modality.where for modality in modalities), error.__cause__ or error
+            where, cause = (
+                ", ".join(modality.where for modality in modalities),
+                error.__cause__ or error,
+            )
             got = f"{type(cause).__name__}: {cause}".rstrip(".")
             raise InputError(where, "items that the Hugging Face processor takes", got) from error
 
-    def call_hf(self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]) -> Any:
+    def call_hf(
+        self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
+    ) -> Any:
         """The outputs of a Hugging Face processor, floats in the model's dtype."""
         return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
 
@@ -307,14 +360,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return BatchFeature({**data, _PROCESSED: processed})
 
     @override
-    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+    def _get_mm_fields_config(
+        self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, Any]:
         processed, none = hf_inputs.get(_PROCESSED, {}), Processed({}, {}, [])
         configs: dict[str, Any] = {}
         for name, modality in self.plan.modalities.items():
             configs.update(field_configs(modality, processed.get(name, none)))
         return configs
 
-    # -- fields from elsewhere ---------------------------------------------------------------------------------------
+    # -- fields from elsewhere ---------------------------------------------------------------------
 
     @property
     def takes_embeds(self) -> bool:
@@ -329,10 +384,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return fields
 
     def hash_of_fields(self, name: str, fields: Mapping[str, Any]) -> str:
-        """What identifies an item of a modality of which nothing but its processed fields is known."""
+        """What identifies an item of a modality of which nothing but its processed fields is
+        known."""
         return self._hashes.of_fields(name, fields)
 
-    # -- prompt updates ----------------------------------------------------------------------------------------------
+    # -- prompt updates ----------------------------------------------------------------------------
 
     @override
     def _get_prompt_updates(
@@ -350,13 +406,17 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
                     facts = SimpleNamespace(index=index, rows=len(value)) if embeds else value
-                    scope = modality.scope(facts, index, out_mm_kwargs[name][index].get_data(), total(items))
+                    scope = modality.scope(
+                        facts, index, out_mm_kwargs[name][index].get_data(), total(items)
+                    )
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
                 placeholders.check_rows(index, rows, sent=len(value) if embeds else None, most=most)
                 contents.append(alternatives)
             if contents:
-                updates += [ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))]
+                updates += [
+                    ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))
+                ]
         return updates
 
     @override
@@ -367,19 +427,30 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return replace(cached_update, item_idx=new_item_idx, target=content.target, content=content)
 
     @override
-    def _apply_prompt_updates(self, token_ids: list[int], mm_prompt_updates: Any) -> tuple[list[int], dict[str, Any]]:
+    def _apply_prompt_updates(
+        self, token_ids: list[int], mm_prompt_updates: Any
+    ) -> tuple[list[int], dict[str, Any]]:
         items = {}
         for name, of_modality in mm_prompt_updates.items():
-            items[name] = [[update.content.alternative for update in updates] for updates in of_modality]
+            items[name] = [
+                [update.content.alternative for update in updates] for updates in of_modality
+            ]
             for i, (first, *_) in enumerate(of_modality):
                 if first.modality != name:
-                    where, got = f"{self.plan.modalities[name].where}[{i}]", f"one of {first.modality}"
-                    raise InputError(where, f"the uuid of one of {name}", got, "Use each uuid for one item.")
+                    where, got = (
+                        f"{self.plan.modalities[name].where}[{i}]",
+                        f"one of {first.modality}",
+                    )
+                    raise InputError(
+                        where, f"the uuid of one of {name}", got, "Use each uuid for one item."
+                    )
         ids, placements = self.plan.place(token_ids, items)
         infos: dict[str, list[Any]] = {}
         for at in placements:
             placeholder = items[at.modality][at.index][at.alternative].placeholder
-            info = PlaceholderFeaturesInfo(at.modality, at.index, at.start, placeholder.ids, placeholder.is_embed)
+            info = PlaceholderFeaturesInfo(
+                at.modality, at.index, at.start, placeholder.ids, placeholder.is_embed
+            )
             infos.setdefault(at.modality, []).append(info)
         return ids, infos
 
@@ -396,4 +467,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 check_name(uuid, f"{modality.where}[{i}]")
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
-                    raise InputError(f"{modality.where}[{i}]", modality.item.expected, "None", remedy)
+                    raise InputError(
+                        f"{modality.where}[{i}]", modality.item.expected, "None", remedy
+                    )

@@ -1,5 +1,5 @@
-"""What is the same up to vLLM 0.28: the prompt goes through the processor with the items, and may be a text. Up to 0.30
-the processor holds its cache.
+"""What is the same up to vLLM 0.28: the prompt goes through the processor with the items, and may
+be a text. Up to 0.30 the processor holds its cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PromptProcessor(CommonProcessor):
         getattr(cache, "_cache", {}).pop(item_hash, None)  # what `invalidate` does, from 0.28
 
 
-# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+# -- for mmkit.testing -----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -48,7 +48,9 @@ def holding(processor: Any, cache: Any) -> Iterator[None]:
 
 def process(processor: Any, items: Any, kwargs: Any) -> Any:
     """The processed fields of parsed items."""
-    return processor._apply_hf_processor_main([], items, kwargs, {}, enable_hf_prompt_update=False)[1]
+    return processor._apply_hf_processor_main([], items, kwargs, {}, enable_hf_prompt_update=False)[
+        1
+    ]
 
 
 def spelled(processor: Any, sequence: Any) -> list[int]:
@@ -60,4 +62,8 @@ def spelled(processor: Any, sequence: Any) -> list[int]:
 
 def embedded(processor: Any, content: Any) -> Any:
     """Which ids of what a target becomes receive encoder rows; None for all."""
-    return None if content.is_embed is None else content.is_embed(processor.info.ctx.tokenizer, content.full)
+    return (
+        None
+        if content.is_embed is None
+        else content.is_embed(processor.info.ctx.tokenizer, content.full)
+    )

@@ -1,7 +1,8 @@
 """Requests whose items were processed elsewhere: one host renders, another one generates.
 
-vLLM hands such fields to the model as they come, and keeps them under the hashes that the request gives them. So they
-are compared with the spec as far as it says what they are, built again from their data alone, and named by it.
+vLLM hands such fields to the model as they come, and keeps them under the hashes that the request
+gives them. So they are compared with the spec as far as it says what they are, built again from
+their data alone, and named by it.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ REMEDY = "Send the items themselves."
 _STATE = "Where items differ, state the field's shape in the spec."
 
 try:
-    find("multimodal.cache.base:MultiModalCacheMissError", "multimodal.cache:MultiModalCacheMissError")
+    find(
+        "multimodal.cache.base:MultiModalCacheMissError",
+        "multimodal.cache:MultiModalCacheMissError",
+    )
     TAKEN = True
 except VllmApiError:
-    # items that pass no processor put others out of the engine's cache, which was no request's mistake before
+    # items that pass no processor put others out of the engine's cache, which was no request's
+    # mistake before
     TAKEN = False
 
 
 class _Item(NamedTuple):
-    """One item: the data of its fields, whether these are precomputed embeddings, its evaluated layout, and where that
-    starts in the prompt."""
+    """One item: the data of its fields, whether these are precomputed embeddings, its evaluated
+    layout, and where that starts in the prompt."""
 
     fields: dict[str, Any]
     embeds: bool
@@ -55,17 +60,25 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         prompt: vLLM's `MultiModalInput`; its ids have been checked.
 
     Raises:
-        InputError: the fields, or where the items stand, are not what the spec says, or it does not say enough.
+        InputError: the fields, or where the items stand, are not what the spec says, or it does not
+            say enough.
     """
     plan, ids = processor.plan, prompt["prompt_token_ids"]
-    sent, ranges = (_by_modality(processor, prompt, part) for part in ("mm_kwargs", "mm_placeholders"))
+    sent, ranges = (
+        _by_modality(processor, prompt, part) for part in ("mm_kwargs", "mm_placeholders")
+    )
     plan.check_names([*sent, *ranges])
     plan.check_bare(ids, [name for name, items in sent.items() if items])
     items: dict[str, list[_Item]] = {}
     for name in sent.keys() | ranges.keys():
         modality, parts, places = plan.modalities[name], sent.get(name, ()), ranges.get(name, ())
         if len(parts) != len(places):
-            raise InputError(modality.where, f"a placeholder for each of {len(parts)} items", str(len(places)), REMEDY)
+            raise InputError(
+                modality.where,
+                f"a placeholder for each of {len(parts)} items",
+                str(len(places)),
+                REMEDY,
+            )
         modality.intake.check_count(len(parts), processor.info.allowed_mm_limits[name])
         known = [_item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)]
         items[name] = [_placed(modality, item, places[i], i, ids) for i, item in enumerate(known)]
@@ -74,11 +87,14 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         **prompt,
         "mm_kwargs": _built(processor, items),
         "mm_hashes": {
-            name: [processor.hash_of_fields(name, item.fields) for item in known] for name, known in items.items()
+            name: [processor.hash_of_fields(name, item.fields) for item in known]
+            for name, known in items.items()
         },
         "mm_placeholders": {
             name: [
-                PlaceholderFeaturesInfo(name, i, item.start, item.placeholder.ids, item.placeholder.is_embed).to_range()
+                PlaceholderFeaturesInfo(
+                    name, i, item.start, item.placeholder.ids, item.placeholder.is_embed
+                ).to_range()
                 for i, item in enumerate(known)
             ]
             for name, known in items.items()
@@ -86,14 +102,22 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _by_modality(processor: CommonProcessor, prompt: Mapping[str, Any], part: str) -> Mapping[str, Sequence[Any]]:
+def _by_modality(
+    processor: CommonProcessor, prompt: Mapping[str, Any], part: str
+) -> Mapping[str, Sequence[Any]]:
     sent = prompt.get(part)
-    if not isinstance(sent, Mapping) or not all(isinstance(items, Sequence) for items in sent.values()):
-        raise InputError(f"{processor.plan.spec.name}.{part}", "lists by modality", type(sent).__name__, REMEDY)
+    if not isinstance(sent, Mapping) or not all(
+        isinstance(items, Sequence) for items in sent.values()
+    ):
+        raise InputError(
+            f"{processor.plan.spec.name}.{part}", "lists by modality", type(sent).__name__, REMEDY
+        )
     return sent
 
 
-def _item(processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int) -> _Item:
+def _item(
+    processor: CommonProcessor, modality: BoundModality, sent: Any, index: int, count: int
+) -> _Item:
     """One item as it was sent, not placed yet."""
     where = f"{modality.where}[{index}]"
     if not isinstance(sent, Mapping):
@@ -111,7 +135,9 @@ def _item(processor: CommonProcessor, modality: BoundModality, sent: Any, index:
         (rows,), _ = intake.take({intake.embeds_field: [fields[intake.embeds_field]]}, width)
         facts.rows = len(rows)
     elif set(fields) != set(modality.fields):
-        raise InputError(where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY)
+        raise InputError(
+            where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY
+        )
     scope = modality.scope(facts, index, None if embeds else fields, count)
     if not embeds:
         _compare(processor, modality, fields, scope, index)
@@ -121,7 +147,8 @@ def _item(processor: CommonProcessor, modality: BoundModality, sent: Any, index:
 
 @contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """What contradicts the spec, or what it derives from facts of the item that are not here, is the caller's."""
+    """What contradicts the spec, or what it derives from facts of the item that are not here, is
+    the caller's."""
     try:
         yield
     except SpecError as error:
@@ -129,9 +156,14 @@ def _refusing(where: str) -> Iterator[None]:
 
 
 def _compare(
-    processor: CommonProcessor, modality: BoundModality, fields: Mapping[str, Any], scope: Any, index: int
+    processor: CommonProcessor,
+    modality: BoundModality,
+    fields: Mapping[str, Any],
+    scope: Any,
+    index: int,
 ) -> None:
-    """Compare the fields of an item with what is stated of them; where nothing is, with those of another item."""
+    """Compare the fields of an item with what is stated of them; where nothing is, with those of
+    another item."""
     sample = processor.sample(modality.name)
     for name, declared in modality.fields.items():
         part, like, where = fields[name], sample[name], f"{modality.where}[{index}], {name}"
@@ -151,7 +183,9 @@ def _compare(
         if isinstance(declared, Flat) and sizes:
             wanted[declared.dim] = sizes[0]
         if list(part.shape) != wanted:
-            raise InputError(where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}")
+            raise InputError(
+                where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}"
+            )
     if isinstance(modality.spec.process, Identity):
         modality.item.canonical(next(iter(fields.values())), f"{modality.where}[{index}]")
 
@@ -160,29 +194,44 @@ def _equal(part: Any, value: Any) -> bool:
     if part is value:
         return True
     if isinstance(part, torch.Tensor):
-        return part.shape == torch.as_tensor(value).shape and bool((part == torch.as_tensor(value)).all())
+        return part.shape == torch.as_tensor(value).shape and bool(
+            (part == torch.as_tensor(value)).all()
+        )
     return bool(part == value)
 
 
 def _placed(modality: BoundModality, item: _Item, place: Any, index: int, ids: Any) -> _Item:
-    """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the layout."""
+    """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the
+    layout."""
     where, start = f"{modality.where}[{index}]", getattr(place, "offset", None)
     placeholder, length, rows = item.placeholder, len(item.placeholder), item.placeholder.num_embeds
     if item.embeds:
         sent = len(item.fields[modality.intake.embeds_field])
         modality.placeholders.check_rows(index, rows, sent=sent, most=None)
-    if not isinstance(start, int) or start < 0 or list(ids[start : start + length]) != placeholder.ids:
-        raise InputError(where, f"the {length} ids of its layout at the offset {start}", "others", REMEDY)
+    if (
+        not isinstance(start, int)
+        or start < 0
+        or list(ids[start : start + length]) != placeholder.ids
+    ):
+        raise InputError(
+            where, f"the {length} ids of its layout at the offset {start}", "others", REMEDY
+        )
     mask = getattr(place, "is_embed", None)
     same_mask = mask is None or [*map(bool, mask)] == [*map(bool, placeholder.mask)]
     if getattr(place, "length", None) != length or not same_mask:
-        raise InputError(where, f"a placeholder of {length} ids, {rows} of them embed()", repr(place), REMEDY)
+        raise InputError(
+            where, f"a placeholder of {length} ids, {rows} of them embed()", repr(place), REMEDY
+        )
     return item._replace(start=start)
 
 
 def _apart(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> None:
     """Refuse items that stand in one another."""
-    spans = sorted((item.start, item.start + len(item.placeholder)) for known in items.values() for item in known)
+    spans = sorted(
+        (item.start, item.start + len(item.placeholder))
+        for known in items.values()
+        for item in known
+    )
     for (_, end), (start, _) in pairwise(spans):
         if start < end:
             where = f"{processor.plan.spec.name}.mm_placeholders"
@@ -201,7 +250,9 @@ def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
                 declared = modality.fields.get(key)
                 data[key] = [part] if declared is None else declared.gathered([part], part)
                 if isinstance(declared, Flat):
-                    sizes[key] = [part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)]
+                    sizes[key] = [
+                        part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)
+                    ]
             configs = field_configs(modality, Processed(data, sizes, [item.fields]))
             built = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), configs)
             modalities[name] += built[name]

@@ -1,4 +1,5 @@
-"""What is the same from vLLM 0.17 on: a request comes as one `ProcessorInputs`, and the info makes the parser."""
+"""What is the same from vLLM 0.17 on: a request comes as one `ProcessorInputs`, and the info makes
+the parser."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ from .processor import CommonProcessor, ParsingInfo
 
 @dataclass(frozen=True)
 class GuardedTokenizeParams(TokenizeParams):
-    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without items: they refuse
-    token ids that the model lacks and placeholders without data before the engine sees them. They see the uuids of
-    items beside the `cache_salt`, too, which no processor does."""
+    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without
+    items: they refuse token ids that the model lacks and placeholders without data before the
+    engine sees them. They see the uuids of items beside the `cache_salt`, too, which no processor
+    does."""
 
     plan: Plan | None = field(default=None, compare=False, repr=False)
 
@@ -39,7 +41,9 @@ class GuardedTokenizeParams(TokenizeParams):
     def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
         if self.plan is not None and is_rendered(prompt):
             check_may_pass(self.plan)
-            return prompt  # the guard looks at it; to truncate it is the affair of the renderer, which knows its items
+            # the guard looks at it; to truncate it is the affair of the renderer, which knows its
+            # items
+            return prompt
         ids = prompt.get("prompt_token_ids")
         # a prompt with items is checked by the processor
         if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
@@ -65,7 +69,9 @@ class ProcessingInfo(ParsingInfo):
         return merged
 
 
-_NOT_HASHED = frozenset({"prompt", "mm_data_items", "mm_uuid_items", "tokenization_kwargs", "cache", "processor"})
+_NOT_HASHED = frozenset(
+    {"prompt", "mm_data_items", "mm_uuid_items", "tokenization_kwargs", "cache", "processor"}
+)
 """Fields of a request that vLLM's hashes of its items do not depend on."""
 
 
@@ -82,7 +88,9 @@ class HashedInputs(ProcessorInputs):
             return ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
 
         options = any(value for name, value in vars(self).items() if name not in _NOT_HASHED)
-        return self.processor.hashed(self.mm_data_items, self.mm_uuid_items or {}, by_vllm, options=options)
+        return self.processor.hashed(
+            self.mm_data_items, self.mm_uuid_items or {}, by_vllm, options=options
+        )
 
 
 class RequestProcessor(CommonProcessor):
@@ -90,8 +98,16 @@ class RequestProcessor(CommonProcessor):
 
     @override
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        items, uuids, cache = inputs.mm_data_items, inputs.mm_uuid_items or {}, self.cache_of(inputs)
-        return mark(self.guarded(inputs.prompt, items, uuids, cache, partial(super().apply, inputs, timing_ctx)))
+        items, uuids, cache = (
+            inputs.mm_data_items,
+            inputs.mm_uuid_items or {},
+            self.cache_of(inputs),
+        )
+        return mark(
+            self.guarded(
+                inputs.prompt, items, uuids, cache, partial(super().apply, inputs, timing_ctx)
+            )
+        )
 
     @override
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
@@ -108,7 +124,9 @@ class RequestProcessor(CommonProcessor):
     def _merge_mm_kwargs(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super()._merge_mm_kwargs(*args, **kwargs)
-        except AssertionError as error:  # of an item that another one of the same request has evicted
+        except (
+            AssertionError
+        ) as error:  # of an item that another one of the same request has evicted
             raise _TooLarge from error
 
 
@@ -120,7 +138,7 @@ HOOKS = (ProcessingInfo, RequestProcessor, *common.HOOKS, HashedInputs, GuardedT
 """Classes whose methods vLLM calls."""
 
 
-# -- for mmkit.testing -------------------------------------------------------------------------------------------------
+# -- for mmkit.testing -----------------------------------------------------------------------------
 
 
 def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
@@ -130,7 +148,11 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
 
 def encoded(processor: Any, text: str) -> list[int]:
     """The ids of a text, as they are."""
-    return list(processor.info.get_tokenizer().encode(text, **processor.info.default_tok_params.get_encode_kwargs()))
+    return list(
+        processor.info.get_tokenizer().encode(
+            text, **processor.info.default_tok_params.get_encode_kwargs()
+        )
+    )
 
 
 def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
@@ -138,7 +160,11 @@ def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]
     params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
     text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
     ids = encoded(processor, text["prompt"])
-    return list(params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})["prompt_token_ids"])
+    return list(
+        params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": ids})[
+            "prompt_token_ids"
+        ]
+    )
 
 
 def applied(processor: Any, inputs: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Run the same specs on many versions of vLLM: ``python -m tools.matrix --help``, or ``make matrix VERSIONS="..."``."""
+"""Run the same specs on many versions of vLLM: ``python -m tools.matrix --help``, or ``make matrix
+VERSIONS="..."``."""
 
 from __future__ import annotations
 
@@ -59,14 +60,22 @@ def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dic
     return entry
 
 
-def _results(version: str, names: Sequence[str], options: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The results of checks in a process of their own; a failure for each that it does not tell of."""
+def _results(
+    version: str, names: Sequence[str], options: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The results of checks in a process of their own; a failure for each that it does not tell
+    of."""
     log = LOGS / f"{version}-{'-'.join(names)}.log"
     command = [sys.executable, "-m", "tools.matrix.checks", *names, *options]
     variables = {**os.environ, **environment(version)}
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             ended = f"ended with {process.wait(SECONDS)}"
@@ -74,8 +83,13 @@ def _results(version: str, names: Sequence[str], options: Sequence[str]) -> Iter
             ended = f"did not end in {SECONDS} s"
         finally:
             _end(process)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)]
-    told = {result["check"]: result for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))}
+    lines = [
+        line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)
+    ]
+    told = {
+        result["check"]: result
+        for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))
+    }
     for name in names:
         yield told.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
 
@@ -93,7 +107,10 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     """The results as a table of Markdown."""
     rows = [list(COLUMNS.values()), *(_row(entry) for entry in entries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
     return "\n".join([lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]])
 
 
@@ -118,12 +135,16 @@ def _shown(check: Mapping[str, Any] | None) -> str:
     shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
     if not check.get("routes", True):
         return "no routes"
-    return shown + (f"; {len(check['refused'])} refused by transformers" if check.get("refused") else "")
+    return shown + (
+        f"; {len(check['refused'])} refused by transformers" if check.get("refused") else ""
+    )
 
 
 def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:
     """Results with the stored ones of other versions, and of other checks of these."""
-    known = {entry["version"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
+    known = (
+        {entry["version"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
+    )
     for entry in entries:
         before = known.get(entry["version"], {"checks": {}, "generation": None})
         known[entry["version"]] = {
@@ -135,16 +156,32 @@ def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Ma
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.matrix", description="Run the specs on versions of vLLM.")
-    parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all")
-    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all")
-    parser.add_argument("--examples", type=int, default=EXAMPLES, help="per law and spec (%(default)s)")
-    parser.add_argument("--laws", nargs="+", default=[], metavar="LAW", help="default: all that need no model")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.matrix", description="Run the specs on versions of vLLM."
+    )
+    parser.add_argument(
+        "versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all"
+    )
+    parser.add_argument(
+        "--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=EXAMPLES, help="per law and spec (%(default)s)"
+    )
+    parser.add_argument(
+        "--laws", nargs="+", default=[], metavar="LAW", help="default: all that need no model"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="versions at a time")
-    parser.add_argument("--store", type=Path, default=STORED, help="where results are kept (%(default)s)")
+    parser.add_argument(
+        "--store", type=Path, default=STORED, help="where results are kept (%(default)s)"
+    )
     options = parser.parse_args()
     versions = options.versions or list(RELEASES)
-    passed_on = ["--examples", str(options.examples), *(["--laws", *options.laws] if options.laws else [])]
+    passed_on = [
+        "--examples",
+        str(options.examples),
+        *(["--laws", *options.laws] if options.laws else []),
+    ]
     build(versions)
     LOGS.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -160,7 +197,12 @@ def main() -> int:
         for name, check in entry["checks"].items()
         for failure in check["failures"]
     ]
-    digests = {check["digest"] for entry in entries for check in entry["checks"].values() if check.get("digest")}
+    digests = {
+        check["digest"]
+        for entry in entries
+        for check in entry["checks"].values()
+        if check.get("digest")
+    }
     if len(digests) > 1:
         failures.append(f"Terra's ids differ between versions: {sorted(digests)}")
     print("", table(entries), "", *failures, sep="\n")

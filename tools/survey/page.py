@@ -14,21 +14,24 @@ PATTERNS = {
     3: r"in two processes: MultiModalCacheMissError",
     4: r"the same content as ndarray has another",
     5: r"embeddings of \w+ pass the parser, then ValueError: Failed to apply",
-    6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword arguments",
+    6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword "
+    r"arguments",
     7: r"pass the parser, then (KeyError|IndexError|AttributeError|TypeError: 'int' object)",
     8: r"embeddings of video pass the parser, then TypeError: can't multiply sequence",
     9: r"RuntimeError: Expected there to be \d+ prompt placeholders",
     10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges",
     11: r"outside the ranges",
     12: r"outside the ranges",
-    13: r"IndexError: index -1 is out of bounds|\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
+    13: r"IndexError: index -1 is out of "
+    r"bounds|\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
     14: r"has an item of \d+ rows",
     15: r"has an item of \d+ rows",
     16: r"video has an item of \d+ rows",
     17: r"rows are stated for \w+, and the dummy item has \d\d",
     18: r"expected sequence of length \d+ at dim",
     19: r"\['pixel_values'\]: torch.float32",
-    20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone and",
+    20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone "
+    r"and",
     21: r"\['pixel_values'\]",
     22: r"\['image_input_idx'\]",
     23: r"\['input_audio_features'\]: values differ",
@@ -64,11 +67,20 @@ class Page:
 
 def read(path: Path = PATH) -> Page:
     text = path.read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:2] == "| "
+    ]
     laws = {int(row[0].split()[0]): {*row[2].split(", ")} for row in rows if row[0][0].isdigit()}
-    everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", _section(text, "All models"), re.MULTILINE)}
+    everywhere = {
+        int(n) for n in re.findall(r"^### (\d+)\.", _section(text, "All models"), re.MULTILINE)
+    }
     head = next(row for row in rows if row[0] == "entry")
-    entries = {row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))} for row in _below(rows, head)}
+    entries = {
+        row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))}
+        for row in _below(rows, head)
+    }
     cells = {
         (row[0], law): {int(n) for n in re.findall(r"(?<![\d(])\d+", cell)}
         for row in _below(rows, head)
@@ -83,4 +95,6 @@ def _section(text: str, title: str) -> str:
 
 def _below(rows: list[list[str]], head: list[str]) -> list[list[str]]:
     """The rows of the table with this head."""
-    return [row for row in rows[rows.index(head) + 1 :] if len(row) == len(head) and row[0] != "---"]
+    return [
+        row for row in rows[rows.index(head) + 1 :] if len(row) == len(head) and row[0] != "---"
+    ]

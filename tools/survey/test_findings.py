@@ -37,7 +37,9 @@ def sent_embeddings(entry: str, name: str, sample: Sample) -> None:
 
 
 def written(entry: str, name: str, *samples: object) -> list[int]:
-    return [token for piece in subject(entry).pieces(name, list(samples)) for token in piece.written]
+    return [
+        token for piece in subject(entry).pieces(name, list(samples)) for token in piece.written
+    ]
 
 
 SMALL, WIDE = ImageSample(0, 28, 28), ImageSample(0, 112, 112)
@@ -71,7 +73,10 @@ def test_3_a_refused_request_leaves_its_items_in_the_cache() -> None:
 
 def test_4_an_array_is_not_its_image() -> None:
     prompt, array = written("llava", "image", SMALL), ImageSample(0, 28, 28, "numpy")
-    hashes = [made("llava", Request(prompt, {"image": [sample]})).hashes["image"] for sample in (SMALL, array)]
+    hashes = [
+        made("llava", Request(prompt, {"image": [sample]})).hashes["image"]
+        for sample in (SMALL, array)
+    ]
     assert hashes[0] != hashes[1]
 
 
@@ -79,11 +84,20 @@ def test_5_embeddings_beside_raw_items() -> None:
     entry, audio = "qwen2_5_omni", AudioSample(0, 1600, 16000)
     image, processor = written(entry, "image", SMALL), subject(entry).processor
     raw = made(entry, Request(image, {"image": [SMALL]}))
-    rows = torch.ones(sum(raw.ranges["image"][0][2]), processor.info.ctx.model_config.get_inputs_embeds_size())
-    sent = {"image": {"image_embeds": rows, "image_grid_thw": raw.fields["image"][0]["image_grid_thw"][None]}}
+    rows = torch.ones(
+        sum(raw.ranges["image"][0][2]), processor.info.ctx.model_config.get_inputs_embeds_size()
+    )
+    sent = {
+        "image": {
+            "image_embeds": rows,
+            "image_grid_thw": raw.fields["image"][0]["image_grid_thw"][None],
+        }
+    }
     assert harness.run(processor, image, sent).ranges == raw.ranges
     with pytest.raises(ValueError, match="Failed to apply Qwen2_5OmniProcessor"):
-        harness.run(processor, image + written(entry, "audio", audio), {**sent, "audio": [audio.value()]})
+        harness.run(
+            processor, image + written(entry, "audio", audio), {**sent, "audio": [audio.value()]}
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +114,14 @@ def test_5_embeddings_beside_raw_items() -> None:
     ],
 )
 def test_6_embeddings_have_no_field(entry: str, name: str) -> None:
-    sample = {"image": SMALL, "video": VideoSample(0, 2, 28, 28), "audio": AudioSample(0, 1600, 16000)}[name]
-    with pytest.raises(RuntimeError, match=f"1 {name} items in keyword arguments .* but only found 0"):
+    sample = {
+        "image": SMALL,
+        "video": VideoSample(0, 2, 28, 28),
+        "audio": AudioSample(0, 1600, 16000),
+    }[name]
+    with pytest.raises(
+        RuntimeError, match=f"1 {name} items in keyword arguments .* but only found 0"
+    ):
         sent_embeddings(entry, name, sample)
 
 
@@ -121,34 +141,55 @@ def test_6_embeddings_have_no_field(entry: str, name: str) -> None:
     ],
 )
 def test_7_embeddings_are_refused_by_accident(entry: str, name: str, message: str) -> None:
-    sample = VideoSample(0, 2, 28, 28, entry == "gemma4") if name == "video" else ImageSample(0, 56, 56)
+    sample = (
+        VideoSample(0, 2, 28, 28, entry == "gemma4") if name == "video" else ImageSample(0, 56, 56)
+    )
     with pytest.raises((KeyError, IndexError, TypeError), match=message):
         sent_embeddings(entry, name, sample)
 
 
 def test_8_video_embeddings_of_minicpmv() -> None:
-    prompt, sizes = written("minicpmv", "video", VideoSample(0, 2, 28, 28)), torch.tensor([[[28, 28], [28, 28]]])
+    prompt, sizes = (
+        written("minicpmv", "video", VideoSample(0, 2, 28, 28)),
+        torch.tensor([[[28, 28], [28, 28]]]),
+    )
     sent = {"video_embeds": [torch.ones(8, 32)], "video_image_sizes": sizes}
     with pytest.raises(TypeError, match="can't multiply sequence"):
         harness.run(subject("minicpmv").processor, prompt, {"video": sent})
     for frames in (2, 3):  # the range is that of two
-        sent = {"video_embeds": [torch.ones(4 * frames, 32)], "video_image_sizes": torch.tensor([[28, 28]])}
-        ((_, _, mask),) = harness.run(subject("minicpmv").processor, prompt, {"video": sent}).ranges["video"]
+        sent = {
+            "video_embeds": [torch.ones(4 * frames, 32)],
+            "video_image_sizes": torch.tensor([[28, 28]]),
+        }
+        ((_, _, mask),) = harness.run(
+            subject("minicpmv").processor, prompt, {"video": sent}
+        ).ranges["video"]
         assert sum(mask) == 8
 
 
-@pytest.mark.parametrize(("text", "fine"), [("a", True), ("\na", False), ("\n\na", True), ("\n\n\na", True)])
+@pytest.mark.parametrize(
+    ("text", "fine"), [("a", True), ("\na", False), ("\n\na", True), ("\n\n\na", True)]
+)
 def test_9_gemma3_an_image_and_one_newline(text: str, fine: bool) -> None:
     processor = subject("gemma3").processor
     if fine:
-        assert len(harness.run(processor, f"<start_of_image>{text}", {"image": [SMALL.value()]}).ranges["image"]) == 1
+        assert (
+            len(
+                harness.run(
+                    processor, f"<start_of_image>{text}", {"image": [SMALL.value()]}
+                ).ranges["image"]
+            )
+            == 1
+        )
     else:
         with pytest.raises(RuntimeError, match="instead found 0 prompt placeholders"):
             harness.run(processor, f"<start_of_image>{text}", {"image": [SMALL.value()]})
 
 
 def test_10_gemma3_ranges_share_a_token() -> None:
-    outcome = harness.run(subject("gemma3").processor, "<start_of_image>" * 2, {"image": [SMALL.value()] * 2})
+    outcome = harness.run(
+        subject("gemma3").processor, "<start_of_image>" * 2, {"image": [SMALL.value()] * 2}
+    )
     (first, one, _), (second, _, _) = outcome.ranges["image"]
     assert first + one > second
 
@@ -174,7 +215,8 @@ def test_13_lfm2_vl_counts_what_is_not_made() -> None:
     with pytest.raises(IndexError):
         made("lfm2_vl", Request(prompt * 2, {"image": [big, big]}, whole))
     both = made("lfm2_vl", Request(prompt * 2, {"image": [big, big]}, bare))
-    assert [len(fields["pixel_values"]) for fields in both.fields["image"]] == [5, 3]  # of four tiles each
+    # of four tiles each
+    assert [len(fields["pixel_values"]) for fields in both.fields["image"]] == [5, 3]
 
 
 def test_14_lfm2_vl_exceeds_its_maximum() -> None:
@@ -203,7 +245,9 @@ def test_16_qwen3_vl_many_small_frames() -> None:
         ("qwen3_omni", "audio", 50, 26),
     ],
 )
-def test_17_the_dummy_item_is_not_the_stated_maximum(entry: str, name: str, stated: int, reached: int) -> None:
+def test_17_the_dummy_item_is_not_the_stated_maximum(
+    entry: str, name: str, stated: int, reached: int
+) -> None:
     assert harness.most_rows(subject(entry).processor, name) == (stated, reached)
 
 
@@ -231,13 +275,18 @@ def test_19_llama4_counts_without_max_patches() -> None:
 def test_20_deepseek_vl2_gives_one_hash_to_two_results() -> None:
     wide = ImageSample(0, 28, 112)
     one = Request(written("deepseek_vl2", "image", wide), {"image": [wide]})
-    many = Request(one.prompt * 3, {"image": [wide, ImageSample(1, 28, 28), ImageSample(2, 28, 28)]})
+    many = Request(
+        one.prompt * 3, {"image": [wide, ImageSample(1, 28, 28), ImageSample(2, 28, 28)]}
+    )
     caches = harness.Caches(subject("deepseek_vl2").processor, 1.0, pair=True)
     seen = []
     for request in (one, many, one):
         outcome = made("deepseek_vl2", request, caches)
-        seen.append((len(outcome.fields["image"][0]["pixel_values"]), sum(outcome.ranges["image"][0][2])))
-    assert seen == [(3, 19), (2, 13), (2, 19)]  # the last has the prompt of one and the tensors of the other
+        seen.append(
+            (len(outcome.fields["image"][0]["pixel_values"]), sum(outcome.ranges["image"][0][2]))
+        )
+    # the last has the prompt of one and the tensors of the other
+    assert seen == [(3, 19), (2, 13), (2, 19)]
 
 
 def test_20_h2ovl_tiles_an_image_by_how_many_there_are() -> None:
@@ -259,7 +308,11 @@ def test_21_padding_to_the_largest_image(entry: str) -> None:
 
 def test_22_molmo_counts_positions_in_the_joint_prompt() -> None:
     first, second = made("molmo", Request([0], {"image": [SMALL, SMALL]})).fields["image"]
-    assert set((second["image_input_idx"] - first["image_input_idx"])[first["image_input_idx"] >= 0].tolist()) == {44}
+    assert set(
+        (second["image_input_idx"] - first["image_input_idx"])[
+            first["image_input_idx"] >= 0
+        ].tolist()
+    ) == {44}
 
 
 def test_23_qwen3_omni_the_last_frame_depends_on_the_batch() -> None:
@@ -293,7 +346,9 @@ def test_25_audio_embeddings_of_minicpmo(monkeypatch: pytest.MonkeyPatch) -> Non
 
     # and that word put right
     monkeypatch.setattr(minicpmo.MiniCPMOAudioEmbeddingItems, "__init__", audio_items)
-    ((_, _, mask),) = harness.run(subject("minicpmo").processor, prompt, {"audio": sent}).ranges["audio"]
+    ((_, _, mask),) = harness.run(subject("minicpmo").processor, prompt, {"audio": sent}).ranges[
+        "audio"
+    ]
     assert sum(mask) == 25 * 32
 
 

@@ -1,10 +1,12 @@
-"""Tiny checkpoints of models that vLLM knows: configuration, tokenizer and processor files, no weights.
+"""Tiny checkpoints of models that vLLM knows: configuration, tokenizer and processor files, no
+weights.
 
-`ZOO` names them, `checkpoint` writes one into a temporary folder, once per process, and `subject` is the processor
-that vLLM makes of it, with small random items. All sizes are tiny, so that a processor call takes milliseconds.
+`ZOO` names them, `checkpoint` writes one into a temporary folder, once per process, and `subject`
+is the processor that vLLM makes of it, with small random items. All sizes are tiny, so that a
+processor call takes milliseconds.
 
-A maker returns what goes into the folder: configurations, tokenizers and processors save themselves, a mapping names
-further files.
+A maker returns what goes into the folder: configurations, tokenizers and processors save
+themselves, a mapping names further files.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class Entry:
             return st.builds(AudioSample, seeds, _within(self.samples), st.just(16000))
         if modality == "image":
             return st.builds(ImageSample, seeds, side, side)
-        return st.builds(VideoSample, seeds, _within(self.frames), side, side, st.just(self.metadata))
+        return st.builds(
+            VideoSample, seeds, _within(self.frames), side, side, st.just(self.metadata)
+        )
 
 
 def _within(bounds: tuple[int, int]) -> SearchStrategy[int]:
@@ -82,7 +86,9 @@ def _within(bounds: tuple[int, int]) -> SearchStrategy[int]:
 ZOO: dict[str, Entry] = {}
 
 
-def maker(architecture: str, *modalities: str, **options: Any) -> Callable[[Callable[[], Sequence[Any]]], Any]:
+def maker(
+    architecture: str, *modalities: str, **options: Any
+) -> Callable[[Callable[[], Sequence[Any]]], Any]:
     def enter(make: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
         ZOO[make.__name__] = Entry(architecture, make, modalities, **options)
         return make
@@ -105,7 +111,9 @@ def checkpoint(name: str) -> Path:
     for part in entry.make():
         if isinstance(part, Mapping):
             for file, content in part.items():
-                (folder / file).write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+                (folder / file).write_text(
+                    content if isinstance(content, str) else json.dumps(content, indent=1)
+                )
         else:
             if isinstance(part, hf.PreTrainedConfig):
                 part.architectures = [entry.architecture]
@@ -119,16 +127,33 @@ def subject(name: str) -> Subject:
     entry = ZOO[name]
     kwargs = st.sampled_from([{}, *entry.kwargs]) if entry.kwargs else None
     samples = {modality: entry.drawn(modality) for modality in entry.modalities}
-    options = {"trust_remote_code": True, "enable_mm_embeds": True, "max_model_len": 2048, **entry.options}
-    with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):  # which takes 15 s per model class
+    options = {
+        "trust_remote_code": True,
+        "enable_mm_embeds": True,
+        "max_model_len": 2048,
+        **entry.options,
+    }
+    # which takes 15 s per model class
+    with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):
         return of_registered(checkpoint(name), kwargs=kwargs, samples=samples, **options)
 
 
 # --- Parts that the makers share
 
 LENGTH = 4096
-LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = {**LAYERS, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_position_embeddings": LENGTH}
+LAYERS = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+TEXT = {
+    **LAYERS,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": LENGTH,
+}
 ROLES = {
     "bos_token": "<s>",
     "eos_token": "</s>",
@@ -140,9 +165,13 @@ VISION = {**LAYERS, "image_size": 56, "patch_size": 14}
 
 
 def tokenizer(
-    *special: str, named: Mapping[str, str] | None = None, chat_template: str | None = None, **options: Any
+    *special: str,
+    named: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+    **options: Any,
 ) -> Any:
-    """A token per byte, after <pad>, <s>, </s>, <unk> and the special tokens given; `named` ones become attributes."""
+    """A token per byte, after <pad>, <s>, </s>, <unk> and the special tokens given; `named` ones
+    become attributes."""
     named = named or {}
     tokens = list(dict.fromkeys(["<pad>", "<s>", "</s>", "<unk>", *special, *named.values()]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -165,7 +194,12 @@ stored("llava", "LlavaForConditionalGeneration", "image")
 stored("blip2", "Blip2ForConditionalGeneration", "image")
 stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
 stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
-stored("internvl2", "InternVLChatModel", "image", kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}])
+stored(
+    "internvl2",
+    "InternVLChatModel",
+    "image",
+    kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}],
+)
 
 
 # --- LLaVA and what follows it
@@ -184,7 +218,11 @@ def llava_next() -> Sequence[Any]:
         image_grid_pinpoints=grid,
     )
     return config, hf.LlavaNextProcessor(
-        images, text, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        images,
+        text,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
     )
 
 
@@ -211,7 +249,11 @@ def llava_next_video() -> Sequence[Any]:
 
 @maker("LlavaOnevisionForConditionalGeneration", "image", "video")
 def llava_onevision() -> Sequence[Any]:
-    text, grid, size = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]], {"height": 56, "width": 56}
+    text, grid, size = (
+        tokenizer("<image>", "<video>"),
+        [[56, 112], [112, 56], [112, 112]],
+        {"height": 56, "width": 56},
+    )
     config = hf.LlavaOnevisionConfig(
         vision_config=hf.SiglipVisionConfig(**VISION),
         text_config=hf.Qwen2Config(**TEXT),
@@ -282,27 +324,48 @@ def aria() -> Sequence[Any]:
 # --- Qwen
 
 
-def _qwen_vl(config: Any, processor: Any, video: Any, vision: Any, text: Any, **sizes: Any) -> Sequence[Any]:
+def _qwen_vl(
+    config: Any, processor: Any, video: Any, vision: Any, text: Any, **sizes: Any
+) -> Sequence[Any]:
     named = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
     tokens = tokenizer("<|vision_start|>", "<|vision_end|>", *named.values())
     ids = {f"{key}_token_id": tokens.convert_tokens_to_ids(token) for key, token in named.items()}
-    ids |= {f"vision_{key}_token_id": tokens.convert_tokens_to_ids(f"<|vision_{key}|>") for key in ("start", "end")}
+    ids |= {
+        f"vision_{key}_token_id": tokens.convert_tokens_to_ids(f"<|vision_{key}|>")
+        for key in ("start", "end")
+    }
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112, **sizes}
     shape = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
     images = hf.Qwen2VLImageProcessor(size=size, **shape)
-    return config(vision_config=vision, text_config=text, **ids), processor(images, tokens, video(size=size, **shape))
+    return config(vision_config=vision, text_config=text, **ids), processor(
+        images, tokens, video(size=size, **shape)
+    )
 
 
 QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 32}
-PIXELS = [{"min_pixels": 56 * 56}, {"max_pixels": 56 * 56}, {"size": {"shortest_edge": 784, "longest_edge": 6272}}]
+QWEN_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+}
+PIXELS = [
+    {"min_pixels": 56 * 56},
+    {"max_pixels": 56 * 56},
+    {"size": {"shortest_edge": 784, "longest_edge": 6272}},
+]
 
 
 @maker("Qwen2VLForConditionalGeneration", "image", "video", kwargs=PIXELS)
 def qwen2_vl() -> Sequence[Any]:
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
     return _qwen_vl(
-        hf.Qwen2VLConfig, hf.Qwen2VLProcessor, hf.Qwen2VLVideoProcessor, vision, {**TEXT, "rope_parameters": QWEN_ROPE}
+        hf.Qwen2VLConfig,
+        hf.Qwen2VLProcessor,
+        hf.Qwen2VLVideoProcessor,
+        vision,
+        {**TEXT, "rope_parameters": QWEN_ROPE},
     )
 
 
@@ -350,7 +413,9 @@ def qwen2_audio() -> Sequence[Any]:
         text_config={"model_type": "qwen2", **TEXT},
         audio_token_index=text.convert_tokens_to_ids("<|AUDIO|>"),
     )
-    return config, hf.Qwen2AudioProcessor(hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text)
+    return config, hf.Qwen2AudioProcessor(
+        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text
+    )
 
 
 # --- Google
@@ -410,8 +475,18 @@ def gemma3n() -> Sequence[Any]:
     text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
     config = hf.Gemma3nConfig(
         vision_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 600},
-        audio_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 608, "conf_num_hidden_layers": 2},
-        text_config={**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0, "laurel_rank": 4},
+        audio_config={
+            "hidden_size": 32,
+            "vocab_size": 8,
+            "vocab_offset": 608,
+            "conf_num_hidden_layers": 2,
+        },
+        text_config={
+            **TEXT,
+            "vocab_size_per_layer_input": 512,
+            "num_kv_shared_layers": 0,
+            "laurel_rank": 4,
+        },
         audio_soft_tokens_per_image=8,
         vision_soft_tokens_per_image=4,
         image_token_id=text.image_token_id,
@@ -427,14 +502,31 @@ def gemma3n() -> Sequence[Any]:
     )
 
 
-@maker("Gemma4ForConditionalGeneration", "image", "video", "audio", metadata=True, kwargs=[{"max_soft_tokens": 140}])
+@maker(
+    "Gemma4ForConditionalGeneration",
+    "image",
+    "video",
+    "audio",
+    metadata=True,
+    kwargs=[{"max_soft_tokens": 140}],
+)
 def gemma4() -> Sequence[Any]:
     named = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
-    named |= {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>", "video_token": "<|video|>"}
+    named |= {
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+        "video_token": "<|video|>",
+    }
     text = tokenizer(named=named)
     marks = ("image", "boi", "eoi", "audio", "boa", "video")
     config = hf.Gemma4Config(
-        vision_config={**LAYERS, "patch_size": 4, "pooling_kernel_size": 3, "default_output_length": 70},
+        vision_config={
+            **LAYERS,
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "default_output_length": 70,
+        },
         audio_config={"hidden_size": 32, "num_hidden_layers": 2},
         text_config={**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0},
         eoa_token_index=text.eoa_token_id,
@@ -453,21 +545,29 @@ def gemma4() -> Sequence[Any]:
 # --- Idefics and others whose images become tiles
 
 
-def _idefics3(config: Any, vision: Any, images: Any, processor: Any, *video: Any, **options: Any) -> Sequence[Any]:
+def _idefics3(
+    config: Any, vision: Any, images: Any, processor: Any, *video: Any, **options: Any
+) -> Sequence[Any]:
     cells = [f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)]
-    text = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *cells)
+    text = tokenizer(
+        "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *cells
+    )
     sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
     return config(
         vision_config=vision(**VISION),
         text_config=hf.LlamaConfig(**TEXT),
         scale_factor=2,
         image_token_id=text.convert_tokens_to_ids("<image>"),
-    ), processor(images(**sizes), text, *(made(**sizes, **options) for made in video), image_seq_len=4)
+    ), processor(
+        images(**sizes), text, *(made(**sizes, **options) for made in video), image_seq_len=4
+    )
 
 
 @maker("Idefics3ForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
 def idefics3() -> Sequence[Any]:
-    return _idefics3(hf.Idefics3Config, hf.Idefics3VisionConfig, hf.Idefics3ImageProcessor, hf.Idefics3Processor)
+    return _idefics3(
+        hf.Idefics3Config, hf.Idefics3VisionConfig, hf.Idefics3ImageProcessor, hf.Idefics3Processor
+    )
 
 
 @maker("Cohere2VisionForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
@@ -486,9 +586,14 @@ def cohere2_vision() -> Sequence[Any]:
         image_token_id=text.convert_tokens_to_ids("<|IMG_PATCH|>"),
         downsample_factor=2,
     )
-    # A tile has patch_size ** 2 tokens, which is right where the tile's side is downsample_factor * patch_size ** 2.
+    # A tile has patch_size ** 2 tokens, which is right where the tile's side is downsample_factor *
+    # patch_size ** 2.
     images = hf.Cohere2VisionImageProcessor(
-        size={"height": 32, "width": 32}, patch_size=4, downsample_factor=2, min_patches=1, max_patches=4
+        size={"height": 32, "width": 32},
+        patch_size=4,
+        downsample_factor=2,
+        min_patches=1,
+        max_patches=4,
     )
     return config, hf.Cohere2VisionProcessor(images, text)
 
@@ -505,7 +610,9 @@ def llama4() -> Sequence[Any]:
     ]
     text = tokenizer(*marks)
     config = hf.Llama4Config(
-        vision_config=hf.Llama4VisionConfig(**VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32),
+        vision_config=hf.Llama4VisionConfig(
+            **VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32
+        ),
         text_config=hf.Llama4TextConfig(**TEXT, intermediate_size_mlp=64, num_local_experts=2),
         image_token_index=text.convert_tokens_to_ids("<|patch|>"),
         boi_token_index=text.convert_tokens_to_ids("<|image_start|>"),
@@ -515,7 +622,12 @@ def llama4() -> Sequence[Any]:
     return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
 
 
-@maker("InternVLForConditionalGeneration", "image", "video", kwargs=[{"max_patches": 2}, {"crop_to_patches": False}])
+@maker(
+    "InternVLForConditionalGeneration",
+    "image",
+    "video",
+    kwargs=[{"max_patches": 2}, {"crop_to_patches": False}],
+)
 def internvl_hf() -> Sequence[Any]:
     text = tokenizer(
         named={
@@ -526,14 +638,18 @@ def internvl_hf() -> Sequence[Any]:
         }
     )
     config = hf.InternVLConfig(
-        vision_config=hf.InternVLVisionConfig(**{**VISION, "image_size": [56, 56], "patch_size": [14, 14]}),
+        vision_config=hf.InternVLVisionConfig(
+            **{**VISION, "image_size": [56, 56], "patch_size": [14, 14]}
+        ),
         text_config=hf.Qwen2Config(**TEXT),
         image_token_id=text.context_image_token_id,
         downsample_ratio=0.5,
     )
     size = {"height": 56, "width": 56}
     images = hf.GotOcr2ImageProcessor(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
-    return config, hf.InternVLProcessor(images, text, hf.InternVLVideoProcessor(size=size), image_seq_length=4)
+    return config, hf.InternVLProcessor(
+        images, text, hf.InternVLVideoProcessor(size=size), image_seq_length=4
+    )
 
 
 @maker(
@@ -551,10 +667,26 @@ def lfm2_vl() -> Sequence[Any]:
         "image_thumbnail_token": "<|img_thumbnail|>",
     }
     text = tokenizer(*cells, named=named)
-    tiles = {"min_tiles": 2, "max_tiles": 4, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16}
-    shape = {"downsample_factor": 2, "encoder_patch_size": 16, "max_num_patches": 64, "do_image_splitting": True}
+    tiles = {
+        "min_tiles": 2,
+        "max_tiles": 4,
+        "tile_size": 64,
+        "min_image_tokens": 4,
+        "max_image_tokens": 16,
+    }
+    shape = {
+        "downsample_factor": 2,
+        "encoder_patch_size": 16,
+        "max_num_patches": 64,
+        "do_image_splitting": True,
+    }
     config = hf.Lfm2VlConfig(
-        vision_config={"model_type": "siglip2_vision_model", **LAYERS, "patch_size": 16, "num_patches": 16},
+        vision_config={
+            "model_type": "siglip2_vision_model",
+            **LAYERS,
+            "patch_size": 16,
+            "num_patches": 16,
+        },
         text_config={"model_type": "lfm2", **TEXT, "layer_types": ["conv", "full_attention"]},
         image_token_id=text.image_token_id,
         use_thumbnail=True,
@@ -568,8 +700,13 @@ def lfm2_vl() -> Sequence[Any]:
 @maker("Glm4vForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS[2:])
 def glm4v() -> Sequence[Any]:
     named = {"image_token": "<|image|>", "video_token": "<|video|>"}
-    text = tokenizer(*(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")), named=named)
-    ids = {f"{kind}_token_id": text.convert_tokens_to_ids(f"<|{kind}|>") for kind in ("image", "video")}
+    text = tokenizer(
+        *(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")),
+        named=named,
+    )
+    ids = {
+        f"{kind}_token_id": text.convert_tokens_to_ids(f"<|{kind}|>") for kind in ("image", "video")
+    }
     for kind in ("image", "video"):
         ids[f"{kind}_start_token_id"] = text.convert_tokens_to_ids(f"<|begin_of_{kind}|>")
         ids[f"{kind}_end_token_id"] = text.convert_tokens_to_ids(f"<|end_of_{kind}|>")
@@ -596,20 +733,28 @@ def glm4v() -> Sequence[Any]:
 # --- Speech
 
 
-def _omni(config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends: Mapping[str, str]) -> Sequence[Any]:
-    named = {f"{kind}_token": f"<|{pad}|>" for kind, pad in zip(("image", "audio", "video"), pads, strict=True)}
+def _omni(
+    config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends: Mapping[str, str]
+) -> Sequence[Any]:
+    named = {
+        f"{kind}_token": f"<|{pad}|>"
+        for kind, pad in zip(("image", "audio", "video"), pads, strict=True)
+    }
     for kind in ("vision", "audio"):
         named |= {f"{kind}_{end}_token": f"<|{kind}_{written}|>" for end, written in ends.items()}
     text = tokenizer(named=named)
     token = (2 * vision["patch_size"]) ** 2
-    size = {"shortest_edge": 128 * token, "longest_edge": 768 * token}  # of videos, whatever the checkpoint says
+    # of videos, whatever the checkpoint says
+    size = {"shortest_edge": 128 * token, "longest_edge": 768 * token}
     thinker = {
         "vision_config": vision,
         "audio_config": {"num_mel_bins": 16, "d_model": 32, "encoder_layers": 2, "output_dim": 32},
         "text_config": {**TEXT, "rope_parameters": QWEN_ROPE},
     }
     for kind in ("image", "audio", "video"):
-        thinker[f"{kind}_token_index"] = thinker[f"{kind}_token_id"] = getattr(text, f"{kind}_token_id")
+        thinker[f"{kind}_token_index"] = thinker[f"{kind}_token_id"] = getattr(
+            text, f"{kind}_token_id"
+        )
     for kind in ("vision", "audio"):
         thinker[f"{kind}_start_token_id"] = getattr(text, f"{kind}_bos_token_id")
         thinker[f"{kind}_end_token_id"] = getattr(text, f"{kind}_eos_token_id")
@@ -622,7 +767,8 @@ def _omni(config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends
     )
 
 
-OMNI_OPTIONS = [*PIXELS, {"use_audio_in_video": True}]  # the last: as many audios as videos, at the same places
+# the last: as many audios as videos, at the same places
+OMNI_OPTIONS = [*PIXELS, {"use_audio_in_video": True}]
 
 
 @maker("Qwen2_5OmniModel", "image", "video", "audio", kwargs=OMNI_OPTIONS)
@@ -644,7 +790,11 @@ def whisper() -> Sequence[Any]:
     text = tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
     sides = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
     config = hf.WhisperConfig(
-        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()},
+        **{
+            f"{side}_{key}": value
+            for side in ("encoder", "decoder")
+            for key, value in sides.items()
+        },
         vocab_size=512,
         d_model=32,
         num_mel_bins=16,
@@ -655,7 +805,9 @@ def whisper() -> Sequence[Any]:
         eos_token_id=2,
         decoder_start_token_id=text.convert_tokens_to_ids("<|startoftranscript|>"),
     )
-    return config, hf.WhisperProcessor(hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text)
+    return config, hf.WhisperProcessor(
+        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text
+    )
 
 
 @maker("AudioFlamingo3ForConditionalGeneration", "audio")
@@ -684,14 +836,18 @@ class ChatConfig(hf.PreTrainedConfig):
         super().__init__(**fields)
         for key, part in parts.items():
             known = part.get("model_type") in CONFIG_MAPPING
-            setattr(self, key, AutoConfig.for_model(**part) if known else hf.PreTrainedConfig(**part))
+            setattr(
+                self, key, AutoConfig.for_model(**part) if known else hf.PreTrainedConfig(**part)
+            )
         self.text_config = getattr(self, "llm_config", getattr(self, "text_config", None))
 
 
 def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dict[str, str]]:
-    """A module of classes defined here, as a file of the checkpoint, and how auto_map names the last of them."""
+    """A module of classes defined here, as a file of the checkpoint, and how auto_map names the
+    last of them."""
     head = (
-        "import math\nimport numpy as np\nimport torch\nimport transformers as hf\nfrom PIL import Image\n"
+        "import math\nimport numpy as np\nimport torch\nimport transformers as hf\nfrom PIL import "
+        "Image\n"
         "from transformers import AutoConfig, BatchFeature\n"
         "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n\n\n"
     )
@@ -704,13 +860,22 @@ def _remote_processor(images: type, processor: type) -> dict[str, Any]:
     first, auto_images = _remote("image_processing_zoo", "AutoImageProcessor", images)
     second, auto = _remote("processing_zoo", "AutoProcessor", processor)
     named = {"processor_class": processor.__name__, "auto_map": {**auto_images, **auto}}
-    return {**first, **second, "preprocessor_config.json": {"image_processor_type": images.__name__, **named}}
+    return {
+        **first,
+        **second,
+        "preprocessor_config.json": {"image_processor_type": images.__name__, **named},
+    }
 
 
 def _chat(architecture: str, model_type: str, **fields: Any) -> list[Any]:
     """The files of a remote configuration."""
     files, auto = _remote("configuration_zoo", "AutoConfig", ChatConfig)
-    named = {"architectures": [architecture], "model_type": model_type, "auto_map": auto, "torch_dtype": "float32"}
+    named = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "auto_map": auto,
+        "torch_dtype": "float32",
+    }
     return [{**files, "config.json": {**named, **fields}}]
 
 
@@ -744,21 +909,30 @@ def ovis() -> Sequence[Any]:
     text = tokenizer("<image>", "<|image_pad|>")
     eye = {"model_type": "siglip_visual_tokenizer", "hidden_stride": 2, "vocab_size": 64}
     eye["backbone_config"] = {"model_type": "siglip_vision_model", **VISION}
-    config = {"model_type": "ovis", "llm_config": QWEN2, "visual_tokenizer_config": eye, "hidden_size": 32}
+    config = {
+        "model_type": "ovis",
+        "llm_config": QWEN2,
+        "visual_tokenizer_config": eye,
+        "hidden_size": 32,
+    }
     images = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
     return {"config.json": {"architectures": ["Ovis"], **config}}, text, images
 
 
 @maker("Ovis2_5", "image", "video")
 def ovis2_5() -> Sequence[Any]:
-    # min_pixels and max_pixels, which the processor takes, cannot be asked for: they are dropped, or, in
-    # images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
+    # min_pixels and max_pixels, which the processor takes, cannot be asked for: they are dropped,
+    # or, in images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
     vision = {**VISION, "hidden_stride": 2, "temporal_patch_size": 1}
     text = tokenizer("<image>", "<video>", "<|image_pad|>")
     images = hf.SiglipImageProcessor()
     return [
         *_chat(
-            "Ovis2_5", "ovis2_5", visual_vocab_size=64, vit_config=vision, llm_config={**QWEN2, "model_type": "qwen3"}
+            "Ovis2_5",
+            "ovis2_5",
+            visual_vocab_size=64,
+            vit_config=vision,
+            llm_config={**QWEN2, "model_type": "qwen3"},
         ),
         text,
         images,
@@ -768,19 +942,43 @@ def ovis2_5() -> Sequence[Any]:
 @maker("IsaacForConditionalGeneration", "image", kwargs=[{"vision_min_num_patches": 16}])
 def isaac() -> Sequence[Any]:
     # vLLM's image processor has these limits whatever the configuration says.
-    limits = {"vision_max_num_patches": 6144, "vision_min_num_patches": 256, "pixel_shuffle_scale": 2}
+    limits = {
+        "vision_max_num_patches": 6144,
+        "vision_min_num_patches": 256,
+        "pixel_shuffle_scale": 2,
+    }
     parts = {"vision_config": {**VISION, "patch_size": 16, "num_patches": 64}, "text_config": TEXT}
-    config = {"architectures": ["IsaacForConditionalGeneration"], "model_type": "isaac", **limits, **parts}
+    config = {
+        "architectures": ["IsaacForConditionalGeneration"],
+        "model_type": "isaac",
+        **limits,
+        **parts,
+    }
     return {"config.json": config}, tokenizer("<image>", "<|image_pad|>")
 
 
 @maker("Step3VLForConditionalGeneration", "image", side=(56, 800), kwargs=[{"enable_patch": False}])
 def step3_vl() -> Sequence[Any]:
     text = tokenizer(
-        "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>", named={"image_token": "<im_patch>"}
+        "<im_start>",
+        "<im_end>",
+        "<patch_start>",
+        "<patch_end>",
+        "<patch_newline>",
+        named={"image_token": "<im_patch>"},
     )
-    config = {"model_type": "step3_vl", "image_token_id": text.image_token_id, "vision_config": VISION}
-    return {"config.json": {"architectures": ["Step3VLForConditionalGeneration"], **config, "text_config": TEXT}}, text
+    config = {
+        "model_type": "step3_vl",
+        "image_token_id": text.image_token_id,
+        "vision_config": VISION,
+    }
+    return {
+        "config.json": {
+            "architectures": ["Step3VLForConditionalGeneration"],
+            **config,
+            "text_config": TEXT,
+        }
+    }, text
 
 
 @maker("DeepseekOCRForCausalLM", "image")
@@ -789,7 +987,10 @@ def deepseek_ocr() -> Sequence[Any]:
     config = json.loads((stored / "config.json").read_text())
     config |= {"architectures": ["DeepseekOCRForCausalLM"]}
     text = tokenizer("<image>", pad_token="<｜▁pad▁｜>")
-    return {"config.json": config, "processor_config.json": {"processor_class": "DeepseekOCRProcessor"}}, text
+    return {
+        "config.json": config,
+        "processor_config.json": {"processor_class": "DeepseekOCRProcessor"},
+    }, text
 
 
 # --- MiniCPM: a reduced image processor of theirs, which lives in the checkpoint
@@ -800,7 +1001,9 @@ class MiniCPMVImageProcessor(hf.BaseImageProcessor):
 
     model_input_names = ("pixel_values",)
 
-    def __init__(self, max_slice_nums=4, scale_resolution=56, patch_size=14, image_feature_size=4, **kwargs):
+    def __init__(
+        self, max_slice_nums=4, scale_resolution=56, patch_size=14, image_feature_size=4, **kwargs
+    ):
         super().__init__(**kwargs)
         self.max_slice_nums, self.scale_resolution = max_slice_nums, scale_resolution
         self.patch_size, self.image_feature_size = patch_size, image_feature_size
@@ -811,22 +1014,33 @@ class MiniCPMVImageProcessor(hf.BaseImageProcessor):
         if width * height > side * side or allow_upscale:
             height = int(side / math.sqrt(width / height) + 1e-9)
             width = int(height * size[0] / size[1])
-        return tuple(max(round(n / self.patch_size) * self.patch_size, self.patch_size) for n in (width, height))
+        return tuple(
+            max(round(n / self.patch_size) * self.patch_size, self.patch_size)
+            for n in (width, height)
+        )
 
     def get_sliced_grid(self, image_size, max_slice_nums, nerver_split=False):
         width, height = image_size
         multiple = min(math.ceil(width * height / self.scale_resolution**2), max_slice_nums)
         if multiple <= 1 or nerver_split:
             return None
-        counts = [n for n in (multiple - 1, multiple, multiple + 1) if n != 1 and n <= max_slice_nums]
+        counts = [
+            n for n in (multiple - 1, multiple, multiple + 1) if n != 1 and n <= max_slice_nums
+        ]
         grids = [(m, n // m) for n in counts for m in range(1, n + 1) if n % m == 0]
-        return min(grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1])))
+        return min(
+            grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1]))
+        )
 
-    def get_slice_image_placeholder(self, image_size, image_idx=0, max_slice_nums=None, use_image_id=None):
+    def get_slice_image_placeholder(
+        self, image_size, image_idx=0, max_slice_nums=None, use_image_id=None
+    ):
         grid = self.get_sliced_grid(image_size, max_slice_nums or self.max_slice_nums)
         unknown = "<unk>" * self.image_feature_size
         numbered = self.use_image_id if use_image_id is None else use_image_id
-        text = (f"<image_id>{image_idx}</image_id>" if numbered else "") + f"<image>{unknown}</image>"
+        text = (
+            f"<image_id>{image_idx}</image_id>" if numbered else ""
+        ) + f"<image>{unknown}</image>"
         if grid is not None:
             text += "\n".join([f"<slice>{unknown}</slice>" * grid[0]] * grid[1])
         return text
@@ -838,21 +1052,32 @@ class MiniCPMVImageProcessor(hf.BaseImageProcessor):
         cell = self.fit((image.width / grid[0], image.height / grid[1]), True)
         whole = image.resize((cell[0] * grid[0], cell[1] * grid[1]))
         corners = [(x * cell[0], y * cell[1]) for y in range(grid[1]) for x in range(grid[0])]
-        return [image.resize(self.fit(image.size)), *(whole.crop((x, y, x + cell[0], y + cell[1])) for x, y in corners)]
+        return [
+            image.resize(self.fit(image.size)),
+            *(whole.crop((x, y, x + cell[0], y + cell[1])) for x, y in corners),
+        ]
 
     def reshape_by_patch(self, image):
-        values = torch.from_numpy(np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1).permute(2, 0, 1)
-        rows = values.unfold(1, self.patch_size, self.patch_size)  # channels, patch rows, width, row of a patch
+        values = torch.from_numpy(np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1).permute(
+            2, 0, 1
+        )
+        # channels, patch rows, width, row of a patch
+        rows = values.unfold(1, self.patch_size, self.patch_size)
         return rows.permute(0, 3, 1, 2).reshape(3, self.patch_size, -1)
 
     def preprocess(self, images, do_pad=True, max_slice_nums=None, return_tensors=None, **kwargs):
         batch = images if isinstance(images[0], (list, np.ndarray)) else [images]
-        batch = [[p if isinstance(p, Image.Image) else Image.fromarray(p) for p in row] for row in batch]
+        batch = [
+            [p if isinstance(p, Image.Image) else Image.fromarray(p) for p in row] for row in batch
+        ]
         slices = [
-            [self.get_sliced_images(image, max_slice_nums or self.max_slice_nums) for image in row] for row in batch
+            [self.get_sliced_images(image, max_slice_nums or self.max_slice_nums) for image in row]
+            for row in batch
         ]
         flat = [[part for image in row for part in image] for row in slices]
-        grids = [[(p.height // self.patch_size, p.width // self.patch_size) for p in row] for row in flat]
+        grids = [
+            [(p.height // self.patch_size, p.width // self.patch_size) for p in row] for row in flat
+        ]
         return BatchFeature(
             {
                 "pixel_values": [[self.reshape_by_patch(part) for part in row] for row in flat],
@@ -880,14 +1105,30 @@ class MiniCPMOProcessor(hf.ProcessorMixin):
 
 
 def _minicpm(architecture: str, processor: type, **fields: Any) -> list[Any]:
-    named = {"im_start": "<image>", "im_end": "</image>", "slice_start": "<slice>", "slice_end": "</slice>"}
+    named = {
+        "im_start": "<image>",
+        "im_end": "</image>",
+        "slice_start": "<slice>",
+        "slice_end": "</slice>",
+    }
     named |= {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
     named |= {"audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>"}
     named |= {"spk_start": "<|spk_bos|>", "spk_end": "<|spk_eos|>"}
     files = _remote_processor(MiniCPMVImageProcessor, processor)
-    files["preprocessor_config.json"] |= {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
-    text = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, "extra_special_tokens": named}  # without "_token"
-    parts = {"vision_config": VISION, "query_num": 4, "image_size": 56, "max_slice_num": 4, **TEXT, **fields}
+    files["preprocessor_config.json"] |= {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 16,
+    }
+    # without "_token"
+    text = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, "extra_special_tokens": named}
+    parts = {
+        "vision_config": VISION,
+        "query_num": 4,
+        "image_size": 56,
+        "max_slice_num": 4,
+        **TEXT,
+        **fields,
+    }
     return [
         *_chat(architecture, architecture.lower(), **parts),
         tokenizer(named=named),
@@ -902,12 +1143,18 @@ def minicpmv() -> Sequence[Any]:
 
 @maker("MiniCPMO", "image", "video", "audio", kwargs=[{"max_slice_nums": 2}])
 def minicpmo() -> Sequence[Any]:
-    audio = {"audio_config": {"model_type": "whisper", "num_mel_bins": 16}, "audio_chunk_length": 1.0}
+    audio = {
+        "audio_config": {"model_type": "whisper", "num_mel_bins": 16},
+        "audio_chunk_length": 1.0,
+    }
     return _minicpm("MiniCPMO", MiniCPMOProcessor, version=2.6, audio_pool_step=2, **audio)
 
 
 @maker(
-    "MiniCPMV4_6ForConditionalGeneration", "image", "video", kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}]
+    "MiniCPMV4_6ForConditionalGeneration",
+    "image",
+    "video",
+    kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}],
 )
 def minicpmv4_6() -> Sequence[Any]:
     named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
@@ -928,7 +1175,8 @@ def minicpmv4_6() -> Sequence[Any]:
 
 
 class UltravoxProcessor(hf.ProcessorMixin):
-    """Audio cut into chunks of the feature extractor's length, `stack_factor` frames of its encoder to a token."""
+    """Audio cut into chunks of the feature extractor's length, `stack_factor` frames of its encoder
+    to a token."""
 
     attributes = ("audio_processor", "tokenizer")
     audio_processor_class = "WhisperFeatureExtractor"
@@ -938,16 +1186,26 @@ class UltravoxProcessor(hf.ProcessorMixin):
         self.stack_factor = stack_factor
         super().__init__(audio_processor=audio_processor, tokenizer=tokenizer)
 
-    def __call__(self, text=None, audios=None, sampling_rate=None, include_audio_num_chunks=False, **kwargs):
+    def __call__(
+        self, text=None, audios=None, sampling_rate=None, include_audio_num_chunks=False, **kwargs
+    ):
         extract, data = self.audio_processor, dict(self.tokenizer([text], return_tensors="pt"))
         chunks = [
-            [audio[i : i + extract.n_samples] for i in range(0, len(audio), extract.n_samples)] for audio in audios
+            [audio[i : i + extract.n_samples] for i in range(0, len(audio), extract.n_samples)]
+            for audio in audios
         ]
         flat = [chunk for row in chunks for chunk in row]
         frames = torch.tensor([math.ceil(len(chunk) / extract.hop_length) for chunk in flat])
-        data["audio_values"] = extract(flat, sampling_rate=sampling_rate, return_tensors="pt").input_features
-        data |= {"audio_lens": frames, "audio_token_len": (frames / (2 * self.stack_factor)).ceil().long()}
-        return BatchFeature({**data, "audio_num_chunks": torch.tensor([len(row) for row in chunks])})
+        data["audio_values"] = extract(
+            flat, sampling_rate=sampling_rate, return_tensors="pt"
+        ).input_features
+        data |= {
+            "audio_lens": frames,
+            "audio_token_len": (frames / (2 * self.stack_factor)).ceil().long(),
+        }
+        return BatchFeature(
+            {**data, "audio_num_chunks": torch.tensor([len(row) for row in chunks])}
+        )
 
 
 @maker("UltravoxModel", "audio", samples=(1600, 64000))
@@ -961,12 +1219,20 @@ def ultravox() -> Sequence[Any]:
         "audio_token_index": text.convert_tokens_to_ids("<|audio|>"),
         "hidden_size": 32,
     }
-    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": 2}
+    extractor = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 16,
+        "chunk_length": 2,
+    }
     return {
         **files,
         "config.json": {"architectures": ["UltravoxModel"], **config},
         "processor_config.json": {"processor_class": "UltravoxProcessor", "auto_map": auto},
-        "preprocessor_config.json": {**extractor, "processor_class": "UltravoxProcessor", "auto_map": auto},
+        "preprocessor_config.json": {
+            **extractor,
+            "processor_class": "UltravoxProcessor",
+            "auto_map": auto,
+        },
     }, text
 
 
@@ -974,28 +1240,42 @@ def ultravox() -> Sequence[Any]:
 
 
 class KimiVLImageProcessor(hf.BaseImageProcessor):
-    """Images made smaller than `in_token_limit` patches, padded to whole merged patches, cut into patches."""
+    """Images made smaller than `in_token_limit` patches, padded to whole merged patches, cut into
+    patches."""
 
     model_input_names = ("pixel_values", "image_grid_hws")
 
     def __init__(self, patch_size=14, in_token_limit=64, merge_kernel_size=(2, 2), **kwargs):
         super().__init__(**kwargs)
-        self.patch_size, self.in_token_limit, self.merge_kernel_size = patch_size, in_token_limit, merge_kernel_size
+        self.patch_size, self.in_token_limit, self.merge_kernel_size = (
+            patch_size,
+            in_token_limit,
+            merge_kernel_size,
+        )
 
     def patches(self, image):
-        side, count = self.patch_size, (image.width // self.patch_size) * (image.height // self.patch_size)
+        side, count = (
+            self.patch_size,
+            (image.width // self.patch_size) * (image.height // self.patch_size),
+        )
         if count > self.in_token_limit:
             scale = math.sqrt(self.in_token_limit / count)
             image = image.resize((int(image.width * scale), int(image.height * scale)))
         tall, wide = (n * side for n in self.merge_kernel_size)
-        values = np.zeros((-(-image.height // tall) * tall, -(-image.width // wide) * wide, 3), np.float32)
-        values[: image.height, : image.width] = np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1
+        values = np.zeros(
+            (-(-image.height // tall) * tall, -(-image.width // wide) * wide, 3), np.float32
+        )
+        values[: image.height, : image.width] = (
+            np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1
+        )
         grid = torch.from_numpy(values).permute(2, 0, 1).unfold(1, side, side).unfold(2, side, side)
         return grid.permute(1, 2, 0, 3, 4).flatten(0, 1), grid.shape[1:3]
 
     def preprocess(self, images, return_tensors=None, **kwargs):
         values, grids = zip(*(self.patches(image) for image in images), strict=True)
-        return BatchFeature({"pixel_values": torch.cat(values), "image_grid_hws": torch.tensor(grids)})
+        return BatchFeature(
+            {"pixel_values": torch.cat(values), "image_grid_hws": torch.tensor(grids)}
+        )
 
 
 class KimiVLProcessor(hf.ProcessorMixin):
@@ -1008,7 +1288,9 @@ class KimiVLProcessor(hf.ProcessorMixin):
         super().__init__(image_processor, tokenizer)
 
     def __call__(self, images=None, text=None, **kwargs):
-        return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
+        return BatchFeature(
+            {**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)}
+        )
 
 
 @maker("KimiVLForConditionalGeneration", "image")
@@ -1019,7 +1301,12 @@ def kimi_vl() -> Sequence[Any]:
         "model_type": "kimi_vl",
         "media_placeholder_token_id": text.convert_tokens_to_ids("<|media_pad|>"),
         "vision_config": {**LAYERS, "patch_size": 14, "merge_kernel_size": [2, 2]},
-        "text_config": {"model_type": "deepseek_v2", **TEXT, "kv_lora_rank": 8, "q_lora_rank": None},
+        "text_config": {
+            "model_type": "deepseek_v2",
+            **TEXT,
+            "kv_lora_rank": 8,
+            "q_lora_rank": None,
+        },
     }
     return {"config.json": config, **_remote_processor(KimiVLImageProcessor, KimiVLProcessor)}, text
 
@@ -1037,7 +1324,10 @@ class Phi3VImageProcessor(hf.BaseImageProcessor):
         ratio, scale = max(width, height) / min(width, height), 1
         while (scale + 1) * math.ceil((scale + 1) / ratio) <= self.num_crops:
             scale += 1
-        long, short = scale * self.side, math.ceil(int(scale * self.side / ratio) / self.side) * self.side
+        long, short = (
+            scale * self.side,
+            math.ceil(int(scale * self.side / ratio) / self.side) * self.side,
+        )
         return (long, max(short, self.side)) if width >= height else (max(short, self.side), long)
 
     def count(self, width, height):
@@ -1047,13 +1337,18 @@ class Phi3VImageProcessor(hf.BaseImageProcessor):
     def preprocess(self, images, return_tensors=None, **kwargs):
         sizes, values = [self.fit(*image.size) for image in images], []
         for image, size in zip(images, sizes, strict=True):
-            views = [np.asarray(image.convert("RGB").resize(to), np.float32) for to in ((self.side, self.side), size)]
+            views = [
+                np.asarray(image.convert("RGB").resize(to), np.float32)
+                for to in ((self.side, self.side), size)
+            ]
             whole, parts = (torch.from_numpy(view / 127.5 - 1).permute(2, 0, 1) for view in views)
             tiles = parts.unfold(1, self.side, self.side).unfold(2, self.side, self.side)
             values.append(torch.cat([whole[None], tiles.permute(1, 2, 0, 3, 4).flatten(0, 1)]))
         most = self.num_crops + 1
         padded = [torch.cat([v, v.new_zeros(most - len(v), *v.shape[1:])]) for v in values]
-        return BatchFeature({"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes).flip(-1)})
+        return BatchFeature(
+            {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes).flip(-1)}
+        )
 
 
 class Phi3VProcessor(hf.ProcessorMixin):
@@ -1069,7 +1364,9 @@ class Phi3VProcessor(hf.ProcessorMixin):
         return self.image_processor.count(width, height)
 
     def __call__(self, text=None, images=None, num_crops=None, **kwargs):
-        return BatchFeature({**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)})
+        return BatchFeature(
+            {**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)}
+        )
 
 
 @maker("Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
