@@ -1,19 +1,6 @@
-"""Chameleon: image tokens between a start and an end token; every prompt ends with the separator of
-a turn."""
+"""Chameleon: image tokens between a start and an end token; every prompt ends with the separator of a turn."""
 
-from mmkit import (
-    Image,
-    Modality,
-    ModelSpec,
-    batched,
-    cfg,
-    embed,
-    ending_with,
-    hf,
-    proc,
-    replace,
-    tok,
-)
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, ending_with, hf, proc, replace, tok
 
 CHAMELEON = ModelSpec(
     "chameleon",

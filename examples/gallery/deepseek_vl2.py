@@ -1,9 +1,7 @@
-"""DeepSeek-VL2: one global view and a grid of local tiles; requests of more than two images are not
-tiled.
+"""DeepSeek-VL2: one global view and a grid of local tiles; requests of more than two images are not tiled.
 
-A view is ``side`` rows of patches, each followed by a newline; one separator stands between the
-global and the local views. The model writes newlines and separator itself, so all positions take
-encoder rows.
+A view is ``side`` rows of patches, each followed by a newline; one separator stands between the global and the local
+views. The model writes newlines and separator itself, so all positions take encoder rows.
 """
 
 from collections.abc import Sequence
@@ -29,8 +27,7 @@ from mmkit import (
 
 @later
 def most_tiles(resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
-    """(width, height) of the grid with the most tiles, of several the one with the most rows, which
-    end in newlines."""
+    """(width, height) of the grid with the most tiles, of several the one with the most rows, which end in newlines."""
     return max(resolutions, key=lambda size: (size[0] * size[1], size[1]))
 
 

@@ -1,5 +1,4 @@
-"""Florence-2 (encoder-decoder): image tokens in front of the encoder's prompt; a task token stands
-for a sentence.
+"""Florence-2 (encoder-decoder): image tokens in front of the encoder's prompt; a task token stands for a sentence.
 
 The decoder starts with the end-of-sequence token.
 """
@@ -8,8 +7,7 @@ from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, in
 
 
 def task(s: Scope) -> list[int]:
-    """The prompt with its task token, as in ``<CAPTION>``, written out as the sentence that it
-    stands for."""
+    """The prompt with its task token, as in ``<CAPTION>``, written out as the sentence that it stands for."""
     lead = s.prompt[: s.prompt[:1] == [s.cfg.bos_token_id]]
     body = s.prompt[len(lead) :]
     tail = body[-1:] if body[-1:] == [s.cfg.eos_token_id] else []

@@ -1,5 +1,5 @@
-"""Fuyu: rows of patches that end in a newline, then the beginning-of-sequence token. They take the
-place of the token with which the tokenizer begins a text, or stand in front of a prompt without it.
+"""Fuyu: rows of patches that end in a newline, then the beginning-of-sequence token. They take the place of the token
+with which the tokenizer begins a text, or stand in front of a prompt without it.
 
 Every prompt ends with the token that begins the answer.
 """
@@ -38,8 +38,7 @@ rows = ceil_div(floor(item.height * scale), patch["height"])
 
 @later
 def flat_patches(processor: Any) -> Callable[..., dict[str, Any]]:
-    """Called like the processor. Up to transformers 5.10 its patches have another dimension, of
-    one."""
+    """Called like the processor. Up to transformers 5.10 its patches have another dimension, of one."""
     return lambda **inputs: {"image_patches": processor(**inputs)["image_patches"].flatten(0, -2)}
 
 

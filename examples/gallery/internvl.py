@@ -1,5 +1,4 @@
-"""InternVL: an image becomes tiles of one size and a thumbnail, a video its frames; both between
-start and end tokens.
+"""InternVL: an image becomes tiles of one size and a thumbnail, a video its frames; both between start and end tokens.
 
 InternVL ships no Hugging Face processor; `Tiles` is one.
 """
@@ -37,37 +36,24 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 def grids(least: int, most: int) -> list[tuple[int, int]]:
     """All (columns, rows) of `least` to `most` tiles, fewer tiles first."""
-    # the model was trained with the order in which Python's sets hold grids of equally many tiles:
-    # it decides ties
-    candidates = {
-        (i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)
-    }
-    return sorted(
-        (g for g in candidates if least <= g[0] * g[1] <= most), key=lambda grid: grid[0] * grid[1]
-    )
+    # the model was trained with the order in which Python's sets hold grids of equally many tiles: it decides ties
+    candidates = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
+    return sorted((g for g in candidates if least <= g[0] * g[1] <= most), key=lambda grid: grid[0] * grid[1])
 
 
 class Tiles:
-    """Images to tiles and videos to frames, all of one size: float32 (tiles, 3, size, size),
-    normalised."""
+    """Images to tiles and videos to frames, all of one size: float32 (tiles, 3, size, size), normalised."""
 
     def __init__(self, size: int, least: int, most: int, thumbnail: bool) -> None:
         self.size, self.thumbnail, self.grids = size, thumbnail, grids(least, most)
 
     def __call__(
-        self,
-        images: Sequence[PILImage.Image] = (),
-        videos: Sequence[np.ndarray] = (),
-        **options: object,
+        self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), **options: object
     ) -> dict[str, torch.Tensor]:  # the request's options have chosen the grids already
         made = {}
         for items, pixels, count in (
             ([self.tiles(image) for image in images], "pixel_values_flat", "image_num_patches"),
-            (
-                [self.frames(video) for video in videos],
-                "pixel_values_flat_video",
-                "video_num_patches",
-            ),
+            ([self.frames(video) for video in videos], "pixel_values_flat_video", "video_num_patches"),
         ):
             if items:
                 made[pixels] = torch.cat(items)
@@ -75,8 +61,7 @@ class Tiles:
         return made
 
     def best_grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) of the nearest aspect ratio; of equally near ones the last that the image
-        fills to a half."""
+        """(columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a half."""
         best, nearest = (1, 1), float("inf")
         for columns, rows in self.grids:
             distance = abs(width / height - columns / rows)
@@ -97,9 +82,7 @@ class Tiles:
 
     def frames(self, video: np.ndarray) -> torch.Tensor:
         """Frames (frames, height, width, 3) of a video, each as a whole."""
-        return self.normalised(
-            [PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video]
-        )
+        return self.normalised([PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video])
 
     def normalised(self, images: list[PILImage.Image]) -> torch.Tensor:
         pixels = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in images]))
@@ -121,9 +104,7 @@ most = where(tiled, kwargs.get("max_dynamic_patch", cfg.max_dynamic_patch), 1)
 tiles = hf(later(Tiles)(size, least, most, kwargs.get("use_thumbnail", cfg.use_thumbnail)))
 rows_per_tile = floor((size // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
 context = tok["<IMG_CONTEXT>"]
-VIDEO_TOKENS = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(
-    ["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>"
-)
+VIDEO_TOKENS = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>")
 video_token = later(VIDEO_TOKENS.get)(cfg.llm_config.model_type)
 video_context = tok[video_token]
 
@@ -151,10 +132,7 @@ INTERNVL = ModelSpec(
     Modality(
         "video",
         item=Video(largest=(32, size, size)),
-        layout=each(
-            fields.video_num_patches,
-            lambda i: tok.text("Frame{}: ", i + 1) + tile(video_context, 1),
-        ),
+        layout=each(fields.video_num_patches, lambda i: tok.text("Frame{}: ", i + 1) + tile(video_context, 1)),
         update=replace(tok.text("<video>")),
         fields={
             "pixel_values_flat_video": flat(fields.video_num_patches),

@@ -5,20 +5,7 @@ What a prompt has between the two, the picture's path or padding, is dropped.
 
 from transformers import CLIPImageProcessor
 
-from mmkit import (
-    Image,
-    Modality,
-    ModelSpec,
-    Scope,
-    batched,
-    cfg,
-    embed,
-    hf,
-    later,
-    literal,
-    replace,
-    tok,
-)
+from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, later, literal, replace, tok
 
 size = cfg.visual["image_size"]
 
@@ -34,9 +21,7 @@ def without_paths(s: Scope) -> list[int]:
     begin, end = s.tok["<img>"], s.tok["</img>"]
     kept: list[int] = []
     position = 0
-    while begin in s.prompt[position:] and end in (
-        rest := s.prompt[s.prompt.index(begin, position) :]
-    ):
+    while begin in s.prompt[position:] and end in (rest := s.prompt[s.prompt.index(begin, position) :]):
         kept += [*s.prompt[position : len(s.prompt) - len(rest)], begin, end]
         position = len(s.prompt) - len(rest) + rest.index(end) + 1
     return kept + s.prompt[position:]
@@ -47,9 +32,7 @@ QWEN_VL = ModelSpec(
     Modality(
         "image",
         item=Image(largest=(size, size)),
-        layout=tok["<img>"]
-        + embed(tok["<imgpad>"]) * (size // cfg.visual["patch_size"] // 2) ** 2
-        + tok["</img>"],
+        layout=tok["<img>"] + embed(tok["<imgpad>"]) * (size // cfg.visual["patch_size"] // 2) ** 2 + tok["</img>"],
         update=replace(literal(tok["<img>"], tok["</img>"])),
         fields={"pixel_values": batched()},
         process=hf(pictures(size)),

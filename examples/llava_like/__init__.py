@@ -1,9 +1,7 @@
-"""A LLaVA-like vision-language model: CLIP, a projector and Llama, with its multimodal side
-declared in mmkit."""
+"""A LLaVA-like vision-language model: CLIP, a projector and Llama, with its multimodal side declared in mmkit."""
 
 ARCHITECTURE = "LlavaLikeForConditionalGeneration"
-"""Name of the model class. LLaVA checkpoints name transformers' class, so it is chosen by
-``hf_overrides``."""
+"""Name of the model class. LLaVA checkpoints name transformers' class, so it is chosen by ``hf_overrides``."""
 
 
 def register() -> None:

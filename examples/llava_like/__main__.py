@@ -1,5 +1,4 @@
-"""Compare the model with vLLM's own, request by request: ``python -m examples.llava_like
---help``."""
+"""Compare the model with vLLM's own, request by request: ``python -m examples.llava_like --help``."""
 
 import importlib
 import json
@@ -19,37 +18,22 @@ EMBEDDINGS = "precomputed embeddings"
 
 
 def main(
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of a checkpoint; by default a tiny one is made.")
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; by default a tiny one is made.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 40,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Processes that share each layer.")
-    ] = 1,
-    pipeline_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Processes that share the layers out.")
-    ] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the layers out.")] = 1,
     compare: Annotated[bool, typer.Option(help="Also run vLLM's own class.")] = True,
-    report: Annotated[
-        Path | None, typer.Option(help="JSON file to write all token ids to.")
-    ] = None,
-    log_level: Annotated[
-        str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")
-    ] = "ERROR",
+    report: Annotated[Path | None, typer.Option(help="JSON file to write all token ids to.")] = None,
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
-    """Answer prompts about drawn pictures with a LLaVA checkpoint, by the model of this package and
-    by vLLM's own.
+    """Answer prompts about drawn pictures with a LLaVA checkpoint, by the model of this package and by vLLM's own.
 
     The weights are random, and so are the answers; that all ids agree is the point.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # GiB; by default vLLM wants nearly all of a machine's memory
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    sizes = {
-        "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
-    }
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
     if (processes := tensor_parallel_size * pipeline_parallel_size) > 1:
         # on a CPU, one core per process; elsewhere the variable is not read
         cores = "|".join(map(str, range(processes)))
@@ -75,10 +59,7 @@ def main(
         ids = run(model, [request for _, request in requests], **sizes)
         theirs: list[list[int]] | None = None
         if compare and not importable("torchvision"):
-            console.print(
-                "vLLM's own LLaVA needs torchvision, which cannot be imported, so there is no "
-                "comparison."
-            )
+            console.print("vLLM's own LLaVA needs torchvision, which cannot be imported, so there is no comparison.")
         elif compare:
             console.print("Starting vLLM with its own class ...")
             theirs = run(model, [request for _, request in requests], own=True)
@@ -91,8 +72,7 @@ def main(
 
 
 def importable(name: str) -> bool:
-    """Whether a module can be imported; torchvision beside another build of torch raises
-    RuntimeError."""
+    """Whether a module can be imported; torchvision beside another build of torch raises RuntimeError."""
     try:
         importlib.import_module(name)
     except (ImportError, RuntimeError):
@@ -107,11 +87,7 @@ def embedded(model: Path, cases: list[Any]) -> list[tuple[str, dict[str, Any]]]:
     from .reference import Reference
 
     reference = Reference(model)
-    return [
-        (EMBEDDINGS, case.request(torch.stack(reference.embed(case.images))))
-        for case in cases
-        if case.images
-    ]
+    return [(EMBEDDINGS, case.request(torch.stack(reference.embed(case.images)))) for case in cases if case.images]
 
 
 def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[list[int]]:
@@ -122,9 +98,7 @@ def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[lis
         return answer(llm, requests)
 
 
-def table(
-    kinds: list[str], texts: list[str], ids: list[list[int]], theirs: list[list[int]] | None
-) -> Table:
+def table(kinds: list[str], texts: list[str], ids: list[list[int]], theirs: list[list[int]] | None) -> Table:
     """One row per kind of request."""
     made = Table("request", "sent", "an answer")
     if theirs is not None:

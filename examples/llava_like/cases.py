@@ -15,15 +15,13 @@ QUESTIONS = (
     "Is there anything red here?",
 )
 PREAMBLE = "USER: Look at everything you are given, then answer briefly.\n"
-"""Most prompts start with it: longer than a block of the KV cache, so that the prefix cache
-acts."""
+"""Most prompts start with it: longer than a block of the KV cache, so that the prefix cache acts."""
 PICTURES = 10
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request: a prompt, as text or token ids, with `<image>` wherever one of the images
-    belongs."""
+    """One request: a prompt, as text or token ids, with `<image>` wherever one of the images belongs."""
 
     prompt: str | list[int]
     images: tuple[Image.Image, ...]
@@ -36,8 +34,7 @@ class Case:
         return f"{count or 'no'} image{'s' * (count != 1)}, {how}"
 
     def request(self, images: Any = None) -> dict[str, Any]:
-        """What vLLM takes. `images`: to send in place of the pictures, such as precomputed
-        embeddings."""
+        """What vLLM takes. `images`: to send in place of the pictures, such as precomputed embeddings."""
         key = "prompt" if isinstance(self.prompt, str) else "prompt_token_ids"
         made: dict[str, Any] = {key: self.prompt}
         if self.images:
@@ -52,10 +49,7 @@ def draw_picture(seed: int) -> Image.Image:
     picture = Image.new("RGB", (width, height), _colour(rng))
     draw = ImageDraw.Draw(picture)
     for shape in (draw.ellipse, draw.rectangle, draw.line, draw.ellipse):
-        xs, ys = (
-            sorted(rng.integers(0, width, 2).tolist()),
-            sorted(rng.integers(0, height, 2).tolist()),
-        )
+        xs, ys = sorted(rng.integers(0, width, 2).tolist()), sorted(rng.integers(0, height, 2).tolist())
         shape([xs[0], ys[0], xs[1], ys[1]], fill=_colour(rng))
     return picture
 
@@ -65,8 +59,7 @@ def _colour(rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def make_cases(tokenizer: Any, count: int, seed: int = 0) -> list[Case]:
-    """Requests with no to three images, half of them as token ids; pictures and the starts of
-    prompts come again.
+    """Requests with no to three images, half of them as token ids; pictures and the starts of prompts come again.
 
     Args:
         tokenizer: of the checkpoint.

@@ -1,5 +1,4 @@
-"""A tiny LLaVA checkpoint with random weights, made by transformers' own classes. Nothing is
-downloaded."""
+"""A tiny LLaVA checkpoint with random weights, made by transformers' own classes. Nothing is downloaded."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,13 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 """The tokenizer's alphabet: one token per character, so that any ASCII text can be read back."""
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] | upper }}: {{ "
-    "message['content'] }}\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] | upper }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 
 
 def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -> Path:
-    """Write config, weights, tokenizer, chat template and image processor, with the published names
-    of the weights.
+    """Write config, weights, tokenizer, chat template and image processor, with the published names of the weights.
 
     Args:
         folder: made if it does not exist.
@@ -29,12 +26,7 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
     """
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-    )
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     processor = make_processor(strategy)
     tokenizer = processor.tokenizer
@@ -42,8 +34,7 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(image_size=56, patch_size=14, num_hidden_layers=3, **sizes),
         text_config=LlamaConfig(
-            # as published checkpoints say; older vLLMs do not guess it
-            architectures=["LlamaForCausalLM"],
+            architectures=["LlamaForCausalLM"],  # as published checkpoints say; older vLLMs do not guess it
             vocab_size=len(tokenizer),
             num_hidden_layers=2,
             num_key_value_heads=2,
@@ -61,16 +52,14 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
     model = LlavaForConditionalGeneration(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            # larger than transformers' own start: each image and character must count
-            if parameter.ndim > 1:
+            if parameter.ndim > 1:  # larger than transformers' own start: each image and character must count
                 parameter.normal_(std=1.5 * parameter[0].numel() ** -0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         model.lm_head.weight[: len(SPECIAL)] = 0.0  # answers are characters
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    # transformers 5 leaves "vision_model." out, which published checkpoints have and vLLM's own
-    # class wants
+    # transformers 5 leaves "vision_model." out, which published checkpoints have and vLLM's own class wants
     weights = folder / "model.safetensors"
     tensors = {
         name.replace("vision_tower.", "vision_tower.vision_model."): tensor
@@ -90,9 +79,7 @@ def make_processor(strategy: str = "default") -> Any:
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m)."), "isolated")
     characters.decoder = decoders.Fuse()
-    characters.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
+    characters.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=characters,
         unk_token="<unk>",
@@ -102,9 +89,7 @@ def make_processor(strategy: str = "default") -> Any:
         clean_up_tokenization_spaces=False,
     )
     # transformers 4 has this one only, under the plain name
-    on_the_cpu = (
-        getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
-    )
+    on_the_cpu = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     images = on_the_cpu(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
     return LlavaProcessor(
         images,

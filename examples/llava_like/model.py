@@ -1,5 +1,4 @@
-"""LLaVA for vLLM: a CLIP vision tower, a projector, and a Llama that reads its rows among the token
-embeddings."""
+"""LLaVA for vLLM: a CLIP vision tower, a projector, and a Llama that reads its rows among the token embeddings."""
 
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
@@ -26,8 +25,7 @@ from .spec import LLAVA_LIKE
 
 
 class Projector(nn.Module):
-    """Two layers from the vision tower's width to the language model's, split over the
-    tensor-parallel processes."""
+    """Two layers from the vision tower's width to the language model's, split over the tensor-parallel processes."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -44,12 +42,7 @@ class Projector(nn.Module):
         )
         self.act = get_act_fn(config.projector_hidden_act)
         self.linear_2 = RowParallelLinear(
-            width,
-            width,
-            bias=bias,
-            quant_config=quant,
-            prefix=maybe_prefix(prefix, "linear_2"),
-            return_bias=False,
+            width, width, bias=bias, quant_config=quant, prefix=maybe_prefix(prefix, "linear_2"), return_bias=False
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -88,8 +81,7 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
         layer = config.vision_feature_layer
         if tower != "clip_vision_model" or not isinstance(layer, int):
             raise ValueError(
-                "llava_like: expected a clip_vision_model and one vision_feature_layer, got a "
-                f"{tower} and {layer}."
+                f"llava_like: expected a clip_vision_model and one vision_feature_layer, got a {tower} and {layer}."
             )
         used = layer if layer >= 0 else depth + layer + 1
         # the vision tower ends at the layer whose output the projector takes
@@ -116,9 +108,7 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
 
     def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
-        features = self.vision_tower(
-            pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy
-        )
+        features = self.vision_tower(pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy)
         return self.multi_modal_projector(features)
 
     def forward(
@@ -129,17 +119,14 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: object,
     ) -> torch.Tensor | IntermediateTensors:
-        return self.language_model.model(
-            input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds
-        )
+        return self.language_model.model(input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaVA checkpoint, with the names of any version of transformers.
 
         Raises:
-            ValueError: weights are missing or unexpected. vLLM alone would take a fused weight for
-                complete when one of its parts has come, and drop unexpected biases and vision
-                layers.
+            ValueError: weights are missing or unexpected. vLLM alone would take a fused weight for complete when one
+                of its parts has come, and drop unexpected biases and vision layers.
         """
         mapper = self.hf_to_vllm_mapper | AutoWeightsLoader.REMOVE_UNUSED_ROTARY_EMBEDS_MAPPER
         found: set[str] = set()
@@ -161,8 +148,7 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
             }
             if missing or unexpected:
                 raise ValueError(
-                    "llava_like.load_weights: expected the weights of the model, got "
-                    f"{sorted(missing)} missing "
+                    f"llava_like.load_weights: expected the weights of the model, got {sorted(missing)} missing "
                     f"and {sorted(unexpected)} unexpected."
                 )
         return loaded
@@ -171,9 +157,5 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
         """Names of the parameters, the parts of fused ones each by itself."""
         names = {name for name, _ in self.named_parameters(remove_duplicate=remove_duplicate)}
         for fused, parts in self.packed_modules_mapping.items():
-            names = {
-                name.replace(fused, part)
-                for name in names
-                for part in (parts if fused in name else [fused])
-            }
+            names = {name.replace(fused, part) for name in names for part in (parts if fused in name else [fused])}
         return names

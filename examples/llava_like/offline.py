@@ -23,8 +23,7 @@ def engine(model: Path, *, own: bool = False, **options: Any) -> Iterator[Any]:
         **{
             "model": str(model),
             "dtype": "float32",  # vLLM would run float32 checkpoints in 16 bits
-            # the smallest that vLLM's attention on CPUs takes; only full blocks are reused
-            "block_size": 32,
+            "block_size": 32,  # the smallest that vLLM's attention on CPUs takes; only full blocks are reused
             "enable_mm_embeds": True,
             "hf_overrides": {} if own else {"architectures": [ARCHITECTURE]},
             "use_tqdm_on_load": False,
@@ -42,7 +41,4 @@ def answer(llm: Any, requests: Sequence[dict[str, Any]], max_tokens: int = 16) -
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return [
-        list(result.outputs[0].token_ids)
-        for result in llm.generate(requests, sampling, use_tqdm=False)
-    ]
+    return [list(result.outputs[0].token_ids) for result in llm.generate(requests, sampling, use_tqdm=False)]

@@ -17,11 +17,8 @@ class Reference:
 
     @torch.inference_mode()
     def embed(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
-        """One (rows, hidden_size) float32 tensor per image: what a caller may send in place of
-        it."""
-        pixels = self.processor.image_processor(images=list(images), return_tensors="pt")[
-            "pixel_values"
-        ]
+        """One (rows, hidden_size) float32 tensor per image: what a caller may send in place of it."""
+        pixels = self.processor.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         return list(self.model.get_image_features(pixel_values=pixels).pooler_output)
 
     @torch.inference_mode()
@@ -29,7 +26,5 @@ class Reference:
         """The greedy answer to one prompt, as token ids."""
         inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt")
         length = inputs["input_ids"].shape[1]
-        made = self.model.generate(
-            **inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False
-        )
+        made = self.model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False)
         return made[0, length:].tolist()

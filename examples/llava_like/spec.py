@@ -12,8 +12,7 @@ LLAVA_LIKE = ModelSpec(
         "image",
         # the image processor brings every image to this size
         item=Image(largest=(SIDE, SIDE)),
-        # the strategy "default" leaves out the row of the vision tower's class token, "full" keeps
-        # it
+        # the strategy "default" leaves out the row of the vision tower's class token, "full" keeps it
         layout=embed(cfg.image_token_index) * (PATCHES + CLASS_TOKEN),
         # the caller writes one <image> for each
         update=replace(cfg.image_token_index),

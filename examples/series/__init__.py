@@ -1,10 +1,8 @@
-"""A time-series model from nothing: a Llama that reads one channel of measurements and names the
-wave in them."""
+"""A time-series model from nothing: a Llama that reads one channel of measurements and names the wave in them."""
 
 
 def register() -> None:
-    """Tell transformers and vLLM about the model: the plugin that vLLM runs in each process. Can be
-    called again."""
+    """Tell transformers and vLLM about the model: the plugin that vLLM runs in each process. Can be called again."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
 

@@ -11,21 +11,15 @@ from .waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, SHAPES, Wave, make_wav
 
 
 def main(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="Folder of a checkpoint; see examples.series.train.")
-    ],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint; see examples.series.train.")],
     count: Annotated[int, typer.Option(min=20, max=100_000, help="Series to ask about.")] = 200,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("series.svg"),
-    log_level: Annotated[
-        str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")
-    ] = "ERROR",
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
-    """Ask about held-out series in vLLM, about other series than those meant, and in the Hugging
-    Face reference."""
+    """Ask about held-out series in vLLM, about other series than those meant, and in the Hugging Face reference."""
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # GiB; by default vLLM wants nearly all of a machine's memory
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
 
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -47,15 +41,10 @@ def main(
     plan = WAVES.bind(model.config, tokenizer)
     theirs = [model.answer(plan, tokenizer.encode(PROMPT), [one], ANSWER_WORDS) for one in series]
     texts = [tokenizer.decode(one) for one in ids]
-    shown = [
-        next(i for i, wave in enumerate(waves) if wave.answer.startswith(shape)) for shape in SHAPES
-    ]
+    shown = [next(i for i, wave in enumerate(waves) if wave.answer.startswith(shape)) for shape in SHAPES]
     out.write_text(draw([series[i] for i in shown], [texts[i] for i in shown]))
     print(f"answers right: {share(texts, waves):.1%} of {count}")
-    print(
-        "with another series in its place: "
-        f"{share([tokenizer.decode(one) for one in others], waves):.1%} of {count}"
-    )
+    print(f"with another series in its place: {share([tokenizer.decode(one) for one in others], waves):.1%} of {count}")
     print(f"same ids as the reference: {sum(map(list.__eq__, ids, theirs))} of {count}")
     print(f"written: {out}")
 

@@ -18,10 +18,7 @@ def engine(checkpoint: Path | str, **options: Any) -> Iterator[Any]:
     """
     from vllm import LLM
 
-    llm = LLM(
-        str(checkpoint),
-        **{"dtype": "float32", "max_model_len": 128, "use_tqdm_on_load": False, **options},
-    )
+    llm = LLM(str(checkpoint), **{"dtype": "float32", "max_model_len": 128, "use_tqdm_on_load": False, **options})
     try:
         yield llm
     finally:
@@ -34,7 +31,4 @@ def answer(llm: Any, series: Sequence[Any]) -> list[list[int]]:
 
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
     requests = [{"prompt": PROMPT, "multi_modal_data": {"series": one}} for one in series]
-    return [
-        list(result.outputs[0].token_ids)
-        for result in llm.generate(requests, sampling, use_tqdm=False)
-    ]
+    return [list(result.outputs[0].token_ids) for result in llm.generate(requests, sampling, use_tqdm=False)]

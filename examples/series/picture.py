@@ -7,8 +7,7 @@ import numpy as np
 
 WIDTH, HEIGHT, MARGIN, TITLE, COLUMNS = 320, 90, 16, 24, 2
 STYLE = (
-    "text{font:14px "
-    "ui-monospace,monospace;fill:#24292f}polyline{fill:none;stroke:#0969da;stroke-width:1.5}"
+    "text{font:14px ui-monospace,monospace;fill:#24292f}polyline{fill:none;stroke:#0969da;stroke-width:1.5}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}polyline{stroke:#58a6ff}}"
 )
 
@@ -25,11 +24,6 @@ def draw(series: Sequence[np.ndarray], answers: Sequence[str]) -> str:
         heights = top + TITLE + HEIGHT * (flat.max() - flat) / (np.ptp(flat) or 1.0)
         across = np.linspace(left, left + WIDTH, len(flat))
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
-        panels.append(
-            f'<text x="{left}" y="{top + 12}">{escape(answer)}</text><polyline points="{points}"/>'
-        )
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
-        f'width="{size[0]}">'
-    )
+        panels.append(f'<text x="{left}" y="{top + 12}">{escape(answer)}</text><polyline points="{points}"/>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" width="{size[0]}">'
     return "\n".join([head, f"<style>{STYLE}</style>", *panels, "</svg>"]) + "\n"

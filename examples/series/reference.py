@@ -20,9 +20,7 @@ class WavesForCausalLM(LlamaForCausalLM):
         self.encoder = PatchEncoder(config)
         self.post_init()
 
-    def embed(
-        self, input_ids: torch.Tensor, series: Sequence[torch.Tensor], patch_id: int
-    ) -> torch.Tensor:
+    def embed(self, input_ids: torch.Tensor, series: Sequence[torch.Tensor], patch_id: int) -> torch.Tensor:
         """Embeddings (batch, length, hidden_size) of expanded prompts.
 
         Args:
@@ -31,16 +29,11 @@ class WavesForCausalLM(LlamaForCausalLM):
             patch_id: the placeholder.
         """
         rows = torch.cat([self.encoder(one) for one in series])
-        return self.get_input_embeddings()(input_ids).masked_scatter(
-            (input_ids == patch_id)[..., None], rows
-        )
+        return self.get_input_embeddings()(input_ids).masked_scatter((input_ids == patch_id)[..., None], rows)
 
     @torch.inference_mode()
-    def answer(
-        self, plan: Any, prompt: list[int], items: Sequence[Any], max_tokens: int
-    ) -> list[int]:
-        """Greedy ids after a prompt with one placeholder per series, which the spec expands: see
-        `ModelSpec.bind`."""
+    def answer(self, plan: Any, prompt: list[int], items: Sequence[Any], max_tokens: int) -> list[int]:
+        """Greedy ids after a prompt with one placeholder per series, which the spec expands: see `ModelSpec.bind`."""
         seen = plan.preview(prompt, {"series": list(items)})
         (patch_id,) = plan.embed_ids
         series = [fields["series"] for fields in seen.fields["series"]]
@@ -50,8 +43,5 @@ class WavesForCausalLM(LlamaForCausalLM):
             outputs = self(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
             outputs.logits[..., patch_id] = -torch.inf  # as vLLM, which never samples a placeholder
             ids.append(int(outputs.logits[0, -1].argmax()))
-            inputs, cache = (
-                self.get_input_embeddings()(torch.tensor([ids[-1:]])),
-                outputs.past_key_values,
-            )
+            inputs, cache = self.get_input_embeddings()(torch.tensor([ids[-1:]])), outputs.past_key_values
         return ids

@@ -4,25 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from mmkit import (
-    Modality,
-    ModelSpec,
-    Scope,
-    Tensor,
-    batched,
-    between,
-    ceil_div,
-    cfg,
-    embed,
-    fields,
-    replace,
-    tok,
-)
+from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, ceil_div, cfg, embed, fields, replace, tok
 
 
 def standardise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
-    """Bring each series to mean 0 and deviation 1, each by itself: units of the sensor do not
-    matter."""
+    """Bring each series to mean 0 and deviation 1, each by itself: units of the sensor do not matter."""
     return {"series": [(x - x.mean(0)) / (x.std(0, correction=0) + 1e-3) for x in items]}
 
 
@@ -35,8 +21,7 @@ WAVES = ModelSpec(
         # how items become what the model receives
         process=standardise,
         fields={"series": batched(dtype="float32")},
-        # what one item becomes in the prompt: a position for every steps_per_token rows, or what is
-        # left of them
+        # what one item becomes in the prompt: a position for every steps_per_token rows, or what is left of them
         layout=embed(tok["<patch>"]) * ceil_div(fields.series.shape[0], cfg.steps_per_token),
         # how it gets there: the caller writes one <series> per item
         update=replace(tok["<series>"]),

@@ -62,8 +62,7 @@ def make_model(seed: int, vocab_size: int) -> Any:
 
 
 def make_batch(model: Any, plan: Any, tokenizer: Any, seeds: list[int]) -> tuple[Tensor, Tensor]:
-    """Texts about two waves each, as the spec lays them out: embeddings (batch, length,
-    hidden_size) and labels."""
+    """Texts about two waves each, as the spec lays them out: embeddings (batch, length, hidden_size) and labels."""
     ids, labels, series = [], [], []
     (patch_id,) = plan.embed_ids
     for pair in zip(seeds[::2], seeds[1::2], strict=True):
@@ -78,8 +77,7 @@ def make_batch(model: Any, plan: Any, tokenizer: Any, seeds: list[int]) -> tuple
 
 
 def train(steps: int, seed: int) -> tuple[Any, Any]:
-    """Train a model from scratch. Returns it and its tokenizer; equal arguments give equal weights
-    on one machine."""
+    """Train a model from scratch. Returns it and its tokenizer; equal arguments give equal weights on one machine."""
     from .spec import WAVES
 
     tokenizer = make_tokenizer()

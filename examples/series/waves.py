@@ -1,5 +1,4 @@
-"""The world of the model: noisy waves of four shapes and eight periods, and the sentences about
-them."""
+"""The world of the model: noisy waves of four shapes and eight periods, and the sentences about them."""
 
 from dataclasses import dataclass
 
@@ -14,8 +13,7 @@ ANSWER_WORDS = 5
 FIRST_TRAINING_SEED = 1_000_000
 """Waves of smaller seeds are held out."""
 FIRST_TEST_SEED = 1_000
-"""Figures are taken from waves of these seeds on: smaller ones were looked at while task and
-training were chosen."""
+"""Figures are taken from waves of these seeds on: smaller ones were looked at while task and training were chosen."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Wave:
 
 
 def make_wave(seed: int) -> Wave:
-    """A wave of a random shape, period, length, phase, height, scale and noise, the same for equal
-    seeds."""
+    """A wave of a random shape, period, length, phase, height, scale and noise, the same for equal seeds."""
     rng = np.random.default_rng(seed)
     shape, period = rng.choice(SHAPES), int(rng.choice(PERIODS))
     phase = (np.arange(rng.choice(STEPS)) / period + rng.random()) % 1.0

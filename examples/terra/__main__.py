@@ -24,45 +24,27 @@ Result = tuple[np.ndarray, dict[str, Any]]
 
 def main(
     model: Annotated[Path, typer.Option(help="Directory of a checkpoint.")] = CHECKPOINT,
-    frames: Annotated[
-        int, typer.Option(min=1, help="Frames to generate after the three of the context.")
-    ] = 22,
+    frames: Annotated[int, typer.Option(min=1, help="Frames to generate after the three of the context.")] = 22,
     streams: Annotated[int, typer.Option(min=1, help="Videos to generate at once.")] = 1,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Processes that share each layer.")
-    ] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
     drafts: Annotated[
-        int,
-        typer.Option(min=0, help="Tokens that vLLM drafts per step from a video's own history."),
+        int, typer.Option(min=0, help="Tokens that vLLM drafts per step from a video's own history.")
     ] = 8,
     seed: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=HELD_OUT_EPISODES - 1,
-            help="First episode; the model was trained on none of these.",
-        ),
+        typer.Option(min=0, max=HELD_OUT_EPISODES - 1, help="First episode; the model was trained on none of these."),
     ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="Directory for terra.gif, terra.png and terra.json.")
-    ] = Path("out"),
-    reference: Annotated[
-        bool, typer.Option(help="Also run the Hugging Face reference, to compare.")
-    ] = True,
-    log_level: Annotated[
-        str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")
-    ] = "ERROR",
+    out: Annotated[Path, typer.Option(help="Directory for terra.gif, terra.png and terra.json.")] = Path("out"),
+    reference: Annotated[bool, typer.Option(help="Also run the Hugging Face reference, to compare.")] = True,
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
     """Roll a Terra world model out in vLLM: three context frames, then one frame per action.
 
-    Writes a GIF and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side)
-    and a JSON report.
+    Writes a GIF and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side) and a JSON report.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
-    # GiB; by default vLLM wants nearly all of a machine's memory
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    # on a CPU, one core per process; elsewhere the variable is not read
-    if tensor_parallel_size > 1:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
+    if tensor_parallel_size > 1:  # on a CPU, one core per process; elsewhere the variable is not read
         cores = "|".join(map(str, range(tensor_parallel_size)))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 
@@ -75,8 +57,7 @@ def main(
     most = config.num_temporal_embeddings - CONTEXT_FRAMES
     if frames > most:
         raise typer.BadParameter(
-            f"--frames: expected at most {most}, what the model holds after the context, got "
-            f"{frames}."
+            f"--frames: expected at most {most}, what the model holds after the context, got {frames}."
         )
     truth, actions = make_data(config, range(seed, seed + streams))
     context = truth[:, :CONTEXT_FRAMES]
@@ -85,12 +66,7 @@ def main(
     if reference:
         results["Hugging Face"] = run_reference(model, context, actions, frames)
     videos = {name: tokens for name, (tokens, _) in results.items()}
-    report: dict[str, Any] = {
-        "model": model.name,
-        "frames": frames,
-        "streams": streams,
-        "seed": seed,
-    }
+    report: dict[str, Any] = {"model": model.name, "frames": frames, "streams": streams, "seed": seed}
     report |= {name: figures for name, (_, figures) in results.items()}
     if reference:
         report["identical_tokens"] = bool((videos["vLLM"] == videos["Hugging Face"]).all())
@@ -102,10 +78,7 @@ def main(
 
     out.mkdir(parents=True, exist_ok=True)
     rows = {
-        name: [
-            frame_image(frame, is_road_world(config))
-            for frame in np.concatenate([context[0], tokens[0]])
-        ]
+        name: [frame_image(frame, is_road_world(config)) for frame in np.concatenate([context[0], tokens[0]])]
         for name, tokens in videos.items()
     }
     save_gif(rows, out / "terra.gif", CONTEXT_FRAMES)
@@ -120,8 +93,7 @@ def is_road_world(config: "LlamaActionConfig") -> bool:
 
 
 def make_data(config: "LlamaActionConfig", seeds: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (streams, 25, num_image_patches) and actions (streams, 24, num_action_tokens,
-    action_dim).
+    """Frames (streams, 25, num_image_patches) and actions (streams, 24, num_action_tokens, action_dim).
 
     Episodes of the road world, or random ones for a checkpoint of another world.
     """
@@ -140,12 +112,7 @@ def make_data(config: "LlamaActionConfig", seeds: Iterable[int]) -> tuple[np.nda
 
 
 def run_vllm(
-    model: Path,
-    context: np.ndarray,
-    actions: np.ndarray,
-    frames: int,
-    tensor_parallel_size: int,
-    drafts: int,
+    model: Path, context: np.ndarray, actions: np.ndarray, frames: int, tensor_parallel_size: int, drafts: int
 ) -> Result:
     """Roll out in vLLM."""
     from .rollout import VllmTerra
@@ -191,17 +158,12 @@ def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
     """The figures of a run, for people."""
     for name in names:
         figures = report[name]
-        accuracy = (
-            f", {figures['token_accuracy']:.2%} of the tokens right"
-            if "token_accuracy" in figures
-            else ""
-        )
+        accuracy = f", {figures['token_accuracy']:.2%} of the tokens right" if "token_accuracy" in figures else ""
         print(f"{name:>12}: {figures['seconds_per_frame']:.3f} s per frame{accuracy}")
     cached, prompt = report["vLLM"]["cached_tokens"], report["vLLM"]["prompt_tokens"]
     if len(cached) > 1:
         print(
-            f"{'prefix cache':>12}: {sum(cached[1:]) / sum(prompt[1:]):.1%} of the prompt tokens "
-            "after the first frame"
+            f"{'prefix cache':>12}: {sum(cached[1:]) / sum(prompt[1:]):.1%} of the prompt tokens after the first frame"
         )
     if "identical_tokens" in report:
         print(f"{'same tokens':>12}: {'yes' if report['identical_tokens'] else 'NO'}")

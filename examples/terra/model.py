@@ -25,8 +25,7 @@ from .spec import TERRA
     }
 )
 class TerraModel(LlamaModel):
-    """Llama with the position added inside the compiled module, so that CUDA graphs see one input
-    buffer."""
+    """Llama with the position added inside the compiled module, so that CUDA graphs see one input buffer."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -51,15 +50,12 @@ class TerraModel(LlamaModel):
 
 @TERRA.register
 class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
-    """The published checkpoint, unchanged: its position tables move into the decoder when it
-    loads."""
+    """The published checkpoint, unchanged: its position tables move into the decoder when it loads."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
-        self.action_projection = ReplicatedLinear(
-            config.action_dim, config.hidden_size, return_bias=False
-        )
+        self.action_projection = ReplicatedLinear(config.action_dim, config.hidden_size, return_bias=False)
 
     def _init_model(
         self, vllm_config: VllmConfig, prefix: str = "", layer_type: type[nn.Module] | None = None
@@ -67,13 +63,10 @@ class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
         return TerraModel(vllm_config=vllm_config, prefix=prefix)
 
     def embed_actions(self, actions: torch.Tensor) -> torch.Tensor:
-        """Waypoints (items, num_action_tokens, action_dim) to rows (items, num_action_tokens,
-        hidden_size)."""
+        """Waypoints (items, num_action_tokens, action_dim) to rows (items, num_action_tokens, hidden_size)."""
         return self.action_projection(actions.to(self.action_projection.weight.dtype))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a state dict with the published names."""
         outside = "pos_embedding_spatio_temporal."
-        return super().load_weights(
-            (f"model.{name}" if name.startswith(outside) else name, w) for name, w in weights
-        )
+        return super().load_weights((f"model.{name}" if name.startswith(outside) else name, w) for name, w in weights)

@@ -1,5 +1,4 @@
-"""Drive through Terra's world with the arrow keys, a frame per key: ``python -m examples.terra.play
---help``."""
+"""Drive through Terra's world with the arrow keys, a frame per key: ``python -m examples.terra.play --help``."""
 
 import os
 import re
@@ -62,17 +61,10 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=HELD_OUT_EPISODES - 1, help="First world.")] = 0,
     keys: Annotated[
         str | None,
-        typer.Option(
-            help="Play these keys and print the frames: U R D L, 2U two cells, . waits, n new "
-            "world."
-        ),
+        typer.Option(help="Play these keys and print the frames: U R D L, 2U two cells, . waits, n new world."),
     ] = None,
-    off_road: Annotated[
-        bool, typer.Option(help="Let the car leave the roads, which the model never saw.")
-    ] = False,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="VLLM_API_KEY", help="The server's API key.")
-    ] = None,
+    off_road: Annotated[bool, typer.Option(help="Let the car leave the roads, which the model never saw.")] = False,
+    api_key: Annotated[str | None, typer.Option(envvar="VLLM_API_KEY", help="The server's API key.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a frame.")] = 60.0,
 ) -> None:
     """Drive through a world that the model imagines: each key is an action, each action a frame.
@@ -81,9 +73,7 @@ def main(
     """
     presses = parse_keys(keys) if keys is not None else []
     if keys is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise typer.BadParameter(
-            "Arrow keys: expected a terminal, got none. Give the keys as --keys."
-        )
+        raise typer.BadParameter("Arrow keys: expected a terminal, got none. Give the keys as --keys.")
     console = Console(highlight=False)
     try:
         with Client(url, api_key=api_key, timeout=timeout) as client:
@@ -130,23 +120,14 @@ class World:
             MmkitError: it is not there, or serves another model.
         """
         told = client.modalities()
-        actions = next(
-            (modality for modality in told.modalities if modality.name == "actions"), None
-        )
-        if not (
-            actions and actions.shape == [NUM_WAYPOINTS, 3] and told.vocab_size == NUM_TILES + 1
-        ):
+        actions = next((modality for modality in told.modalities if modality.name == "actions"), None)
+        if not (actions and actions.shape == [NUM_WAYPOINTS, 3] and told.vocab_size == NUM_TILES + 1):
             remedy = "Start one with `python -m mmkit.serve examples/terra/checkpoint`."
-            raise MmkitError(
-                url, "a server of Terra's road world", f"one of {told.spec} ({told.model})", remedy
-            )
+            raise MmkitError(url, "a server of Terra's road world", f"one of {told.spec} ({told.model})", remedy)
         placeholder = actions.placeholder or [NUM_TILES] * NUM_WAYPOINTS
         step = TOKENS_PER_FRAME + len(placeholder)
-        # the last frame has no action
-        fitting = (told.max_model_len - TOKENS_PER_FRAME) // step + 1
-        return cls(
-            placeholder, min(fitting, actions.limit + 1) if actions.limit is not None else fitting
-        )
+        fitting = (told.max_model_len - TOKENS_PER_FRAME) // step + 1  # the last frame has no action
+        return cls(placeholder, min(fitting, actions.limit + 1) if actions.limit is not None else fitting)
 
 
 class Game:
@@ -176,9 +157,7 @@ class Game:
         """Frames that the model can still make of this world."""
         left = self._world.frames - len(self.frames)
         if self._session:
-            left = min(
-                left, self._session.remaining // (TOKENS_PER_FRAME + len(self._world.placeholder))
-            )
+            left = min(left, self._session.remaining // (TOKENS_PER_FRAME + len(self._world.placeholder)))
         return left
 
     def new_world(self) -> None:
@@ -215,17 +194,13 @@ class Game:
             return str(error)
         if len(tokens) != TOKENS_PER_FRAME or not all(0 <= token < NUM_TILES for token in tokens):
             self.close()  # its history is not that of the frames any more
-            return (
-                f"The model made no frame of {TOKENS_PER_FRAME} tiles. Another key tries again, n "
-                "is a new world."
-            )
+            return f"The model made no frame of {TOKENS_PER_FRAME} tiles. Another key tries again, n is a new world."
         self.frames.append(np.array(tokens))
         self.actions.append(action)
         return ""
 
     def _refusal(self, heading: str) -> str:
-        """Why the world has no such move: cars keep to the roads, and do not turn back on a
-        crossing."""
+        """Why the world has no such move: cars keep to the roads, and do not turn back on a crossing."""
         last = TILES[self.frames[-1][CAR_ROW * GRID + CAR_COL]]
         if self._off_road or not heading or not last.startswith("car_"):
             return ""
@@ -243,13 +218,9 @@ class Game:
                 return self._session.next({"actions": [action]}).token_ids
             except ServerGone:  # perhaps it only closed an idle session: the frames are here
                 self.close()
-        prompt = [
-            token for frame in self.frames for token in [*frame.tolist(), *self._world.placeholder]
-        ]
+        prompt = [token for frame in self.frames for token in [*frame.tolist(), *self._world.placeholder]]
         items = {"actions": [*self.actions, action]}
-        session = self._client.session(
-            prompt, items, max_tokens=TOKENS_PER_FRAME, temperature=0.0, ignore_eos=True
-        )
+        session = self._client.session(prompt, items, max_tokens=TOKENS_PER_FRAME, temperature=0.0, ignore_eos=True)
         self._session = session.__enter__()
         return session.first.token_ids
 
@@ -274,11 +245,7 @@ def replay(game: Game, console: Console, presses: list[str]) -> None:
 
 def play(game: Game, console: Console) -> None:
     """Drive with the keyboard, until `q`, ctrl-C or the end of the terminal."""
-    with (
-        ending_on_signals(),
-        keyboard() as read,
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+    with ending_on_signals(), keyboard() as read, Live(console=console, screen=True, auto_refresh=False) as live:
         note = HELP
         while True:
             live.update(Group(view(game, console), Text(note)), refresh=True)
@@ -351,8 +318,8 @@ def keyboard() -> Iterator:
     """Keys as they are pressed, unechoed; the terminal is as before afterwards.
 
     Yields:
-        A function that waits half a second for a key and returns it as --keys has it, or "". Of
-        several it returns the last: a key that is held down must not drive on for minutes.
+        A function that waits half a second for a key and returns it as --keys has it, or "". Of several it returns the
+        last: a key that is held down must not drive on for minutes.
     """
     import termios
     import tty
@@ -361,21 +328,14 @@ def keyboard() -> Iterator:
     before = termios.tcgetattr(file)
 
     def read() -> str:
-        # now and then, for a terminal that changes its size
-        if not select.select([file], [], [], 0.5)[0]:
+        if not select.select([file], [], [], 0.5)[0]:  # now and then, for a terminal that changes its size
             return ""
         raw = os.read(file, 4096)
-        while (
-            raw.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and select.select([file], [], [], 0.05)[0]
-        ):
+        while raw.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and select.select([file], [], [], 0.05)[0]:
             raw += os.read(file, 4096)
         if not raw:
             return "q"
-        presses = [
-            press
-            for match in _SEQUENCE.finditer(raw.decode(errors="replace"))
-            if (press := _press(match))
-        ]
+        presses = [press for match in _SEQUENCE.finditer(raw.decode(errors="replace")) if (press := _press(match))]
         return "q" if "q" in presses else presses[-1] if presses else ""
 
     try:

@@ -7,8 +7,7 @@ from .configuration import LlamaActionConfig
 
 
 class SpatioTemporalEmbedding(nn.Module):
-    """Learned position embedding, factorised into the place inside a frame and the index of the
-    frame."""
+    """Learned position embedding, factorised into the place inside a frame and the index of the frame."""
 
     def __init__(self, config: LlamaActionConfig) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Reference implementation of the Terra world model in plain transformers: the yardstick for every
-other backend."""
+"""Reference implementation of the Terra world model in plain transformers: the yardstick for every other backend."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,9 +22,7 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
     def __init__(self, config: LlamaActionConfig) -> None:
         super().__init__(config)
         if config.pad_token_id is None:
-            raise ValueError(
-                "pad_token_id must be set: it marks the action positions in input_ids."
-            )
+            raise ValueError("pad_token_id must be set: it marks the action positions in input_ids.")
         self.placeholder_id = config.pad_token_id
         self.pos_embedding_spatio_temporal = SpatioTemporalEmbedding(config)
         self.action_projection = nn.Linear(config.action_dim, config.hidden_size)
@@ -36,8 +33,8 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
 
         Args:
             input_ids: int64 (batch, length); ``pad_token_id`` at every action position.
-            actions: float (num_items, num_action_tokens, action_dim), in the order of the action
-                positions read row by row; None where there are none.
+            actions: float (num_items, num_action_tokens, action_dim), in the order of the action positions read row
+                by row; None where there are none.
             position_ids: int64 (batch or 1, length).
 
         Returns:
@@ -48,9 +45,7 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         num_positions = int(is_action.sum())
         num_rows = 0 if actions is None else actions.shape[0] * actions.shape[1]
         if num_positions != num_rows:
-            raise ValueError(
-                f"input_ids hold {num_positions} action positions but actions hold {num_rows} rows."
-            )
+            raise ValueError(f"input_ids hold {num_positions} action positions but actions hold {num_rows} rows.")
         if actions is not None:
             rows = self.action_projection(actions.to(embeddings.dtype)).flatten(0, 1)
             embeddings = embeddings.masked_scatter(is_action.unsqueeze(-1), rows)
@@ -75,25 +70,20 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
             input_ids: int64 (batch, length); ``pad_token_id`` at every action position.
             actions: float (num_items, num_action_tokens, action_dim); see ``embed``.
             attention_mask: as in ``LlamaForCausalLM``.
-            position_ids: int64 (batch or 1, length); by default they continue those in
-                ``past_key_values``.
+            position_ids: int64 (batch or 1, length); by default they continue those in ``past_key_values``.
             past_key_values: the cache of the positions before ``input_ids``.
-            labels: int64 (batch, length), -100 where no loss is wanted; shifted inside, as in
-                ``LlamaForCausalLM``.
+            labels: int64 (batch, length), -100 where no loss is wanted; shifted inside, as in ``LlamaForCausalLM``.
             use_cache: whether to return ``past_key_values``.
-            logits_to_keep: compute logits for the last so many positions only, or for those of an
-                int64 tensor; 0 for all.
+            logits_to_keep: compute logits for the last so many positions only, or for those of an int64 tensor; 0 for
+                all.
             **kwargs: passed on to ``LlamaModel``.
 
         Returns:
-            Logits, float (batch, kept positions, vocab), with the loss and the cache where asked
-            for.
+            Logits, float (batch, kept positions, vocab), with the loss and the cache where asked for.
         """
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(
-                start, start + input_ids.shape[1], device=input_ids.device
-            ).unsqueeze(0)
+            position_ids = torch.arange(start, start + input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         outputs = self.model(
             inputs_embeds=self.embed(input_ids, actions, position_ids),
             attention_mask=attention_mask,
@@ -106,16 +96,11 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size
-            )
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values
-        )
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
 
     def interleave(self, frames: Tensor) -> Tensor:
-        """Lay frames out as the model reads them: the tokens of each frame, then placeholders for
-        its action.
+        """Lay frames out as the model reads them: the tokens of each frame, then placeholders for its action.
 
         Args:
             frames: int64 (batch, frames, num_image_patches).
@@ -123,20 +108,17 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         Returns:
             int64 (batch, frames * num_spatio_embeddings).
         """
-        return nn.functional.pad(
-            frames, (0, self.config.num_action_tokens), value=self.placeholder_id
-        ).flatten(1)
+        return nn.functional.pad(frames, (0, self.config.num_action_tokens), value=self.placeholder_id).flatten(1)
 
     @torch.inference_mode()
     def generate_frame(self, input_ids: Tensor, actions: Tensor, cache: Cache) -> Tensor:
         """Generate the next frame greedily; the placeholder id is never chosen.
 
         Args:
-            input_ids: int64 (batch, length), what the cache lacks; ends with the action of the last
-                known frame.
+            input_ids: int64 (batch, length), what the cache lacks; ends with the action of the last known frame.
             actions: float (num_items, num_action_tokens, action_dim), those of ``input_ids``.
-            cache: the positions before ``input_ids``. On return it also holds ``input_ids`` and the
-                new frame but for its last token, which the next call has to begin with.
+            cache: the positions before ``input_ids``. On return it also holds ``input_ids`` and the new frame but
+                for its last token, which the next call has to begin with.
 
         Returns:
             int64 (batch, num_image_patches).
@@ -144,9 +126,7 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         tokens: list[Tensor] = []
         step_actions: Tensor | None = actions
         for _ in range(self.config.num_image_patches):
-            outputs = self(
-                input_ids, step_actions, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
+            outputs = self(input_ids, step_actions, past_key_values=cache, use_cache=True, logits_to_keep=1)
             logits = outputs.logits[:, -1]
             logits[:, self.placeholder_id] = -torch.inf
             input_ids, step_actions = logits.argmax(dim=-1, keepdim=True), None
@@ -158,8 +138,8 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
 
         Args:
             context_frames: int64 (batch, context, num_image_patches), at least one frame.
-            actions: float (batch, at least context + num_frames - 1, num_action_tokens,
-                action_dim); action i leads from frame i to frame i + 1.
+            actions: float (batch, at least context + num_frames - 1, num_action_tokens, action_dim); action i leads
+                from frame i to frame i + 1.
             num_frames: frames to generate.
 
         Yields:
@@ -168,15 +148,9 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         num_context = context_frames.shape[1]
         num_total = num_context + num_frames
         if num_total > self.config.num_temporal_embeddings:
-            raise ValueError(
-                f"The model holds at most {self.config.num_temporal_embeddings} frames, not "
-                f"{num_total}."
-            )
+            raise ValueError(f"The model holds at most {self.config.num_temporal_embeddings} frames, not {num_total}.")
         if actions.shape[1] < num_total - 1:
-            raise ValueError(
-                f"{num_total} frames take {num_total - 1} actions, but only {actions.shape[1]} are "
-                "given."
-            )
+            raise ValueError(f"{num_total} frames take {num_total - 1} actions, but only {actions.shape[1]} are given.")
         cache = DynamicCache(config=self.config)
         input_ids = self.interleave(context_frames)
         step_actions = actions[:, :num_context].flatten(0, 1)

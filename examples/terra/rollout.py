@@ -1,5 +1,4 @@
-"""Rollouts of a Terra checkpoint in vLLM, frame by frame, with the whole history served from the
-prefix cache."""
+"""Rollouts of a Terra checkpoint in vLLM, frame by frame, with the whole history served from the prefix cache."""
 
 import time
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 
 BLOCK_SIZE = 32
-"""Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world
-has 70 positions; 32 is the smallest size that vLLM's attention on CPUs takes."""
+"""Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world has 70 positions; 32
+is the smallest size that vLLM's attention on CPUs takes."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +36,23 @@ class VllmTerra:
     Args:
         model: directory of the checkpoint.
         tensor_parallel_size: number of processes that share each layer.
-        drafts: tokens that a step drafts from what followed the last ones before, in the stream's
-            own history; the model then checks them at once, so the ids are the same. 0 for none.
-            Worth it where frames resemble each other and the engine waits for steps rather than for
-            arithmetic.
+        drafts: tokens that a step drafts from what followed the last ones before, in the stream's own history; the
+            model then checks them at once, so the ids are the same. 0 for none. Worth it where frames resemble each
+            other and the engine waits for steps rather than for arithmetic.
         options: passed on to `vllm.LLM`.
     """
 
-    def __init__(
-        self, model: Path | str, *, tensor_parallel_size: int = 1, drafts: int = 0, **options: Any
-    ) -> None:
+    def __init__(self, model: Path | str, *, tensor_parallel_size: int = 1, drafts: int = 0, **options: Any) -> None:
         from transformers import AutoConfig
         from vllm import LLM
 
         if drafts:
             found = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
-            options["speculative_config"] = {
-                "method": "ngram",
-                "num_speculative_tokens": drafts,
-                **found,
-            }
+            options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, **found}
         self.llm = LLM(
             **{
                 "model": str(model),
-                # vLLM would run float32 checkpoints in 16 bits
-                "dtype": AutoConfig.from_pretrained(model).dtype,
+                "dtype": AutoConfig.from_pretrained(model).dtype,  # vLLM would run float32 checkpoints in 16 bits
                 "skip_tokenizer_init": True,  # prompts are ids of image tokens
                 "block_size": BLOCK_SIZE,
                 "enable_prefix_caching": True,
@@ -71,16 +62,13 @@ class VllmTerra:
         )
         self.config = self.llm.model_config.hf_config
 
-    def rollout(
-        self, context: np.ndarray, actions: np.ndarray, num_frames: int
-    ) -> Iterator[GeneratedFrame]:
-        """Generate frames one after the other, greedily, each from its own predecessors and the
-        actions.
+    def rollout(self, context: np.ndarray, actions: np.ndarray, num_frames: int) -> Iterator[GeneratedFrame]:
+        """Generate frames one after the other, greedily, each from its own predecessors and the actions.
 
         Args:
             context: integers (streams, context frames, num_image_patches).
-            actions: float32 (streams, context + num_frames - 1 or more, num_action_tokens,
-                action_dim); action i leads from frame i to frame i + 1.
+            actions: float32 (streams, context + num_frames - 1 or more, num_action_tokens, action_dim); action i leads
+                from frame i to frame i + 1.
             num_frames: frames to generate.
 
         Yields:
@@ -93,16 +81,10 @@ class VllmTerra:
             temperature=0.0, max_tokens=config.num_image_patches, ignore_eos=True, detokenize=False
         )
         placeholders = [config.pad_token_id] * config.num_action_tokens
-        prompts = [
-            [token for frame in stream.tolist() for token in [*frame, *placeholders]]
-            for stream in context
-        ]
+        prompts = [[token for frame in stream.tolist() for token in [*frame, *placeholders]] for stream in context]
         for known in range(context.shape[1], context.shape[1] + num_frames):
             requests = [
-                {
-                    "prompt_token_ids": prompt,
-                    "multi_modal_data": {"actions": list(stream_actions[:known])},
-                }
+                {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(stream_actions[:known])}}
                 for prompt, stream_actions in zip(prompts, actions, strict=True)
             ]
             start = time.perf_counter()
@@ -115,7 +97,4 @@ class VllmTerra:
                 len(prompts[0]),
                 min(result.num_cached_tokens or 0 for result in results),
             )
-            prompts = [
-                [*prompt, *frame, *placeholders]
-                for prompt, frame in zip(prompts, tokens, strict=True)
-            ]
+            prompts = [[*prompt, *frame, *placeholders] for prompt, frame in zip(prompts, tokens, strict=True)]

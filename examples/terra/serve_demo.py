@@ -24,19 +24,12 @@ SAMPLING: dict[str, Any] = {"max_tokens": TOKENS_PER_FRAME, "temperature": 0.0, 
 
 
 def main(
-    frames: Annotated[
-        int, typer.Option(min=1, max=22, help="Frames to generate after the three of the context.")
-    ] = 22,
+    frames: Annotated[int, typer.Option(min=1, max=22, help="Frames to generate after the three of the context.")] = 22,
     seed: Annotated[int, typer.Option(min=0, help="Episode of the world.")] = 0,
-    out: Annotated[
-        Path, typer.Option(help="Directory for serve.json and the server's log.")
-    ] = Path("out"),
-    log_level: Annotated[
-        str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")
-    ] = "ERROR",
+    out: Annotated[Path, typer.Option(help="Directory for serve.json and the server's log.")] = Path("out"),
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
-    """Serve Terra, drive it in a closed loop and by one streamed request, and compare with the
-    engine in this process.
+    """Serve Terra, drive it in a closed loop and by one streamed request, and compare with the engine in this process.
 
     Fails if one id differs.
     """
@@ -46,70 +39,45 @@ def main(
     episode = make_episode(seed)
     context = episode.frames[:CONTEXT_FRAMES]
     print("Starting the server, half a minute ...", flush=True)
-    with (
-        Server(CHECKPOINT, *OPTIONS, log=out / "serve.log") as server,
-        Client(server.url) as client,
-    ):
+    with Server(CHECKPOINT, *OPTIONS, log=out / "serve.log") as server, Client(server.url) as client:
         looped = closed_loop(client, context, episode.actions, frames)
         streamed = stream(client, context, episode.actions)
     print("Starting the engine in this process ...", flush=True)
     register()
     engine = VllmTerra(CHECKPOINT)
     steps = tqdm(
-        engine.rollout(context[None], episode.actions[None], frames),
-        "   in process",
-        total=frames,
-        unit="frame",
+        engine.rollout(context[None], episode.actions[None], frames), "   in process", total=frames, unit="frame"
     )
     offline = np.stack([step.tokens[0] for step in steps])
     report: dict[str, Any] = {
         "frames": frames,
         "closed_loop_identical": bool((looped == offline).all()),
         "stream_identical": streamed == offline[0].tolist(),
-        "token_accuracy": float(
-            (looped == episode.frames[CONTEXT_FRAMES : CONTEXT_FRAMES + frames]).mean()
-        ),
+        "token_accuracy": float((looped == episode.frames[CONTEXT_FRAMES : CONTEXT_FRAMES + frames]).mean()),
     }
     (out / "serve.json").write_text(json.dumps(report, indent=2) + "\n")
     print(
-        f"{'closed loop':>13}: {frames} frames, ids "
-        f"{'identical' if report['closed_loop_identical'] else 'DIFFERENT'}"
+        f"{'closed loop':>13}: {frames} frames, ids {'identical' if report['closed_loop_identical'] else 'DIFFERENT'}"
     )
-    print(
-        f"{'stream':>13}: {len(streamed)} tokens, ids "
-        f"{'identical' if report['stream_identical'] else 'DIFFERENT'}"
-    )
+    print(f"{'stream':>13}: {len(streamed)} tokens, ids {'identical' if report['stream_identical'] else 'DIFFERENT'}")
     print(f"{'tokens right':>13}: {report['token_accuracy']:.2%}")
     if not (report["closed_loop_identical"] and report["stream_identical"]):
         raise typer.Exit(1)
 
 
-def closed_loop(
-    client: Client, context: np.ndarray, actions: np.ndarray, frames: int
-) -> np.ndarray:
-    """Frames (frames, num_image_patches), each generated after the action that the client sends for
-    it."""
+def closed_loop(client: Client, context: np.ndarray, actions: np.ndarray, frames: int) -> np.ndarray:
+    """Frames (frames, num_image_patches), each generated after the action that the client sends for it."""
     known = len(context)
-    with client.session(
-        prompt_of(client, context), {"actions": actions[:known]}, **SAMPLING
-    ) as session:
+    with client.session(prompt_of(client, context), {"actions": actions[:known]}, **SAMPLING) as session:
         made = [session.first.token_ids]
-        for action in tqdm(
-            actions[known : known + frames - 1],
-            "  closed loop",
-            initial=1,
-            total=frames,
-            unit="frame",
-        ):
+        for action in tqdm(actions[known : known + frames - 1], "  closed loop", initial=1, total=frames, unit="frame"):
             made.append(session.next({"actions": [action]}).token_ids)
     return np.array(made)
 
 
 def stream(client: Client, context: np.ndarray, actions: np.ndarray) -> list[int]:
     """The tokens of the first frame, one event each."""
-    events = client.stream(
-        prompt_of(client, context), {"actions": actions[: len(context)]}, **SAMPLING
-    )
+    events = client.stream(prompt_of(client, context), {"actions": actions[: len(context)]}, **SAMPLING)
     return [token for event in events for choice in event.choices for token in choice.token_ids]
 
 

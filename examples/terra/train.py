@@ -25,8 +25,7 @@ from .world import CONTEXT_FRAMES
 POSITIONS_PER_STEP = 4480
 """Positions of a batch, at most, whatever the length of its windows: 16 windows of 4 frames."""
 WINDOW_FRAMES, WINDOW_SHARES = (4, 8, world.NUM_FRAMES), (0.5, 0.2, 0.3)
-"""Window lengths and how often each is drawn, once the first part of the training with the shortest
-is over."""
+"""Window lengths and how often each is drawn, once the first part of the training with the shortest is over."""
 SHORT_PART = 0.35
 MUON_LR, ADAMW_LR = 0.01, 0.003
 WARM_UP_STEPS = 100
@@ -72,8 +71,7 @@ def make_model(seed: int) -> LlamaActionForCausalLM:
 
 
 def make_optimizers(model: LlamaActionForCausalLM) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of the layers, which learns in a fraction of the steps, and
-    AdamW for the rest."""
+    """Return Muon for the matrices of the layers, which learns in a fraction of the steps, and AdamW for the rest."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     chosen = set(matrices)
     rest = [weight for weight in model.parameters() if weight not in chosen]
@@ -84,12 +82,11 @@ def make_optimizers(model: LlamaActionForCausalLM) -> list[torch.optim.Optimizer
 
 
 def sample_batch(rng: np.random.Generator, num_frames: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample windows of new training episodes, each placed at a random moment so that every moment
-    is trained.
+    """Sample windows of new training episodes, each placed at a random moment so that every moment is trained.
 
     Returns:
-        Frames int64 (batch, num_frames, TOKENS_PER_FRAME), actions float32 (batch, num_frames - 1,
-        NUM_WAYPOINTS, 3) and the moment of each first frame, int64 (batch, 1).
+        Frames int64 (batch, num_frames, TOKENS_PER_FRAME), actions float32 (batch, num_frames - 1, NUM_WAYPOINTS, 3)
+        and the moment of each first frame, int64 (batch, 1).
     """
     size = POSITIONS_PER_STEP // ((world.TOKENS_PER_FRAME + world.NUM_WAYPOINTS) * num_frames)
     seeds = rng.integers(world.FIRST_TRAINING_SEED, 2**62, size=size).tolist()
@@ -98,17 +95,14 @@ def sample_batch(rng: np.random.Generator, num_frames: int) -> tuple[Tensor, Ten
 
 
 def make_batch(seeds: list[int], num_frames: int) -> tuple[Tensor, Tensor]:
-    """Stack episodes: frames int64 (batch, num_frames, ...) and actions float32 (batch, num_frames
-    - 1, ...)."""
+    """Stack episodes: frames int64 (batch, num_frames, ...) and actions float32 (batch, num_frames - 1, ...)."""
     episodes = [world.make_episode(seed, num_frames=num_frames) for seed in seeds]
     frames = np.stack([episode.frames for episode in episodes])
     actions = np.stack([episode.actions for episode in episodes])
     return torch.from_numpy(frames), torch.from_numpy(actions)
 
 
-def predict(
-    model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, moments: Tensor
-) -> Tensor:
+def predict(model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, moments: Tensor) -> Tensor:
     """Predict every frame but the first from the true frames before it.
 
     Args:
@@ -124,11 +118,7 @@ def predict(
     firsts = torch.arange(1, frames.shape[1])[:, None] * per_frame
     predictors = (firsts + torch.arange(world.TOKENS_PER_FRAME) - 1).flatten()
     outputs = model(
-        input_ids,
-        actions.flatten(0, 1),
-        position_ids=position_ids,
-        use_cache=False,
-        logits_to_keep=predictors,
+        input_ids, actions.flatten(0, 1), position_ids=position_ids, use_cache=False, logits_to_keep=predictors
     )
     logits: Tensor = outputs.logits
     return logits.view(len(frames), -1, world.TOKENS_PER_FRAME, model.config.vocab_size)
@@ -140,23 +130,17 @@ def check(model: LlamaActionForCausalLM) -> float:
     last = world.HELD_OUT_EPISODES  # far from the episodes that are evaluated, which count from 0
     frames, actions = make_batch(list(range(last - 16, last)), WINDOW_FRAMES[0])
     moments = torch.arange(16)[:, None]
-    return (
-        (predict(model, frames, actions, moments).argmax(-1) == frames[:, 1:]).float().mean().item()
-    )
+    return (predict(model, frames, actions, moments).argmax(-1) == frames[:, 1:]).float().mean().item()
 
 
 def train(steps: int, seed: int) -> LlamaActionForCausalLM:
-    """Train a model from scratch; equal arguments and threads give equal weights on the same
-    machine."""
+    """Train a model from scratch; equal arguments and threads give equal weights on the same machine."""
     model = make_model(seed)
     optimizers = make_optimizers(model)
     schedulers = [
         torch.optim.lr_scheduler.LambdaLR(
             optimizer,
-            lambda step: (
-                min(1.0, (step + 1) / WARM_UP_STEPS)
-                * (0.5 + 0.5 * math.cos(math.pi * step / steps))
-            ),
+            lambda step: min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * step / steps)),
         )
         for optimizer in optimizers
     ]
@@ -181,9 +165,7 @@ def train(steps: int, seed: int) -> LlamaActionForCausalLM:
     return model
 
 
-def roll_out(
-    model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, description: str
-) -> Tensor:
+def roll_out(model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, description: str) -> Tensor:
     """Generate all frames after the first CONTEXT_FRAMES, with a progress bar.
 
     Args:
@@ -201,8 +183,7 @@ def roll_out(
 
 
 def evaluate(model: LlamaActionForCausalLM, num_episodes: int) -> dict[str, float]:
-    """Return the share of right tokens over the generated frames of held-out episodes, by kind of
-    rollout."""
+    """Return the share of right tokens over the generated frames of held-out episodes, by kind of rollout."""
     frames, actions = make_batch(list(range(num_episodes)), world.NUM_FRAMES)
     truth = frames[:, CONTEXT_FRAMES:]
     rng = np.random.default_rng(0)
@@ -215,21 +196,16 @@ def evaluate(model: LlamaActionForCausalLM, num_episodes: int) -> dict[str, floa
         "shuffled actions": roll_out(model, frames, torch.from_numpy(shuffled), "shuffled actions"),
         "repeated last context frame": frames[:, CONTEXT_FRAMES - 1 : CONTEXT_FRAMES],
     }
-    return {
-        kind: (predicted == truth).float().mean().item() for kind, predicted in predictions.items()
-    }
+    return {kind: (predicted == truth).float().mean().item() for kind, predicted in predictions.items()}
 
 
 def main(
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the episodes.", min=0)] = 0,
-    out: Annotated[Path, typer.Option(help="Where to save the checkpoint.")] = Path(
-        "out/checkpoint"
-    ),
+    out: Annotated[Path, typer.Option(help="Where to save the checkpoint.")] = Path("out/checkpoint"),
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     evaluate_dir: Annotated[
-        Path | None,
-        typer.Option("--evaluate", help="Evaluate this checkpoint instead of training one."),
+        Path | None, typer.Option("--evaluate", help="Evaluate this checkpoint instead of training one.")
     ] = None,
     episodes: Annotated[int, typer.Option(help="Held-out episodes to evaluate.", min=1)] = 24,
 ) -> None:
@@ -242,10 +218,7 @@ def main(
         model = LlamaActionForCausalLM.from_pretrained(evaluate_dir, dtype=torch.float32)
     generated = world.NUM_FRAMES - CONTEXT_FRAMES
     for kind, accuracy in evaluate(model, episodes).items():
-        print(
-            f"{accuracy:.2%} of the tokens of {generated} frames right over {episodes} held-out "
-            f"episodes: {kind}"
-        )
+        print(f"{accuracy:.2%} of the tokens of {generated} frames right over {episodes} held-out episodes: {kind}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""A small deterministic road world seen from above: the data the example checkpoint is trained and
-judged on.
+"""A small deterministic road world seen from above: the data the example checkpoint is trained and judged on.
 
-The map is a torus of exactly one view, the camera follows the car, and an action moves the car by
-whole cells. So the next frame is the last one rolled by the displacement, with the car drawn back
-into its fixed cell: everything needed to predict it is in the last frame and the action, on any
-map.
+The map is a torus of exactly one view, the camera follows the car, and an action moves the car by whole cells. So the
+next frame is the last one rolled by the displacement, with the car drawn back into its fixed cell: everything needed
+to predict it is in the last frame and the action, on any map.
 """
 
 import math
@@ -52,12 +50,9 @@ def _headings_on(road: str) -> tuple[str, ...]:
 
 
 CARS = tuple((road, heading) for road in ROADS for heading in _headings_on(road))
-"""A car tile tells its heading and the road under it, so that the road is known again once the car
-has left."""
+"""A car tile tells its heading and the road under it, so that the road is known again once the car has left."""
 
-TILES: tuple[str, ...] = (
-    ROADS + SCENERY + tuple(f"car_{heading}_on_{road}" for road, heading in CARS)
-)
+TILES: tuple[str, ...] = ROADS + SCENERY + tuple(f"car_{heading}_on_{road}" for road, heading in CARS)
 """Tile names by token id."""
 TILE_IDS = {name: index for index, name in enumerate(TILES)}
 NUM_TILES = len(TILES)
@@ -68,11 +63,9 @@ class Episode:
     """One drive.
 
     Attributes:
-        frames: int64 (NUM_FRAMES, TOKENS_PER_FRAME), tile ids row by row from the north-west
-            corner.
-        actions: float32 (NUM_FRAMES - 1, NUM_WAYPOINTS, 3); action i leads from frame i to frame i
-            + 1. Its rows are waypoints (x, y, t) relative to the car: cells to the east, cells to
-            the north, seconds.
+        frames: int64 (NUM_FRAMES, TOKENS_PER_FRAME), tile ids row by row from the north-west corner.
+        actions: float32 (NUM_FRAMES - 1, NUM_WAYPOINTS, 3); action i leads from frame i to frame i + 1. Its rows are
+            waypoints (x, y, t) relative to the car: cells to the east, cells to the north, seconds.
     """
 
     frames: np.ndarray
@@ -87,8 +80,7 @@ def make_action(rows: int, cols: int) -> np.ndarray:
         cols: cells to the east, likewise.
 
     Returns:
-        float32 (NUM_WAYPOINTS, 3), waypoints (x, y, t): the last one is the displacement after
-        FRAME_SECONDS.
+        float32 (NUM_WAYPOINTS, 3), waypoints (x, y, t): the last one is the displacement after FRAME_SECONDS.
     """
     shares = np.arange(1, NUM_WAYPOINTS + 1, dtype=np.float32)[:, None] / NUM_WAYPOINTS
     return shares * np.array([cols, -rows, FRAME_SECONDS], dtype=np.float32)
@@ -147,12 +139,10 @@ def draw_frame(road_map: np.ndarray, row: int, col: int, heading: str) -> np.nda
 
 
 def make_episode(seed: int, route_seed: int | None = None, num_frames: int = NUM_FRAMES) -> Episode:
-    """Make the episode of a seed: a map, and a drive that keeps to the roads and turns at crossings
-    only.
+    """Make the episode of a seed: a map, and a drive that keeps to the roads and turns at crossings only.
 
     Args:
-        seed: below HELD_OUT_EPISODES for held-out episodes, from FIRST_TRAINING_SEED on for
-            training.
+        seed: below HELD_OUT_EPISODES for held-out episodes, from FIRST_TRAINING_SEED on for training.
         route_seed: another drive from the same first frame; by default the seed's own.
         num_frames: frames of the episode, which has one action fewer.
 
@@ -173,14 +163,11 @@ def make_episode(seed: int, route_seed: int | None = None, num_frames: int = NUM
         row, col = (row + rows) % GRID, (col + cols) % GRID
         actions.append(make_action(rows, cols))
         frames.append(draw_frame(road_map, row, col, heading))
-    return Episode(
-        np.stack(frames), np.array(actions, dtype=np.float32).reshape(-1, NUM_WAYPOINTS, 3)
-    )
+    return Episode(np.stack(frames), np.array(actions, dtype=np.float32).reshape(-1, NUM_WAYPOINTS, 3))
 
 
 def _steer(rng: np.random.Generator, road: str, heading: str) -> str:
-    """Choose where to head next: at a crossing anywhere but back, elsewhere straight on and rarely
-    back."""
+    """Choose where to head next: at a crossing anywhere but back, elsewhere straight on and rarely back."""
     back = {"east": "west", "west": "east", "north": "south", "south": "north"}[heading]
     if road == "crossing":
         return str(rng.choice([other for other in HEADINGS if other != back]))
@@ -202,21 +189,14 @@ class _Pen:
         self.image = background
         self._draw = ImageDraw.Draw(self.image)
 
-    def box(
-        self, left: float, top: float, right: float, bottom: float, fill: str, radius: float = 0
-    ) -> None:
+    def box(self, left: float, top: float, right: float, bottom: float, fill: str, radius: float = 0) -> None:
         """Fill a rectangle, with round corners if a radius is given."""
         corners = [left * _SCALE, top * _SCALE, right * _SCALE - 1, bottom * _SCALE - 1]
         self._draw.rounded_rectangle(corners, radius * _SCALE, fill)
 
     def disc(self, x: float, y: float, radius: float, fill: str) -> None:
         """Fill a circle."""
-        corners = [
-            (x - radius) * _SCALE,
-            (y - radius) * _SCALE,
-            (x + radius) * _SCALE,
-            (y + radius) * _SCALE,
-        ]
+        corners = [(x - radius) * _SCALE, (y - radius) * _SCALE, (x + radius) * _SCALE, (y + radius) * _SCALE]
         self._draw.ellipse(corners, fill)
 
     def shape(self, points: list[tuple[float, float]], fill: str) -> None:
@@ -254,13 +234,7 @@ def _draw_house(pen: _Pen, light: str, dark: str) -> None:
 
 def _draw_scenery(name: str) -> Image.Image:
     """Draw a tile beside the roads."""
-    backgrounds = {
-        "water": "#5fb4e5",
-        "lilies": "#5fb4e5",
-        "field": "#e3c565",
-        "plaza": _PAVEMENT,
-        "meadow": "#9dd577",
-    }
+    backgrounds = {"water": "#5fb4e5", "lilies": "#5fb4e5", "field": "#e3c565", "plaza": _PAVEMENT, "meadow": "#9dd577"}
     pen = _Pen(backgrounds.get(name, _GRASS))
     if name == "grass":
         for x, y in ((5, 6), (16, 4), (11, 14), (20, 17), (4, 19)):
@@ -270,13 +244,7 @@ def _draw_scenery(name: str) -> Image.Image:
             pen.disc(x, y, 2, "#8cc866")
     elif name == "flowers":
         pink, white, orange = "#f27ca0", "#fff4f0", "#f7b733"
-        for x, y, petal in (
-            (6, 6, pink),
-            (17, 5, white),
-            (12, 13, orange),
-            (5, 18, white),
-            (19, 18, pink),
-        ):
+        for x, y, petal in ((6, 6, pink), (17, 5, white), (12, 13, orange), (5, 18, white), (19, 18, pink)):
             for dx, dy in ((-1.5, 0), (1.5, 0), (0, -1.5), (0, 1.5)):
                 pen.disc(x + dx, y + dy, 1.4, petal)
             pen.disc(x, y, 1.1, "#e0862f")
@@ -287,26 +255,14 @@ def _draw_scenery(name: str) -> Image.Image:
         pen.disc(9, 9, 2.6, "#74c069")
     elif name == "pine":
         for size, fill in ((10, "#2b6b4a"), (7, "#388058"), (4, "#4a9968")):
-            star = [
-                (size * (1 if corner % 2 else 0.62), corner * math.pi / 8) for corner in range(16)
-            ]
-            pen.shape(
-                [
-                    (12 + reach * math.cos(angle), 12 + reach * math.sin(angle))
-                    for reach, angle in star
-                ],
-                fill,
-            )
+            star = [(size * (1 if corner % 2 else 0.62), corner * math.pi / 8) for corner in range(16)]
+            pen.shape([(12 + reach * math.cos(angle), 12 + reach * math.sin(angle)) for reach, angle in star], fill)
     elif name == "bush":
         for x, y, radius in ((8, 9, 4.5), (16, 8, 4), (14, 16, 5), (6, 17, 3.2)):
             pen.disc(x, y, radius, "#4f9d4c")
             pen.disc(x - 1, y - 1, radius * 0.55, "#6dba60")
     elif name.startswith("house"):
-        roofs = {
-            "red": ("#dc6a55", "#bd4e40"),
-            "blue": ("#6d8fc9", "#5373ac"),
-            "yellow": ("#eeb65a", "#d4953c"),
-        }
+        roofs = {"red": ("#dc6a55", "#bd4e40"), "blue": ("#6d8fc9", "#5373ac"), "yellow": ("#eeb65a", "#d4953c")}
         _draw_house(pen, *roofs[name.removeprefix("house_")])
     elif name in ("water", "lilies"):
         for x, y in ((3, 5), (13, 10), (5, 17), (16, 20)):
