@@ -386,12 +386,9 @@ class Attribute(Expr):
         value = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
         if value is not _MISSING:
             return value
-        of_fields = isinstance(self._base, Root) and self._base._name == "fields"
-        lack = (
-            "the processed fields lack"
-            if of_fields
-            else f"{type(holder).__name__} has no attribute"
-        )
+        lack = f"{type(holder).__name__} has no attribute"
+        if isinstance(self._base, Root) and self._base._name == "fields":
+            lack = "the processed fields lack"
         public = [n for n in dir(holder) if not n.startswith("_")]
         known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f" It has: {', '.join(map(str, known))}." if known else ""

@@ -108,10 +108,8 @@ class MultiModalModel(ModelInterface):
         }
         remedy = "Return one (rows, hidden_size) tensor per item."
         if isinstance(returned, torch.Tensor) and returned.ndim != 3:
-            expected, got = (
-                "a list of tensors, or one with a dimension for the items",
-                f"shape {tuple(returned.shape)}",
-            )
+            expected = "a list of tensors, or one with a dimension for the items"
+            got = f"shape {tuple(returned.shape)}"
             raise MmkitError(
                 where, expected, got, f"{remedy} `rows.split([...])` cuts one that holds them all."
             )
@@ -223,10 +221,8 @@ def check_class(spec: Declaration, model: type) -> None:
         SpecError: it is no multimodal model, the mixin is not first among its bases, or an
             `embed_<modality>` is missing or does not take the fields by their names.
     """
-    where, remedy = (
-        f"{spec.name}, {model.__name__}",
-        f"Write class {model.__name__}(MultiModalModel, ...).",
-    )
+    where = f"{spec.name}, {model.__name__}"
+    remedy = f"Write class {model.__name__}(MultiModalModel, ...)."
     if not issubclass(model, MultiModalModel):
         if not getattr(model, "supports_multimodal", False):
             raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)

@@ -33,10 +33,8 @@ def load() -> None:
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 raise  # what the module itself imports
-            expected, remedy = (
-                "a module that every process can import",
-                "Install its package, or set PYTHONPATH.",
-            )
+            expected = "a module that every process can import"
+            remedy = "Install its package, or set PYTHONPATH."
             raise MmkitError(f"{VARIABLE}, {name}", expected, str(error), remedy) from error
 
 

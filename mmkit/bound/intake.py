@@ -33,10 +33,8 @@ class Intake:
                 in vLLM.
         """
         if data is None:
-            expected, remedy = (
-                f"{self.item.expected} or a list of them",
-                "Send the item, or leave the modality out.",
-            )
+            expected = f"{self.item.expected} or a list of them"
+            remedy = "Send the item, or leave the modality out."
             raise InputError(self.where, expected, "None", remedy)
         values = enumerate(self.item.split(data, self.where))
         return [

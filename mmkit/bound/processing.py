@@ -42,17 +42,14 @@ class Processing:
     """
 
     def __init__(self, spec: Modality, binding: Binding) -> None:
-        self._process, self._binding, self._where = (
-            spec.process,
-            binding,
-            f"{binding.where}, process",
-        )
+        self._process, self._binding = spec.process, binding
+        self._where = f"{binding.where}, process"
         self.fields: dict[str, Field] = {
             name: binding.bind("fields", field) for name, field in spec.fields.items()
         }
-        self.hf: HF | None = (
-            binding.bind("process", spec.process) if isinstance(spec.process, HF) else None
-        )
+        self.hf: HF | None = None
+        if isinstance(spec.process, HF):
+            self.hf = binding.bind("process", spec.process)
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         self._in_order = sorted(
             self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived)
@@ -60,9 +57,8 @@ class Processing:
         self._processed = [name for name, field in self.fields.items() if not field.is_derived]
         self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
         self._unpad = self.hf.unpad if self.hf else {}
-        self._needs_scopes = bool(self._unpad) or any(
-            field.varies for field in self.fields.values()
-        )
+        varies = any(field.varies for field in self.fields.values())
+        self._needs_scopes = varies or bool(self._unpad)
 
     @cached_property
     def hf_processor(self) -> Any:

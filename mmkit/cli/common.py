@@ -68,9 +68,9 @@ def checkpoint(folder: str | Path) -> Path:
     path = Path(folder)
     if (path / "config.json").is_file():
         return path
-    got = (
-        "a folder without one" if path.is_dir() else "a file" if path.exists() else "no such folder"
-    )
+    got = "a file" if path.exists() else "no such folder"
+    if path.is_dir():
+        got = "a folder without one"
     remedy = "Give the folder of a checkpoint; it needs no weights."
     raise UsageError(f"--config {folder}", "a folder with a config.json", got, remedy)
 

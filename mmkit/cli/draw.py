@@ -341,7 +341,9 @@ def _elements(row: int, line: Sequence[Segment]) -> Iterator[str]:
     column, y = 0, _MARGIN + row * _LINE
     for segment in line:
         style, cells = segment.style or Style(), segment.cell_length
-        colour = style.color.name if style.color else "dim" if style.dim else "ink"
+        colour = "dim" if style.dim else "ink"
+        if style.color:
+            colour = style.color.name
         x, box = _MARGIN + column * _ADVANCE, style.meta.get("box", "sign")
         if box != "sign":
             size = f'width="{cells * _ADVANCE}" height="{_LINE - 3}" rx="4"'

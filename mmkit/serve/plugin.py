@@ -48,8 +48,6 @@ class MmkitEndpoints:
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
         engine = Engine(engine_client, processor, trust_kwargs=trust)
-        models, origins = (
-            list(args.served_model_name or [args.model]),
-            getattr(args, "allowed_origins", "*"),
-        )
+        models = list(args.served_model_name or [args.model])
+        origins = getattr(args, "allowed_origins", "*")
         state.mmkit_door = Door(engine, Limits.of(), models, origins)

@@ -51,11 +51,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
         self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._environment, self._log, self._seconds = (
-            {**os.environ, **(environment or {})},
-            log,
-            start_seconds,
-        )
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
+        self._seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

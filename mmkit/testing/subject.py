@@ -43,12 +43,10 @@ class Subject:
         plan: Plan | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.processor, self.samples, self.plan, self.model_dir = (
-            processor,
-            dict(samples),
-            plan,
-            Path(model_dir),
-        )
+        self.processor = processor
+        self.samples = dict(samples)
+        self.plan = plan
+        self.model_dir = Path(model_dir)
         self.options = dict(options or {})
         self.kwargs = st.just({}) if kwargs is None else kwargs
 
@@ -70,10 +68,8 @@ class Subject:
     def postprocessed(self, request: Request) -> list[int]:
         """The prompt in which items are placed: what the spec makes of a caller's, else the
         processor; an encoder may have one of its own."""
-        prompt, encoder_prompt = (
-            list(request.prompt),
-            getattr(self.processor, "create_encoder_prompt", None),
-        )
+        prompt = list(request.prompt)
+        encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
         if encoder_prompt is not None:
             prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
         rewrite = (
@@ -182,10 +178,8 @@ def _requests(
     prefix = next((p.prefix for found in pieces.values() for p in found if p.prefix), [])
     # the beginnings of placeholders, where they are none themselves
     every = [p for found in pieces.values() for p in found]
-    taken, whole = (
-        {token for p in every for token in p.ids},
-        [target for p in every for target in p.targets],
-    )
+    taken = {token for p in every for token in p.ids}
+    whole = [target for p in every for target in p.targets]
     starts = {tuple(ids[:-1]) for ids in written}
     fragments = [
         list(ids)

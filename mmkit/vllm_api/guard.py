@@ -144,10 +144,8 @@ def _check_allowed(processor: CommonProcessor, params: Any) -> None:
     """Refuse a request that may sample placeholder ids only, which are never sampled."""
     allowed = getattr(params, "allowed_token_ids", None)
     if allowed and processor.plan.embed_ids.issuperset(allowed):
-        where, expected = (
-            f"{processor.plan.spec.name}.allowed_token_ids",
-            "an id that is not a placeholder",
-        )
+        where = f"{processor.plan.spec.name}.allowed_token_ids"
+        expected = "an id that is not a placeholder"
         raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
 
 

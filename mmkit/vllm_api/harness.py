@@ -253,10 +253,8 @@ def _piece(processor: Any, ways: Sequence[Any]) -> Piece:
         for way in ways
         if not isinstance(way.target, kit.PromptIndex)
     ]
-    full, flags = (
-        kit.spelled(processor, update.content.full),
-        kit.embedded(processor, update.content),
-    )
+    full = kit.spelled(processor, update.content.full)
+    flags = kit.embedded(processor, update.content)
     mask = (True,) * len(full) if flags is None else tuple(map(bool, flags))
     inserted = update.mode == kit.UpdateMode.INSERT
     if not isinstance(update.target, kit.PromptIndex):

@@ -38,12 +38,10 @@ PromptIndex = find(
     "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
 )
 
-render, call, process, dummy = (
-    generation.render,
-    generation.call,
-    generation.process,
-    generation.dummy,
-)
+render = generation.render
+call = generation.call
+process = generation.process
+dummy = generation.dummy
 parsed, encoded = generation.parsed, generation.encoded
 spelled, embedded = generation.spelled, generation.embedded
 

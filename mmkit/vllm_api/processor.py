@@ -340,10 +340,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
-            where, cause = (
-                ", ".join(modality.where for modality in modalities),
-                error.__cause__ or error,
-            )
+            where = ", ".join(modality.where for modality in modalities)
+            cause = error.__cause__ or error
             got = f"{type(cause).__name__}: {cause}".rstrip(".")
             raise InputError(where, "items that the Hugging Face processor takes", got) from error
 
@@ -437,10 +435,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             ]
             for i, (first, *_) in enumerate(of_modality):
                 if first.modality != name:
-                    where, got = (
-                        f"{self.plan.modalities[name].where}[{i}]",
-                        f"one of {first.modality}",
-                    )
+                    where = f"{self.plan.modalities[name].where}[{i}]"
+                    got = f"one of {first.modality}"
                     raise InputError(
                         where, f"the uuid of one of {name}", got, "Use each uuid for one item."
                     )

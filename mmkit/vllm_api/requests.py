@@ -98,11 +98,9 @@ class RequestProcessor(CommonProcessor):
 
     @override
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        items, uuids, cache = (
-            inputs.mm_data_items,
-            inputs.mm_uuid_items or {},
-            self.cache_of(inputs),
-        )
+        items = inputs.mm_data_items
+        uuids = inputs.mm_uuid_items or {}
+        cache = self.cache_of(inputs)
         return mark(
             self.guarded(
                 inputs.prompt, items, uuids, cache, partial(super().apply, inputs, timing_ctx)

@@ -149,10 +149,8 @@ def test_7_embeddings_are_refused_by_accident(entry: str, name: str, message: st
 
 
 def test_8_video_embeddings_of_minicpmv() -> None:
-    prompt, sizes = (
-        written("minicpmv", "video", VideoSample(0, 2, 28, 28)),
-        torch.tensor([[[28, 28], [28, 28]]]),
-    )
+    prompt = written("minicpmv", "video", VideoSample(0, 2, 28, 28))
+    sizes = torch.tensor([[[28, 28], [28, 28]]])
     sent = {"video_embeds": [torch.ones(8, 32)], "video_image_sizes": sizes}
     with pytest.raises(TypeError, match="can't multiply sequence"):
         harness.run(subject("minicpmv").processor, prompt, {"video": sent})

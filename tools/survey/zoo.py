@@ -249,11 +249,9 @@ def llava_next_video() -> Sequence[Any]:
 
 @maker("LlavaOnevisionForConditionalGeneration", "image", "video")
 def llava_onevision() -> Sequence[Any]:
-    text, grid, size = (
-        tokenizer("<image>", "<video>"),
-        [[56, 112], [112, 56], [112, 112]],
-        {"height": 56, "width": 56},
-    )
+    text = tokenizer("<image>", "<video>")
+    grid = [[56, 112], [112, 56], [112, 112]]
+    size = {"height": 56, "width": 56}
     config = hf.LlavaOnevisionConfig(
         vision_config=hf.SiglipVisionConfig(**VISION),
         text_config=hf.Qwen2Config(**TEXT),
@@ -1247,17 +1245,13 @@ class KimiVLImageProcessor(hf.BaseImageProcessor):
 
     def __init__(self, patch_size=14, in_token_limit=64, merge_kernel_size=(2, 2), **kwargs):
         super().__init__(**kwargs)
-        self.patch_size, self.in_token_limit, self.merge_kernel_size = (
-            patch_size,
-            in_token_limit,
-            merge_kernel_size,
-        )
+        self.patch_size = patch_size
+        self.in_token_limit = in_token_limit
+        self.merge_kernel_size = merge_kernel_size
 
     def patches(self, image):
-        side, count = (
-            self.patch_size,
-            (image.width // self.patch_size) * (image.height // self.patch_size),
-        )
+        side = self.patch_size
+        count = (image.width // self.patch_size) * (image.height // self.patch_size)
         if count > self.in_token_limit:
             scale = math.sqrt(self.in_token_limit / count)
             image = image.resize((int(image.width * scale), int(image.height * scale)))
@@ -1324,10 +1318,8 @@ class Phi3VImageProcessor(hf.BaseImageProcessor):
         ratio, scale = max(width, height) / min(width, height), 1
         while (scale + 1) * math.ceil((scale + 1) / ratio) <= self.num_crops:
             scale += 1
-        long, short = (
-            scale * self.side,
-            math.ceil(int(scale * self.side / ratio) / self.side) * self.side,
-        )
+        long = scale * self.side
+        short = math.ceil(int(scale * self.side / ratio) / self.side) * self.side
         return (long, max(short, self.side)) if width >= height else (max(short, self.side), long)
 
     def count(self, width, height):
