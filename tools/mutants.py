@@ -37,7 +37,9 @@ from coverage import Coverage, CoverageData
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-MODULES = "expr layout fields items updates plan process spec"
+MODULES = """\
+expr layout field items/base items/tensor items/media updates placement process spec
+bound/intake bound/processing bound/placeholders bound/modality plan"""
 TESTS = "tests/unit tests/path"
 NOT_COPIED = (
     ".git",
