@@ -3,12 +3,15 @@
 A `Tensor` modality without `process=` passes tensors on, `hf()` calls a processor in the way of
 Hugging Face's, and any function does the rest::
 
-    def patches(items, scope):                      # canonical items, in order; a Scope without an
-        item made = [item.unfold(0, 4, 4) for item in items] return {
-            "patches": torch.cat(made),             # a flat field: the items' parts, one after the
-            other "counts": torch.tensor([len(p) for p in made]),   # a batched field: one part per
-            item, also as a list "scale": torch.tensor(scope.cfg.scale), # a shared field: the same
-            for every item
+    def patches(items, scope):  # canonical items, in order; a Scope without an item
+        parts = [item.unfold(0, 4, 4) for item in items]
+        return {
+            # a flat field: the items' parts, one after the other
+            "patches": torch.cat(parts),
+            # a batched field: one part per item, also as a list
+            "counts": torch.tensor([len(part) for part in parts]),
+            # a shared field: the same for every item
+            "scale": torch.tensor(scope.cfg.scale),
         }
 
 Whatever the way, an item's part must not depend on the other items of the request: nothing is

@@ -130,10 +130,8 @@ def unsound_items() -> Any:
     return Counter(
         "mmkit:unsound_items",
         "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
-        "dtype, by modality. "
-        "Their requests were answered as if the rows were zeros. Counted in the worker, once per "
-        "tensor-parallel "
-        "group.",
+        "dtype, by modality. Their requests were answered as if the rows were zeros. Counted in "
+        "the worker, once per tensor-parallel group.",
         ["modality"],
     )
 
@@ -156,8 +154,7 @@ class Reporter:
         for name, count in self._unsaid.items():
             logger.warning(
                 "mmkit: %s.%s: the encoder rows of %d item(s) were not finite, or larger than %g "
-                "in magnitude. The "
-                "requests were answered as if these rows were zeros.",
+                "in magnitude. The requests were answered as if these rows were zeros.",
                 self._spec,
                 name,
                 count,

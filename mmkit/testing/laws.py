@@ -168,10 +168,8 @@ def _counts(subject: Subject, data: Any, model: Any) -> None:
 @_law(
     "L2 ranges",
     "placeholder ranges are in bounds, disjoint and in the order of their items; the ids at a "
-    "range are the layout of "
-    "its item; everything outside is the caller's prompt; numbered placeholders in another order "
-    "are refused, or get "
-    "the items of their numbers",
+    "range are the layout of its item; everything outside is the caller's prompt; numbered "
+    "placeholders in another order are refused, or get the items of their numbers",
 )
 def _ranges(subject: Subject, data: Any) -> None:
     request = data.draw(subject.requests())
@@ -443,9 +441,8 @@ def _content(sample: Any) -> Any:
 
 @_law(
     "L9 refusal",
-    "missing, surplus or malformed items, and placeholder counts that do not match, are refused in "
-    "a message that "
-    "names the modality",
+    "missing, surplus or malformed items, and placeholder counts that do not match, are refused "
+    "in a message that names the modality",
     cost=4,
 )
 def _refusal(subject: Subject, data: Any) -> None:
@@ -718,8 +715,7 @@ def _elsewhere(
 @_law(
     "L13 safety",
     "a placeholder without data, or an id outside the vocabulary, cannot crash the model, and it "
-    "never samples a "
-    "placeholder id",
+    "never samples a placeholder id",
     kind="once",
     needs_model=True,
 )
@@ -748,8 +744,8 @@ def _safety(subject: Subject, model: Any) -> None:
 @_law(
     "L14 containment",
     "whatever an item holds and its encoder makes of it, what the language model gets is finite "
-    "and not too large for "
-    "its dtype, and the other items of a batch have the rows that they have alone",
+    "and not too large for its dtype, and the other items of a batch have the rows that they "
+    "have alone",
     cost=3,
     needs_model=True,
     dtypes=("float32", "bfloat16", "float16"),

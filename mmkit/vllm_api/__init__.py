@@ -92,8 +92,7 @@ generation: Any = _fitting()
 if newer():
     warnings.warn(
         f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that "
-        "mmkit overrides; check "
-        "your spec with mmkit.testing.",
+        "mmkit overrides; check your spec with mmkit.testing.",
         stacklevel=2,
     )
 
