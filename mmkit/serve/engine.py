@@ -193,9 +193,8 @@ class Engine:
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
             (made,) = await asyncio.shield(work)
-        except (
-            asyncio.CancelledError
-        ):  # the items would stay in the cache, and never reach the engine
+        except asyncio.CancelledError:
+            # the items would stay in the cache, and never reach the engine
             work.add_done_callback(self._dropped)
             raise
         return made  # type: ignore[no-any-return]
