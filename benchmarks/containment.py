@@ -1,5 +1,5 @@
-"""What `mmkit.sound` adds to a request's time in the engine: ``python -m benchmarks.containment
---help``.
+"""What `mmkit.model.sound` adds to a request's time in the engine:
+``python -m benchmarks.containment --help``.
 
 The tiny LLaVA-like model on a CPU, in one process with one thread: the smaller the model, the
 larger the share. Requests of one new image each are answered in turns, with the check of encoder

@@ -32,7 +32,7 @@ _HEADER = """\
 #
 # Not here are mmkit's command and its entry points. Declare yours in pyproject.toml:
 #   vllm.general_plugins    a function that registers the model; vLLM calls it in every process
-#   vllm.logits_processors  "{package}.{folder}.sampling:PlaceholderMask"
+#   vllm.logits_processors  "{package}.{folder}.model.sampling:PlaceholderMask"
 #                           without it the model masks its own logits, and the log probabilities
 #                           that vLLM reports are of the other ids only
 # There are no routes under /v1/mm: vLLM's own server takes the items that it has a form for.

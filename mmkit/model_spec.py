@@ -122,14 +122,14 @@ class ModelSpec(Declaration):
             The model class, or a decorator if none is given.
 
         Raises:
-            SpecError: the class cannot run the spec; see `mmkit.model.check_class`.
+            SpecError: the class cannot run the spec; see `mmkit.model.checks.check_class`.
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
             return lambda cls: self.register(
                 cls, info=info, dummy_inputs=dummy_inputs, processor=processor
             )
-        from .model import check_class
+        from .model.checks import check_class
         from .vllm_api import register
 
         check_class(self, model)

@@ -62,7 +62,7 @@ HOMES = (
 MMKIT = Path(__file__).parents[1] / "mmkit"
 SOURCES = {
     path.relative_to(MMKIT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [*sorted(MMKIT.glob("vllm_api/*.py")), MMKIT / "model.py"]
+    for path in [*sorted(MMKIT.glob("vllm_api/*.py")), *sorted(MMKIT.glob("model/*.py"))]
 }
 """Everything in mmkit that touches vLLM, by path."""
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ..errors import InputError
-from ..sound import largest_magnitude
+from ..model.sound import largest_magnitude
 from ..vllm_api import harness
 from .strategies import Request
 from .subject import Subject

@@ -50,7 +50,7 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
-from mmkit.sound import largest_magnitude
+from mmkit.model.sound import largest_magnitude
 from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
 from mmkit.vllm_api.common import EmbedItems, Parser, TensorItems
 from tests.profiles import profile

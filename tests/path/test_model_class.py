@@ -49,7 +49,7 @@ def test_a_class_that_cannot_run_the_spec(name: str) -> None:
 
 @pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived)])
 def test_a_class_that_can(bases: tuple[type, ...]) -> None:
-    from mmkit.model import check_class
+    from mmkit.model.checks import check_class
 
     check_class(MIXED, type("Robot", bases, {"embed_frames": lambda self, **fields: None}))
 

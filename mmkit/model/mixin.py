@@ -1,8 +1,7 @@
-"""The model side: what a vLLM model class inherits so that its spec holds on the device too."""
+"""What a vLLM model class inherits so that its spec holds on the device too."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar
@@ -10,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
+from ..bound.modality import BoundModality
+from ..errors import MmkitError
+from ..field import Batched
+from ..plan import Plan
+from ..spec import Declaration
+from ..vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
 from . import sampling
-from .bound.modality import BoundModality
-from .errors import MmkitError, SpecError
-from .field import Batched
-from .plan import Plan
 from .sound import Reporter, Tally, contained, largest_magnitude
-from .spec import Declaration
-from .vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
 
 
 def _masked(
@@ -78,7 +77,7 @@ class MultiModalModel(ModelInterface):
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size)
         tensor each, all zeros where a value is not finite or too large (see
-        `mmkit.sound.largest_magnitude`).
+        `mmkit.model.sound.largest_magnitude`).
 
         Raises:
             MmkitError: the encoder returned another number of items or rows than the layout has
@@ -176,10 +175,10 @@ class MultiModalModel(ModelInterface):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Logits of the next token, of the class itself or of its language model.
 
-        vLLM's sampler takes the placeholder ids out (`mmkit.sampling`), so that what it reports is
-        the model's. Where it has no logits processors, as with speculative decoding, they have
-        minus infinity here, and reported log probabilities are of the other ids only; this holds
-        for the `compute_logits` of a subclass, too.
+        vLLM's sampler takes the placeholder ids out (`mmkit.model.sampling`), so that what it
+        reports is the model's. Where it has no logits processors, as with speculative decoding,
+        they have minus infinity here, and reported log probabilities are of the other ids only;
+        this holds for the `compute_logits` of a subclass, too.
 
         Args:
             hidden_states: (tokens, hidden_size), in the model's dtype.
@@ -212,49 +211,6 @@ class MultiModalModel(ModelInterface):
                 sorted(self.mm_plan.embed_ids), device=device
             )
         return reserved
-
-
-def check_class(spec: Declaration, model: type) -> None:
-    """Look whether a model class can run a spec.
-
-    Raises:
-        SpecError: it is no multimodal model, the mixin is not first among its bases, or an
-            `embed_<modality>` is missing or does not take the fields by their names.
-    """
-    where = f"{spec.name}, {model.__name__}"
-    remedy = f"Write class {model.__name__}(MultiModalModel, ...)."
-    if not issubclass(model, MultiModalModel):
-        if not getattr(model, "supports_multimodal", False):
-            raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)
-        return  # vLLM's own, or written by hand
-    before = [
-        base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model
-    ]
-    for base in before:
-        hidden = vars(base).keys() & {
-            "__init__",
-            "embed_multimodal",
-            "embed_input_ids",
-            "compute_logits",
-        }
-        if hidden and not issubclass(base, MultiModalModel):
-            got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
-            raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
-    if model.embed_multimodal is not MultiModalModel.embed_multimodal:
-        return
-    for modality in spec.modalities:
-        method, fields = f"embed_{modality.name}", sorted(modality.fields)
-        if not callable(encode := getattr(model, method, None)):
-            raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
-        taken = list(inspect.signature(encode).parameters.values())[1:]
-        named = {p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        required = {p.name for p in taken if p.default is p.empty and p.name in named}
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
-        if not required <= set(fields) or not (takes_all or named >= set(fields)):
-            got = f"({', '.join(p.name for p in taken)})"
-            raise SpecError(
-                f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got
-            )
 
 
 check([MultiModalModel, sampling.PlaceholderMask])

@@ -1,0 +1,52 @@
+"""Whether a model class can run a spec: asked when the class is registered."""
+
+from __future__ import annotations
+
+import inspect
+
+from ..errors import SpecError
+from ..spec import Declaration
+from .mixin import MultiModalModel
+
+
+def check_class(spec: Declaration, model: type) -> None:
+    """Look whether a model class can run a spec.
+
+    Raises:
+        SpecError: it is no multimodal model, the mixin is not first among its bases, or an
+            `embed_<modality>` is missing or does not take the fields by their names.
+    """
+    where = f"{spec.name}, {model.__name__}"
+    remedy = f"Write class {model.__name__}(MultiModalModel, ...)."
+    if not issubclass(model, MultiModalModel):
+        if not getattr(model, "supports_multimodal", False):
+            raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)
+        return  # vLLM's own, or written by hand
+    before = [
+        base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model
+    ]
+    for base in before:
+        hidden = vars(base).keys() & {
+            "__init__",
+            "embed_multimodal",
+            "embed_input_ids",
+            "compute_logits",
+        }
+        if hidden and not issubclass(base, MultiModalModel):
+            got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
+            raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
+    if model.embed_multimodal is not MultiModalModel.embed_multimodal:
+        return
+    for modality in spec.modalities:
+        method, fields = f"embed_{modality.name}", sorted(modality.fields)
+        if not callable(encode := getattr(model, method, None)):
+            raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
+        taken = list(inspect.signature(encode).parameters.values())[1:]
+        named = {p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        required = {p.name for p in taken if p.default is p.empty and p.name in named}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
+        if not required <= set(fields) or not (takes_all or named >= set(fields)):
+            got = f"({', '.join(p.name for p in taken)})"
+            raise SpecError(
+                f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got
+            )
