@@ -11,7 +11,8 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import Modality, ModelSpec, Tensor, batched, embed, replace, testing, tok
 from mmkit.items import ItemType
-from mmkit.testing import Law, NotApplicable, Subject, Violation, specs, strategies
+from mmkit.testing import Law, NotApplicable, Subject, Violation, strategies
+from tests import random_specs
 
 ALPHA = Modality(
     "alpha",
@@ -38,7 +39,7 @@ def breaking(subject: Subject, data: Any) -> None:
     ],
 )
 def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
-    subject = testing.of_spec(ModelSpec("one", ALPHA), specs.checkpoint())
+    subject = testing.of_spec(ModelSpec("one", ALPHA), random_specs.checkpoint())
     with pytest.raises(kind) as verdict:
         testing.check_law(Law("L0 none", "", check), subject, examples=5, database=False)
     assert str(verdict.value).splitlines()[0] == sentence
@@ -70,7 +71,7 @@ def test_a_prompt_that_cannot_be_expanded_again(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Subject, "run", once)
     with pytest.raises(Violation, match=r"^L10 idempotence: refused with ValueError: twice"):
         testing.check_law(
-            "L10", testing.of_spec(ModelSpec("one", ALPHA), specs.checkpoint()), examples=20, database=False
+            "L10", testing.of_spec(ModelSpec("one", ALPHA), random_specs.checkpoint()), examples=20, database=False
         )
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mmkit import InputError
 from mmkit.testing import LAWS, Subject, check_law, items
-from mmkit.testing.specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, harness
 from tests.profiles import scaled
+from tests.random_specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
 from tests.unit import naive
 
 ID = {word: i for i, word in enumerate(WORDS)}

@@ -18,14 +18,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ..expr import cfg, fields, item, tok, where
-from ..field import Flat, batched, constant, derived, flat
-from ..items import between
-from ..items.tensor import Tensor
-from ..layout import Layout, each, embed, literal, nothing
-from ..model_spec import ModelSpec
-from ..spec import Modality
-from ..updates import Update, already_expanded, ending_with, insert, replace
+from mmkit.expr import cfg, fields, item, tok, where
+from mmkit.field import Flat, batched, constant, derived, flat
+from mmkit.items import between
+from mmkit.items.tensor import Tensor
+from mmkit.layout import Layout, each, embed, literal, nothing
+from mmkit.model_spec import ModelSpec
+from mmkit.spec import Modality
+from mmkit.updates import Update, already_expanded, ending_with, insert, replace
 
 __all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs"]
 
@@ -34,9 +34,7 @@ NUMBERS = {"one": 1, "two": 2, "three": 3}
 
 ROWS = (2, 1, 3)
 NAMES = ("alpha", "beta")
-MARKS = {
-    name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES
-}
+MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
 """Per modality: its target, its placeholder, and two literal tokens."""
 
 WORDS = (
@@ -57,15 +55,11 @@ def checkpoint() -> Path:
     from transformers import PreTrainedTokenizerFast
 
     folder = Path(tempfile.mkdtemp(prefix="mmkit-specs-"))
-    words = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
-    )
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     made = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    made.add_special_tokens(
-        {"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]}
-    )
+    made.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
     made.save_pretrained(folder)
     sizes = {
         "hidden_size": 8,
@@ -80,9 +74,7 @@ def checkpoint() -> Path:
         **sizes,
         **NUMBERS,
     }
-    (folder / "config.json").write_text(
-        json.dumps({**config, "rows": list(ROWS), "max_position_embeddings": 4096})
-    )
+    (folder / "config.json").write_text(json.dumps({**config, "rows": list(ROWS), "max_position_embeddings": 4096}))
     return folder
 
 
@@ -133,9 +125,7 @@ class ModalitySample:
         return Modality(
             self.name,
             # a longer item need not have more placeholders
-            item=Tensor(
-                shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]
-            ),
+            item=Tensor(shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]),
             # an item has at least one placeholder
             layout=embed(tok[placeholder]) + _build(self.tree, self.name, None),
             update=ways,
@@ -162,9 +152,7 @@ def _number(value: Any, element: Any) -> Any:
     if value == "element":
         return element
     return (
-        {"length": item.length, "rows": cfg.rows}.get(value, getattr(cfg, value))
-        if isinstance(value, str)
-        else value
+        {"length": item.length, "rows": cfg.rows}.get(value, getattr(cfg, value)) if isinstance(value, str) else value
     )
 
 
@@ -184,11 +172,7 @@ def _build(tree: Tree, name: str, element: Any) -> Layout:
             return made
         case ("where", limit, then, other):
             # a layout inside where() is chosen per item
-            return literal(
-                where(
-                    item.length > limit, _build(then, name, element), _build(other, name, element)
-                )
-            )
+            return literal(where(item.length > limit, _build(then, name, element), _build(other, name, element)))
     _, over, body, sep = tree
     separator = nothing if sep is None else _build(sep, name, element)
     return each(_number(over, element), lambda x: _build(body, name, x), sep=separator)
@@ -209,20 +193,14 @@ class SpecSample:
     @cached_property
     def spec(self) -> ModelSpec:
         modalities = (sample.build() for sample in self.modalities)
-        return ModelSpec(
-            "made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None
-        )
+        return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None)
 
 
 @cache
 def trees(depth: int = 3, looped: bool = False) -> SearchStrategy[Tree]:
     """Layouts. Shrinks towards one literal token."""
-    numbers = st.integers(0, 3) | st.sampled_from(
-        [*NUMBERS, "length", *(["element"] if looped else [])]
-    )
-    flats: SearchStrategy[Tree] = st.tuples(st.just("literal"), st.integers(0, 1)) | st.just(
-        ("embed",)
-    )
+    numbers = st.integers(0, 3) | st.sampled_from([*NUMBERS, "length", *(["element"] if looped else [])])
+    flats: SearchStrategy[Tree] = st.tuples(st.just("literal"), st.integers(0, 1)) | st.just(("embed",))
     if not depth:
         return flats
     inner, inside = trees(depth - 1, looped), trees(depth - 1, True)
