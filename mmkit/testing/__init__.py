@@ -17,8 +17,7 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
-from .laws import LAWS, Law, NotApplicable, Violation
+from .laws import LAWS, Case, Law, NotApplicable, Violation
 from .strategies import (
     AudioSample,
     ImageSample,
@@ -46,6 +45,7 @@ from .subject import Subject, of_registered, of_spec
 __all__ = [
     "LAWS",
     "AudioSample",
+    "Case",
     "ImageSample",
     "Law",
     "NotApplicable",
@@ -126,28 +126,31 @@ def check_law(
     }
     if not database:
         options["database"] = None
-    for dtype in law.dtypes if law.needs_model else ("",):
-        config = subject.processor.info.ctx.model_config
-        context = harness.loaded_model(config, dtype=dtype) if law.needs_model else nullcontext()
-        with context as model:
-            _check(law, subject, (model,) if law.needs_model else (), options)
+    if not law.needs_model:
+        _check(Case(law, subject), options)
+        return
+    config = subject.processor.info.ctx.model_config
+    for dtype in law.dtypes:
+        with harness.loaded_model(config, dtype=dtype) as model:
+            _check(Case(law, subject, model=model), options)
 
 
-def _check(law: Law, subject: Subject, model: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _check(case: Case, options: dict[str, Any]) -> None:
+    law = case.law
     try:
-        made = settings(**options, phases=[p for p in settings().phases if p is not Phase.explain])
+        phases = [phase for phase in settings().phases if phase is not Phase.explain]
+        chosen = settings(**options, phases=phases)
         if law.kind == "once":
-            law.check(subject, *model)
+            law.check(case)
         elif law.kind == "machine":
-            run_state_machine_as_test(
-                law.check(subject), settings=settings(made, stateful_step_count=6)
-            )
+            chosen = settings(chosen, stateful_step_count=6)
+            run_state_machine_as_test(law.check(case), settings=chosen)
         else:
 
-            @made
+            @chosen
             @given(data=st.data())
             def holds(data: Any) -> None:
-                law.check(subject, data, *model)
+                law.check(replace(case, data=data))
 
             holds()
     except (Violation, NotApplicable):

@@ -49,6 +49,7 @@ class Subject:
         self.model_dir = Path(model_dir)
         self.options = dict(options or {})
         self.kwargs = st.just({}) if kwargs is None else kwargs
+        self._most_rows: dict[str, tuple[int, int]] = {}
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -64,6 +65,12 @@ class Subject:
     ) -> list[harness.Piece]:
         """How items appear in a prompt, by the processor's own updates."""
         return harness.pieces(self.processor, name, [sample.value() for sample in samples], kwargs)
+
+    def most_rows(self, name: str) -> tuple[int, int]:
+        """The most encoder rows of an item, as stated and as reached by the dummy item."""
+        if name not in self._most_rows:
+            self._most_rows[name] = harness.most_rows(self.processor, name)
+        return self._most_rows[name]
 
     def postprocessed(self, request: Request) -> list[int]:
         """The prompt in which items are placed: what the spec makes of a caller's, else the

@@ -11,7 +11,7 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import Modality, ModelSpec, Tensor, batched, embed, replace, testing, tok
 from mmkit.items import ItemType
-from mmkit.testing import Law, NotApplicable, Subject, Violation, strategies
+from mmkit.testing import Case, Law, NotApplicable, Subject, Violation, strategies
 from tests import random_specs
 
 ALPHA = Modality(
@@ -23,11 +23,11 @@ ALPHA = Modality(
 )
 
 
-def nothing_to_say(subject: Subject, data: Any) -> None:
+def nothing_to_say(case: Case) -> None:
     reject()
 
 
-def breaking(subject: Subject, data: Any) -> None:
+def breaking(case: Case) -> None:
     raise RuntimeError("broken")
 
 

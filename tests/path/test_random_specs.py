@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.testing import LAWS, Subject, check_law, items
+from mmkit.testing import LAWS, Case, Subject, check_law, items
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, harness
 from tests.profiles import scaled
 from tests.random_specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
@@ -150,7 +150,7 @@ def test_law(number: str) -> None:
     def holds(sample: SpecSample, data: Any) -> None:
         if number == "L11" and not any(modality.embeds for modality in sample.modalities):
             return
-        law.check(subject_of(sample), data)
+        law.check(Case(law, subject_of(sample), data))
 
     holds()
 

@@ -1,0 +1,32 @@
+"""The laws: what must hold of any processor on vLLM, each a named check on a `Subject`.
+
+A law draws what it needs (a request, several, a change to one) through Hypothesis, and raises
+`Violation` in one sentence where it does not hold. docs/laws.md tells what each law says and what
+it does not test.
+"""
+
+from __future__ import annotations
+
+from . import items, outcomes, system
+from .law import Case, Law, NotApplicable, Violation, differences
+
+__all__ = ["LAWS", "Case", "Law", "NotApplicable", "Violation", "differences"]
+
+_IN_ORDER = (
+    outcomes.counts,
+    outcomes.ranges,
+    system.caches,
+    outcomes.text,
+    outcomes.independence,
+    items.worst_case,
+    items.identity,
+    outcomes.round_trip,
+    items.refusal,
+    outcomes.idempotence,
+    items.embeds,
+    system.processes,
+    system.safety,
+    system.containment,
+)
+
+LAWS = {law.number: law for law in _IN_ORDER}

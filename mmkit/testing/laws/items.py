@@ -1,0 +1,178 @@
+"""Laws about items: their limits, their hashes, what is refused, precomputed embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from ...errors import InputError
+from ...vllm_api import harness
+from ..strategies import Request
+from ..subject import Subject
+from .law import Case, NotApplicable, differences, law
+
+
+@law(
+    "L6 worst case",
+    "no item has more encoder rows than stated, and the dummy item has as many as stated",
+)
+def worst_case(case: Case) -> None:
+    subject = case.subject
+    name = case.draw(st.sampled_from(sorted(subject.samples)))
+    assume(subject.limits.get(name, 0) != 0)
+    stated, reached = subject.most_rows(name)
+    case.request = subject.minimal(name, case.draw(subject.samples[name]))
+    if stated != reached:
+        case.fail(f"{stated} rows are stated for {name}, and the dummy item has {reached}")
+    ((_, _, mask),) = subject.run(case.request).ranges[name]
+    if sum(mask) > stated:
+        case.fail(f"{name} has an item of {sum(mask)} rows, and at most {stated} are stated")
+
+
+@law(
+    "L7 identity",
+    "items of equal content have equal hashes whatever their container; other content or kwargs "
+    "have another hash",
+)
+def identity(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request(most=1)
+    name = next(iter(request.items))
+    (sample,) = request.items[name]
+
+    def hash_of(value: Any, kwargs: Any = request.kwargs) -> str:
+        data = {**request.data(), name: [value]}
+        return harness.run(subject.processor, request.prompt, data, kwargs).hashes[name][0]
+
+    # one hash for two contents makes an answer wrong, two for one content only cost a miss: the
+    # former first
+    first = hash_of(sample.value())
+    other = sample.other()
+    if differences(_content(sample), _content(other)) and hash_of(other.value()) == first:
+        case.fail(f"{other!r} has the same hash")
+    kwargs = case.draw(subject.kwargs)
+    if kwargs != request.kwargs:
+        try:
+            under_others = hash_of(sample.value(), kwargs)
+        except Exception:  # the prompt may not fit under other kwargs
+            under_others = ""
+        if under_others == first:
+            case.fail(f"kwargs {kwargs!r} have the same hash")
+    for value in sample.same():
+        container = type(value).__name__
+        try:
+            of_equal = hash_of(value)
+        except Exception as error:
+            if subject.plan is None:  # a container that is refused has no hash
+                continue
+            case.fail(f"the same content as {container} is refused: {error}")
+        if of_equal != first:
+            case.fail(f"the same content as {container} has another hash")
+
+
+def _content(sample: Any) -> Any:
+    value = sample.same()[0]
+    value = value[0] if isinstance(value, tuple) else value
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
+
+
+@law(
+    "L9 refusal",
+    "missing, surplus or malformed items, and placeholder counts that do not match, are refused "
+    "in a message that names the modality",
+    cost=4,
+)
+def refusal(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request()
+    named = (*subject.samples, "prompt", "multi_modal_data")
+    data = request.data()
+    for change, mistake in _mistakes(subject, request, data):
+        try:
+            harness.run(subject.processor, request.prompt, {**data, **change}, request.kwargs)
+        except Exception as error:
+            if subject.plan is None:
+                continue
+            if not isinstance(error, InputError):
+                case.fail(f"{mistake}: refused with {type(error).__name__}: {error}")
+            if not any(name in str(error) for name in named):
+                case.fail(f"{mistake}: the message names no modality: {error}")
+        else:
+            case.fail(f"{mistake}: accepted")
+
+
+def _mistakes(
+    subject: Subject, request: Request, data: Mapping[str, list[Any]]
+) -> Iterator[tuple[dict[str, list[Any]], str]]:
+    """Changes of its data that must be refused with the prompt of a request, and what is wrong with
+    them."""
+    yield {"no_such_modality": [1]}, "an unknown modality"
+    for name, values in data.items():
+        *before, last = values
+        if any(written == name for written, _ in request.order):
+            yield {name: [*values, values[0]]}, f"one item of {name} too many"
+            if before:
+                yield {name: values[1:]}, f"one item of {name} too few"
+        # elsewhere vLLM's renderer refuses it, before any processor sees it
+        if subject.plan is not None:
+            yield {name: [*before, None]}, f"None as an item of {name}"
+        yield {name: [*before, "text"]}, f"a text as an item of {name}"
+        yield {name: [*before, object()]}, f"an object as an item of {name}"
+        if not isinstance(last, torch.Tensor) or not last.numel() or not last.is_floating_point():
+            continue
+        if subject.plan is None or getattr(subject.plan.modalities[name].item, "finite", True):
+            not_finite = last.clone()
+            not_finite.view(-1)[0] = float("nan")
+            yield {name: [*before, not_finite]}, f"NaN in an item of {name}"
+        yield {name: [*before, torch.stack([last, last])[None]]}, f"a wrong shape in {name}"
+
+
+@law("L11 embeds", "precomputed embeddings get the ranges of the item that they were computed from")
+def embeds(case: Case) -> None:
+    subject = case.subject
+    processor, plan = subject.processor, subject.plan
+    accepting = [
+        name
+        for name in subject.samples
+        if plan is None or plan.modalities[name].intake.takes_embeds
+    ]
+    if not accepting and plan is not None:
+        raise NotApplicable("no modality takes embeddings")
+    hidden = harness.hidden_size(processor)
+    request = case.draw_request()
+    present = [name for name in request.items if name in accepting]
+    name = case.draw(st.sampled_from(present or accepting))
+    assume(name in request.items)
+    outcome = subject.run(request)
+    rows = [torch.ones(sum(mask), hidden) for _, _, mask in outcome.ranges[name]]
+    forms: list[Any] = [{f"{name}_embeds": rows}]
+    try:
+        if plan is None:
+            forms = harness.embeddings(processor, name, rows, outcome.fields[name])
+        else:
+            harness.parsed(processor, {**request.data(), name: forms[0]})
+    except Exception as error:
+        if plan is not None:
+            case.fail(f"the spec takes embeddings of {name}, and the parser refuses them: {error}")
+        if len(accepting) > 1:
+            return  # another modality may take them
+        raise NotApplicable(f"embeddings are refused: {error}") from error
+    for form in forms:
+        data = {**request.data(), name: form}
+        try:
+            embedded = harness.run(processor, request.prompt, data, request.kwargs)
+        except Exception as error:
+            # a refusal that says so is one, whoever gives it; that of a generated class comes
+            # from its parser
+            if plan is None and "embedding" in str(error).lower():
+                continue
+            case.fail(
+                f"embeddings of {name} pass the parser, then {type(error).__name__}: {error} "
+                f"(sent as a {type(form).__name__})"
+            )
+        case.same(outcome.ranges, embedded.ranges, "the raw item and its embeddings", "ranges")

@@ -1,0 +1,220 @@
+"""Laws about what one request becomes: ids, ranges, fields, encoder rows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from ...vllm_api import harness
+from ..strategies import Request
+from .law import Case, NotApplicable, brief, law
+
+
+@law(
+    "L1 counts",
+    "an item has as many encoder rows as its layout has embed positions, of the width that the "
+    "language model takes",
+    needs_model=True,
+)
+def counts(case: Case) -> None:
+    outcome = case.subject.run(case.draw_request())
+    encoded = harness.rows(case.model, outcome.items)
+    width = harness.hidden_size(case.subject.processor)
+    for name, ranges in outcome.ranges.items():
+        outputs = encoded[name]
+        if len(outputs) != len(ranges):
+            case.fail(f"{len(outputs)} encoder outputs for {len(ranges)} items of {name}")
+        for i, ((_, _, mask), rows) in enumerate(zip(ranges, outputs, strict=True)):
+            if len(rows) != sum(mask):
+                case.fail(
+                    f"{name}[{i}] has {len(rows)} encoder rows and {sum(mask)} embed positions"
+                )
+            shape = tuple(rows.shape[1:])
+            if shape != (width,):
+                case.fail(f"{name}[{i}] has rows of shape {shape}, and the model takes ({width},)")
+
+
+@law(
+    "L2 ranges",
+    "placeholder ranges are in bounds, disjoint and in the order of their items; the ids at a "
+    "range are the layout of its item; everything outside is the caller's prompt; numbered "
+    "placeholders in another order are refused, or get the items of their numbers",
+)
+def ranges(case: Case) -> None:
+    request = case.draw_request()
+    _check_ranges(case, request)
+    for permuted in _permuted(case, request):
+        case.request = permuted
+        try:
+            ranges = case.subject.run(permuted).ranges
+        except Exception:  # refused, as it may be
+            continue
+        order = [*permuted.order]
+        placed = sorted(order, key=lambda at: ranges[at[0]][at[1]][0])
+        if placed != order:
+            case.fail(f"placeholders of {order} get the items {placed}")
+
+
+def _permuted(case: Case, request: Request) -> Iterator[Request]:
+    """The same items, with the numbered placeholders of a modality (``<|image_1|>``) in another
+    order."""
+    subject = case.subject
+    for name, samples in request.items.items():
+        pieces = subject.pieces(name, samples, request.kwargs) if len(samples) > 1 else []
+        targets = {tuple(piece.written) for piece in pieces if piece.written != piece.ids}
+        if not pieces or len(targets) < len(pieces):
+            continue
+        numbers = list(range(len(pieces)))
+        order = case.draw(st.permutations(numbers).filter(partial(operator.ne, numbers)))
+        prompt = list(pieces[0].prefix)
+        for number in order:
+            prompt += [*pieces[number].written, subject.ordinary[0]]
+        places = tuple((name, number) for number in order)
+        yield Request(prompt, {name: samples}, request.kwargs, places)
+
+
+def _check_ranges(case: Case, request: Request) -> None:
+    subject = case.subject
+    outcome = subject.run(request)
+    placed = []
+    for name, samples in request.items.items():
+        ranges = outcome.ranges.get(name, [])
+        if len(ranges) != len(samples):
+            case.fail(f"{len(ranges)} ranges for {len(samples)} items of {name}")
+        offsets = [offset for offset, _, _ in ranges]
+        if offsets != sorted(offsets):
+            case.fail(f"the ranges of {name} are not in order")
+        pieces = subject.pieces(name, samples, request.kwargs)
+        for i, (place, piece) in enumerate(zip(ranges, pieces, strict=True)):
+            placed.append((*place, piece, f"{name}[{i}]"))
+    ids, position = outcome.ids, 0
+    rebuilt: list[int] = []
+    for offset, length, mask, piece, item in sorted(placed, key=lambda place: place[:2]):
+        end = offset + length
+        if offset < position:
+            case.fail(
+                f"{item} at {offset} begins inside the range before it, which ends at {position}"
+            )
+        if end > len(ids):
+            case.fail(f"{item} ends at {end}, past {len(ids)} ids")
+        if ids[offset:end] != piece.ids:
+            case.fail(
+                f"the ids at {item} are {brief(ids[offset:end])}, its layout is {brief(piece.ids)}"
+            )
+        if mask != piece.mask:
+            case.fail(f"the mask of {item} is not that of its layout")
+        rebuilt += ids[position:offset] + ([] if piece.inserted else piece.written)
+        position = end
+    rebuilt += ids[position:]
+    prompt = subject.postprocessed(request)
+    if rebuilt != prompt:
+        case.fail(
+            f"outside the ranges the prompt is {brief(rebuilt)}, the caller's {brief(prompt)}"
+        )
+
+
+@law("L4 text = tokens", "a text prompt and its token ids give the same result")
+def text(case: Case) -> None:
+    processor = case.subject.processor
+    tokenizer = processor.info.ctx.tokenizer
+    if tokenizer is None:
+        raise NotApplicable("the model has no tokenizer")
+    request = case.draw_request()
+    text = tokenizer.decode(request.prompt)
+
+    def outcome(prompt: Any, *, direct: bool = False) -> Any:
+        try:
+            return harness.run(processor, prompt, request.data(), request.kwargs, direct=direct)
+        except Exception:  # decoding may change what the ids mean
+            return "refused"
+
+    of_ids = outcome(harness.encoded(processor, text))
+    for route in ("renderer", "processor"):
+        of_text = outcome(text, direct=route == "processor")
+        case.same(of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}")
+
+
+@law(
+    "L5 independence",
+    "the fields and the layout of an item do not depend on the other items of the request",
+)
+def independence(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request(least=2)
+    assume(subject.may_cache(request))
+    together = subject.run(request)
+    for name, samples in request.items.items():
+        for i, sample in enumerate(samples):
+            alone = subject.run(subject.minimal(name, sample, request.kwargs))
+            fields = alone.fields[name][0], together.fields[name][i]
+            case.same(*fields, f"{name}[{i}] alone and in this request")
+            rows, beside = sum(alone.ranges[name][0][2]), sum(together.ranges[name][i][2])
+            if rows != beside:
+                case.fail(
+                    f"{name}[{i}] has {rows} embed positions alone and {beside} in this request"
+                )
+
+
+@law(
+    "L8 round trip",
+    "splitting the processed fields into items and batching these again changes nothing",
+)
+def round_trip(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request()
+    outcome = subject.run(request)
+    for name, samples in request.items.items():
+        items = outcome.fields.get(name, [])
+        if not all(items):
+            case.fail(f"{name}[{items.index({})}] has no fields")
+        if len(items) != len(samples):
+            case.fail(f"{name} has items without fields")
+    sent = request.data(), request.kwargs
+    for field, (raw, joined) in harness.round_trip(subject.processor, *sent).items():
+        if joined is None:
+            case.fail(f"the field {field!r} was processed and reaches no item")
+        case.same(_as_list(raw), _as_list(joined), f"the field {field!r} before and after")
+    if subject.plan is None:
+        return
+    for name, items in outcome.fields.items():
+        declared = subject.plan.modalities[name].fields
+        for i, fields in enumerate(items):
+            if set(fields) != set(declared):
+                case.fail(f"{name}[{i}] has {sorted(fields)}, declared are {sorted(declared)}")
+    for name, parts in harness.parts(subject.processor, *sent).items():
+        case.same(parts, outcome.fields.get(name), "split by the spec and by vLLM", name)
+
+
+def _as_list(value: Any) -> Any:
+    """A stacked tensor and the list of its parts are the same field."""
+    return list(value) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+@law("L10 idempotence", "a prompt that is expanded already is not expanded again")
+def idempotence(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request()
+    outcome = subject.run(request)
+    case.request = again = replace(request, prompt=outcome.ids)
+    try:
+        second = subject.run(again)
+    except Exception as error:
+        case.fail(f"refused with {type(error).__name__}: {error}")
+    expected = [outcome.ids]
+    if subject.plan is None:  # vLLM's own classes may put something around every prompt
+        expected.append(subject.postprocessed(again))
+    if second.ids not in expected:
+        case.fail(f"{len(outcome.ids)} ids became {len(second.ids)}")
+    for name, ranges in outcome.ranges.items():
+        repeated = second.ranges[name]
+        if [place[1] for place in ranges] != [place[1] for place in repeated]:
+            case.fail(f"the ranges of {name} have other lengths")
+        if [place[2] for place in ranges] != [place[2] for place in repeated]:
+            case.fail(f"the masks of {name} are others")

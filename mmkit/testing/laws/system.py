@@ -1,0 +1,231 @@
+"""Laws about what surrounds a processor: caches, other processes, the model."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from ...model.sound import largest_magnitude
+from ...vllm_api import harness
+from ..strategies import Request
+from ..subject import Subject
+from .law import Case, differences, law
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """L3: requests of a few items, so that some of a request are cached, and at other positions.
+    Each is sent without a cache, with vLLM's cache in one process, and with its pair of sender and
+    receiver.
+
+    Shrinks towards few requests, a large cache, and no refused request.
+    """
+
+    case: Case
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Request] = []
+        self.subject = self.case.subject
+
+    @initialize(data=st.data(), capacity=st.sampled_from([1.0, harness.LEAST_CACHE_GIB]))
+    def start(self, data: Any, capacity: float) -> None:
+        """Some items, and caches of a capacity (in GiB) of all of them or hardly any."""
+        subject = self.subject
+        few = {}
+        for name, limit in subject.limits.items():
+            if limit != 0:
+                three = data.draw(st.lists(subject.samples[name], min_size=3, max_size=3))
+                few[name] = st.sampled_from(three)
+        self.requests = subject.requests(of=few)
+        self.caches = {
+            "in one process": harness.Caches(subject.processor, capacity, pair=False),
+            "in two processes": harness.Caches(subject.processor, capacity, pair=True),
+        }
+
+    @rule(data=st.data())
+    def send(self, data: Any) -> None:
+        """A request."""
+        self._compare(data.draw(self.requests))
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def send_again(self, data: Any) -> None:
+        """A request that was sent before."""
+        self._compare(data.draw(st.sampled_from(self.seen)))
+
+    @rule(data=st.data())
+    def send_after_a_refusal(self, data: Any) -> None:
+        """A request whose prompt lacks the placeholders, then the right one."""
+        request = data.draw(self.requests)
+        if request.order:
+            for cache in self.caches.values():
+                with suppress(Exception):
+                    self.subject.run(replace(request, prompt=[]), cache)
+        self._compare(request, ", refused without a prompt before" * bool(request.order))
+
+    def _compare(self, request: Request, when: str = "") -> None:
+        before = f" after {self.seen!r}" if self.seen else ""
+        case = replace(self.case, request=request, before=before)
+        expected = self.subject.run(request)
+        for name, cache in self.caches.items():
+            try:
+                outcome = self.subject.run(request, cache)
+            except Exception as error:
+                case.fail(f"with a cache {name}: {type(error).__name__}: {error}{when}")
+            if difference := differences(expected, outcome):
+                case.fail(f"without a cache and with one {name}: {difference}{when}")
+        self.seen.append(request)
+
+
+@law(
+    "L3 cache",
+    "any sequence of requests gives the same outputs with and without vLLM's processor caches, "
+    "however small",
+    kind="machine",
+    cost=2,
+)
+def caches(case: Case) -> type[RuleBasedStateMachine]:
+    return type("CacheMachine", (CacheMachine,), {"case": case})
+
+
+@law(
+    "L12 processes",
+    "the classes survive pickling, and a spawned process gives the same result",
+    kind="once",
+)
+def processes(case: Case) -> None:
+    subject = case.subject
+    processor = subject.processor
+    classes = (type(processor.info), type(processor.dummy_inputs), type(processor))
+    try:
+        pickled = pickle.dumps(classes)
+    except (pickle.PicklingError, AttributeError) as error:
+        case.fail(f"the classes cannot be pickled: {error}")
+    if pickle.loads(pickled) != classes:
+        case.fail("pickled classes come back as others")
+    requests = _some(subject)
+    config = processor.info.ctx.model_config
+    task = (pickled, str(config.model), config.architectures, subject.options, requests)
+    try:  # unlike a Pool, an executor tells that its process has died
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            outcomes = pickle.loads(pool.submit(_elsewhere, *task).result())
+    except BrokenProcessPool as error:
+        case.fail(f"a spawned process died: {error}")
+    if isinstance(outcomes, str):
+        case.fail(f"in a spawned process: {outcomes}")
+    for request, there in zip(requests, outcomes, strict=True):
+        case.request = request
+        case.same(subject.run(request), there, "in this process and in a spawned one")
+
+
+def _some(subject: Subject) -> list[Request]:
+    """A few requests, the same ones each time."""
+    requests: list[Request] = []
+
+    @settings(
+        max_examples=8,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[*HealthCheck],
+    )
+    @given(request=subject.requests())
+    def collect(request: Request) -> None:
+        requests.append(request)
+
+    collect()
+    return requests
+
+
+def _elsewhere(
+    pickled: bytes,
+    model_dir: str,
+    architectures: list[str],
+    options: dict[str, Any],
+    requests: list[Request],
+) -> bytes:
+    """Outcomes, pickled, or the text of an error: not every error can be pickled."""
+    try:
+        harness.load_plugins()
+        harness.stand_in(*architectures)
+        config = harness.model_config(model_dir, **options)
+        info, dummy_inputs, processor_class = pickle.loads(pickled)
+        processor = harness.generated(info, dummy_inputs, processor_class, config)
+        outcomes = [harness.run(processor, r.prompt, r.data(), r.kwargs) for r in requests]
+    except Exception as error:
+        return pickle.dumps(f"{type(error).__name__}: {error}")
+    # plain bytes: no shared memory
+    return pickle.dumps([replace(outcome, items={}) for outcome in outcomes])
+
+
+@law(
+    "L13 safety",
+    "a placeholder without data, or an id outside the vocabulary, cannot crash the model, and it "
+    "never samples a placeholder id",
+    kind="once",
+    needs_model=True,
+)
+def safety(case: Case) -> None:
+    subject, model = case.subject, case.model
+    placeholders = sorted(subject.plan.embed_ids) if subject.plan else []
+    wrong = [*placeholders, -1, subject.vocabulary_size, 2**31 - 1]
+    with torch.inference_mode():
+        try:
+            embedded = model.embed_input_ids(torch.tensor(wrong))
+        except Exception as error:
+            case.fail(f"ids {wrong} in a prompt: {type(error).__name__}: {error}")
+        if not torch.isfinite(embedded).all():
+            case.fail(f"ids {wrong} are embedded as NaN or infinities")
+        logits = model.compute_logits(torch.zeros(1, embedded.shape[-1], dtype=embedded.dtype))
+    if logits is None:
+        return
+    sampled = [token for token in placeholders if logits[0, token] != float("-inf")]
+    if sampled:
+        case.fail(f"placeholder ids {sampled} can be sampled")
+
+
+@law(
+    "L14 containment",
+    "whatever an item holds and its encoder makes of it, what the language model gets is finite "
+    "and not too large for its dtype, and the other items of a batch have the rows that they "
+    "have alone",
+    cost=3,
+    needs_model=True,
+    dtypes=("float32", "bfloat16", "float16"),
+)
+def containment(case: Case) -> None:
+    subject, model = case.subject, case.model
+    request = case.draw_request(most=2)
+    dtype = subject.processor.info.ctx.model_config.dtype
+    bound, limits = largest_magnitude(dtype), torch.finfo(dtype)
+    extremes = [torch.nan, torch.inf, -torch.inf, limits.max, -limits.max, 65504.0]
+    value = case.draw(st.sampled_from(extremes))
+    outcome = subject.run(request)
+    beside = f"in {dtype}, beside an item of {value:g}"
+    for name, items in outcome.items.items():
+        alone = harness.rows(model, {name: items})[name]
+        together = harness.rows(model, {name: [*items, harness.filled(items[0], value)]})[name]
+        for i, (one, other) in enumerate(zip(alone, together, strict=False)):
+            near = 64 * limits.eps * float(one.abs().amax()) if one.numel() else 0.0
+            if not torch.allclose(one, other, rtol=0, atol=near):
+                case.fail(f"{beside}, {name}[{i}] has other rows than alone")
+        modality = subject.plan.modalities[name] if subject.plan else None
+        if modality is not None and modality.intake.takes_embeds:
+            together += harness.embedded(model, modality, torch.full_like(alone[0], value))
+        entering = harness.merged(model, together)
+        if not torch.isfinite(entering).all():
+            case.fail(f"{beside}, the language model gets NaN or infinities")
+        largest = float(entering.abs().amax()) if entering.numel() else 0.0
+        if largest > bound:
+            case.fail(f"{beside}, the language model gets {largest:g} and can take {bound:g}")
