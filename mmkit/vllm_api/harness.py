@@ -19,32 +19,10 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
 from . import kit
-from .kit import LEAST_CACHE_GIB, encoded, loaded_model, parsed
-
-__all__ = [
-    "LEAST_CACHE_GIB",
-    "Caches",
-    "Outcome",
-    "Piece",
-    "embedded",
-    "embeddings",
-    "encoded",
-    "filled",
-    "generated",
-    "hidden_size",
-    "load_plugins",
-    "loaded_model",
-    "merged",
-    "most_rows",
-    "parsed",
-    "parts",
-    "pieces",
-    "registered",
-    "round_trip",
-    "rows",
-    "run",
-    "stand_in",
-]
+from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
+from .kit import encoded as encoded
+from .kit import loaded_model as loaded_model
+from .kit import parsed as parsed
 
 
 @dataclass(frozen=True)
@@ -135,12 +113,9 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     load_plugins()
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     tokenizer = any((Path(folder) / name).exists() for name in names)
-    defaults = {"dtype": "float32", "seed": 0, "skip_tokenizer_init": not tokenizer}
-    return ModelConfig(
-        model=str(folder),
-        tokenizer=str(folder),
-        **{**defaults, "mm_processor_cache_gb": 1, **options},
-    )
+    defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
+    settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
+    return ModelConfig(model=str(folder), tokenizer=str(folder), **settings)
 
 
 def registered(config: ModelConfig) -> Any:
@@ -168,32 +143,32 @@ def run(
         result = kit.call(processor, prompt, data, kwargs or {})
     else:
         result = kit.render(processor, prompt, data, kwargs or {}, caches and caches.sender)
-    ranges = {
-        name: [
-            (
-                r.offset,
-                r.length,
-                (True,) * r.length if r.is_embed is None else tuple(map(bool, r.is_embed)),
-            )
-            for r in found
-        ]
-        for name, found in result["mm_placeholders"].items()
-    }
-    items = {name: list(found) for name, found in result["mm_kwargs"].items()}
-    hashes = {name: list(found) for name, found in result["mm_hashes"].items()}
+    ranges = {name: [*map(_range, places)] for name, places in result["mm_placeholders"].items()}
+    hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
+    items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
     if caches is not None:
         items = caches.receive(items, result)
-    fields = {
-        name: [{k: _kept(e.data) for k, e in item.items()} for item in found]
-        for name, found in items.items()
-    }
+    fields = {name: [*map(_fields, of_items)] for name, of_items in items.items()}
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
     return Outcome(ids, ranges, fields, hashes, items)
 
 
-def _kept(value: Any) -> Any:
-    """A copy of a tensor: a processor may reuse its memory."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def _range(place: Any) -> tuple[int, int, tuple[bool, ...]]:
+    return place.offset, place.length, _flags(place.is_embed, place.length)
+
+
+def _flags(mask: Any, length: int) -> tuple[bool, ...]:
+    """An embed mask of vLLM, which has None where all positions receive rows."""
+    return (True,) * length if mask is None else tuple(map(bool, mask))
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The values of an item; tensors are copied, since a processor may reuse their memory."""
+    values = {name: element.data for name, element in item.items()}
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
 
 
 class Caches:
@@ -214,17 +189,16 @@ class Caches:
         """The items as the engine has them."""
         if self.receiver is None:
             return items
+        hashes, places = result["mm_hashes"], result["mm_placeholders"]
         features = {
-            (name, i): kit.feature(
-                item, name, result["mm_hashes"][name][i], result["mm_placeholders"][name][i]
-            )
-            for name, found in items.items()
-            for i, item in enumerate(found)
+            (name, i): kit.feature(item, name, hashes[name][i], places[name][i])
+            for name, of_items in items.items()
+            for i, item in enumerate(of_items)
         }
         order = sorted(features, key=lambda key: features[key].mm_position.offset)
-        got = self.receiver.get_and_update_features([features[key] for key in order])
-        data = {key: feature.data for key, feature in zip(order, got, strict=True)}
-        return {name: [data[name, i] for i in range(len(found))] for name, found in items.items()}
+        received = self.receiver.get_and_update_features([features[key] for key in order])
+        data = {key: feature.data for key, feature in zip(order, received, strict=True)}
+        return {name: [data[name, i] for i in range(len(items[name]))] for name in items}
 
 
 def pieces(
@@ -232,9 +206,9 @@ def pieces(
 ) -> list[Piece]:
     """How items of one modality appear in a prompt, from the processor's own updates; the first
     alternative of each."""
-    _, made, items = _processed(processor, {name: values}, kwargs or {})
-    updates = processor._get_mm_prompt_updates(items, kwargs or {}, made)
-    return [_piece(processor, ways) for ways in updates[name]]
+    _, kwargs_items, items = _processed(processor, {name: values}, kwargs or {})
+    updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
+    return [_piece(processor, alternatives) for alternatives in updates[name]]
 
 
 def _processed(
@@ -246,16 +220,12 @@ def _processed(
     return (raw, config), kit.MultiModalKwargsItems.from_hf_inputs(raw, config), items
 
 
-def _piece(processor: Any, ways: Sequence[Any]) -> Piece:
-    update = ways[0]
-    targets = [
-        kit.spelled(processor, way.target)
-        for way in ways
-        if not isinstance(way.target, kit.PromptIndex)
-    ]
+def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
+    update = alternatives[0]
+    anchored = [a.target for a in alternatives if not isinstance(a.target, kit.PromptIndex)]
+    targets = [kit.spelled(processor, target) for target in anchored]
     full = kit.spelled(processor, update.content.full)
-    flags = kit.embedded(processor, update.content)
-    mask = (True,) * len(full) if flags is None else tuple(map(bool, flags))
+    mask = _flags(kit.embedded(processor, update.content), len(full))
     inserted = update.mode == kit.UpdateMode.INSERT
     if not isinstance(update.target, kit.PromptIndex):
         return Piece(targets[0], full, mask, inserted, [], targets)
@@ -268,20 +238,15 @@ def round_trip(
     processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Per declared field: the processed value, and what batching its items again makes of it."""
-    (raw, config), made, _ = _processed(processor, data, kwargs)
+    (raw, config), by_modality, _ = _processed(processor, data, kwargs)
     joined: dict[str, Any] = {}
-    for name in made:
-        joined |= {
-            key: made[name][0][key].field.reduce_data([item[key] for item in made[name]])
-            for key in made[name][0]
-        }
+    for items in by_modality.values():
+        for key, element in items[0].items():
+            joined[key] = element.field.reduce_data([item[key] for item in items])
     # theirs are fields of no items
     absent = set(processor.info.get_supported_mm_limits()) - set(data)
-    return {
-        key: (raw[key], joined.get(key))
-        for key in config
-        if key in raw and config[key].modality not in absent
-    }
+    present = [key for key in config if key in raw and config[key].modality not in absent]
+    return {key: (raw[key], joined.get(key)) for key in present}
 
 
 def embeddings(
@@ -319,24 +284,25 @@ def _as_declared(
 ) -> dict[str, Any]:
     """What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the
     items, or counted."""
+    counts = torch.tensor([len(of_item) for of_item in rows])
+    has_grid = any("grid" in key for key in declared)
+    values = torch.cat(list(rows)) if has_grid else list(rows)
     sent: dict[str, Any] = {}
     for key, role in declared.items():
-        found = [item[key] for item in fields if key in item]
-        if found and len(found) == len(rows):
-            tensors = [torch.as_tensor(value) for value in found]
-            tensors = [
-                value[0] if value.ndim > 1 and len(value) == 1 else value for value in tensors
-            ]
-            sent[key] = (
-                torch.stack(tensors) if len({value.shape for value in tensors}) == 1 else tensors
-            )
-        elif role == "values":
-            sent[key] = (
-                torch.cat(list(rows)) if any("grid" in other for other in declared) else list(rows)
-            )
+        sizes = [_row(item[key]) for item in fields if key in item]
+        if not sizes or len(sizes) != len(rows):
+            sent[key] = values if role == "values" else counts
+        elif len({size.shape for size in sizes}) == 1:
+            sent[key] = torch.stack(sizes)
         else:
-            sent[key] = torch.tensor([len(row) for row in rows])
+            sent[key] = sizes
     return sent
+
+
+def _row(value: Any) -> torch.Tensor:
+    """A value of one item, without a dimension for the one item."""
+    tensor = torch.as_tensor(value)
+    return tensor[0] if tensor.ndim > 1 and len(tensor) == 1 else tensor
 
 
 def parts(
@@ -360,26 +326,25 @@ def most_rows(processor: Any, name: str) -> tuple[int, int]:
 
 def rows(model: Any, outcome_items: Mapping[str, Sequence[Any]]) -> dict[str, list[torch.Tensor]]:
     """Encoder rows of items (vLLM's kwargs items), by modality, in their order."""
-    made: dict[str, list[torch.Tensor]] = {}
-    for name, items in outcome_items.items():
-        made[name] = []
-        for kwargs in kit.batches(items):
-            with torch.inference_mode():
-                made[name] += list(model.embed_multimodal(**kwargs))
-    return made
+    encoded: dict[str, list[torch.Tensor]] = {name: [] for name in outcome_items}
+    with torch.inference_mode():
+        for name, items in outcome_items.items():
+            for kwargs in kit.batches(items):
+                encoded[name] += model.embed_multimodal(**kwargs)
+    return encoded
 
 
 def filled(item: Any, value: float) -> Any:
     """An item (vLLM's kwargs item) with a value in place of all of its floating ones."""
 
-    def fill(held: Any) -> Any:
-        if isinstance(held, torch.Tensor):
-            return torch.full_like(held, value) if held.is_floating_point() else held
-        return [fill(part) for part in held] if isinstance(held, list) else held
+    def fill(data: Any) -> Any:
+        if isinstance(data, list):
+            return [fill(part) for part in data]
+        if isinstance(data, torch.Tensor) and data.is_floating_point():
+            return torch.full_like(data, value)
+        return data
 
-    return type(item)(
-        {key: replace(element, data=fill(element.data)) for key, element in item.items()}
-    )
+    return type(item)({key: replace(e, data=fill(e.data)) for key, e in item.items()})
 
 
 def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
@@ -391,11 +356,9 @@ def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tens
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """What the language model gets where the prompt has these rows."""
     ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
+    everywhere = torch.ones_like(ids).bool()
     with torch.inference_mode():
-        embeds: torch.Tensor = model.embed_input_ids(
-            ids, list(rows), is_multimodal=torch.ones_like(ids).bool()
-        )
-    return embeds
+        return model.embed_input_ids(ids, list(rows), is_multimodal=everywhere)  # type: ignore[no-any-return]
 
 
 def hidden_size(processor: Any) -> int:
