@@ -42,7 +42,7 @@ def pytest_configure(config: Any) -> None:
         return
     if not folder:
         raise pytest.UsageError("--mmkit: expected --mmkit-model DIR beside it, got none.")
-    from mmkit.testing import suite
+    from mmkit.cli import suite
 
     suite.check_options(name, folder)
     config.option.pyargs, config.args[:] = True, [suite.__name__]

@@ -33,34 +33,34 @@ def load_spec(target: str) -> ModelSpec:
     """
     name, _, variable = target.partition(":")
     if not name or not variable:
-        raise UsageError(
-            "SPEC",
-            TARGET,
-            repr(target),
-            "Name a module and its variable, as examples.terra.spec:TERRA.",
-        )
-    if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
-        sys.path.insert(0, os.getcwd())
+        remedy = "Name a module and its variable, as examples.terra.spec:TERRA."
+        raise UsageError("SPEC", TARGET, repr(target), remedy)
+    find_in_working_directory()
     try:
         module = importlib.import_module(name)
     except MmkitError as error:  # a declaration that is refused has a sentence of its own
         raise UsageError(f"{target}: {error}") from error
     except Exception as error:
-        got = reason(error)
-        raise UsageError(
-            target, "a module that can be imported", got, "Check its name and the directory."
-        ) from error
-    found = getattr(module, variable, None)
-    if isinstance(found, ModelSpec):
-        return found
+        remedy = "Check its name and the directory."
+        raise UsageError(target, "a module that can be imported", reason(error), remedy) from error
+    value = getattr(module, variable, None)
+    if isinstance(value, ModelSpec):
+        return value
     specs = [key for key, value in vars(module).items() if isinstance(value, ModelSpec)]
     remedy = f"It has: {', '.join(specs)}." if specs else f"{name} holds no spec."
-    got = f"a {type(found).__name__}" if hasattr(module, variable) else "no such variable"
+    got = f"a {type(value).__name__}" if hasattr(module, variable) else "no such variable"
     raise UsageError(target, "a ModelSpec", got, remedy)
 
 
-def checkpoint(folder: str | Path) -> Path:
-    """A folder with a config.json.
+def find_in_working_directory() -> None:
+    """Import modules of the working directory too, as `python -m` does, and a console script does
+    not."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def checkpoint(folder: str | Path, option: str = "--config") -> Path:
+    """A folder with a config.json, as an option names it.
 
     Raises:
         UsageError: it is none.
@@ -72,7 +72,7 @@ def checkpoint(folder: str | Path) -> Path:
     if path.is_dir():
         got = "a folder without one"
     remedy = "Give the folder of a checkpoint; it needs no weights."
-    raise UsageError(f"--config {folder}", "a folder with a config.json", got, remedy)
+    raise UsageError(f"{option} {folder}", "a folder with a config.json", got, remedy)
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class Opened:
         Raises:
             SpecError: the spec cannot be bound.
         """
-        made = self.spec.classes
+        classes = self.spec.classes
         try:
-            return made.processor(self.info, made.dummy_inputs(self.info))
+            return classes.processor(self.info, classes.dummy_inputs(self.info))
         except SpecError as error:
             raise SpecError(f"{error} {self.remedy}".rstrip()) from error
 
@@ -144,26 +144,21 @@ def open_checkpoint(
     """
     path = checkpoint(folder)
     with _needs_vllm():
-        from transformers import PretrainedConfig
-
         from ..vllm_api import harness
-    made = spec.classes
+    classes = spec.classes
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
-        known, _ = PretrainedConfig.get_config_dict(str(path))
-        harness.stand_in(*known.get("architectures") or [])
         embeds = any(modality.embeds for modality in spec.modalities)
-        config = harness.model_config(
+        config = harness.config_for_spec(
             path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code
         )
-        info = harness.generated(made.info, made.dummy_inputs, _InfoOnly, config).info
+        info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
         return Opened(spec, info, remedy)
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
+        expected = "a checkpoint that vLLM can read"
         got = "one that needs its own code" if needs_code else reason(error)
-        raise UsageError(
-            f"--config {folder}", "a checkpoint that vLLM can read", got, remedy
-        ) from error
+        raise UsageError(f"--config {folder}", expected, got, remedy) from error
 
 
 _UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it."

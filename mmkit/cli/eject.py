@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from ..eject import eject
-from .common import plural
+from .common import find_in_working_directory, plural
 
 
 def command(package: str) -> None:
@@ -18,8 +15,7 @@ def command(package: str) -> None:
     Raises:
         MmkitError: see `mmkit.eject.eject`.
     """
-    if os.getcwd() not in sys.path:  # as `python -m` has it, and a console script has not
-        sys.path.insert(0, os.getcwd())
+    find_in_working_directory()
     *modules, copy = eject(package)
     count = plural(len(modules), "module")
     print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {count}:")

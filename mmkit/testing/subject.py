@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..items.media import Audio, Image, Video
+from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..vllm_api import harness
@@ -79,19 +80,17 @@ class Subject:
         encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
         if encoder_prompt is not None:
             prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
-        rewrite = (
-            getattr(self.processor, "_postprocess_prompt", list)
-            if self.plan is None
-            else partial(self.plan.rewrite, "prompt")
-        )
-        return list(rewrite(prompt))
+        if self.plan is not None:
+            return list(self.plan.rewrite("prompt", prompt))
+        return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
 
     def may_cache(self, request: Request) -> bool:
         """Whether the spec lets vLLM keep the processed items of such a request."""
-        counts = {name: len(found) for name, found in request.items.items() if found}
-        return self.plan is None or all(
-            self.plan.modalities[name].may_cache(n) for name, n in counts.items()
-        )
+        if self.plan is None:
+            return True
+        modalities = self.plan.modalities
+        counts = {name: len(samples) for name, samples in request.items.items() if samples}
+        return all(modalities[name].may_cache(count) for name, count in counts.items())
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -101,15 +100,12 @@ class Subject:
     def ordinary(self) -> list[int]:
         """Some ids that are neither special nor placeholders."""
         tokenizer = self.processor.info.ctx.tokenizer
-        taken = {
-            *getattr(tokenizer, "all_special_ids", ()),
-            *(self.plan.embed_ids if self.plan else ()),
-        }
-        size = (
-            min(self.vocabulary_size, len(tokenizer))
-            if tokenizer is not None
-            else self.vocabulary_size
-        )
+        size = self.vocabulary_size
+        if tokenizer is not None:
+            size = min(size, len(tokenizer))
+        taken = {*getattr(tokenizer, "all_special_ids", ())}
+        if self.plan is not None:
+            taken |= {*self.plan.embed_ids}
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property
@@ -152,53 +148,64 @@ def _requests(
     most: int | None,
     of: Mapping[str, SearchStrategy[Sample]],
 ) -> Request:
-    names = [name for name, limit in subject.limits.items() if limit != 0]
-    drawn: dict[str, list[Sample]] = {}
-    for name in names:
-        few = most_of(subject.limits[name])
-        drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
-    for name in names:  # the first modalities fill up what is wanted
-        short, limit = least - sum(map(len, drawn.values())), subject.limits[name]
-        room = short if limit is None else min(short, limit - len(drawn[name]))
-        drawn[name] += [draw(of[name]) for _ in range(room)]
-    drawn = {name: found for name, found in drawn.items() if found}
+    drawn = _drawn_samples(draw, subject, least, most, of)
     kwargs = draw(subject.kwargs)
-    pieces = {}
-    for name, samples in drawn.items():
-        try:
-            pieces[name] = subject.pieces(name, samples, kwargs)
-        except ValueError:  # refused in good order, as an image one pixel wide may be
-            try:
-                pieces[name] = [
-                    piece for sample in samples for piece in subject.pieces(name, [sample], kwargs)
-                ]
-            except ValueError:
-                reject()
-            # each is accepted alone: let the law see that they are not together
-    waiting = {
-        name: [i for i, p in enumerate(found) if p.written] for name, found in pieces.items()
-    }
-    order = []
-    for name in draw(st.permutations([name for name, found in waiting.items() for _ in found])):
-        order.append((name, waiting[name].pop(0)))
+    pieces = {name: _pieces(subject, name, drawn[name], kwargs) for name in drawn}
+    waiting = {name: [i for i, p in enumerate(pieces[name]) if p.written] for name in pieces}
+    turns = draw(st.permutations([name for name, numbers in waiting.items() for _ in numbers]))
+    order = tuple((name, waiting[name].pop(0)) for name in turns)
     written = [pieces[name][i].written for name, i in order]
-    prefix = next((p.prefix for found in pieces.values() for p in found if p.prefix), [])
+
+    every = [piece for of_modality in pieces.values() for piece in of_modality]
+    prefix = next((piece.prefix for piece in every if piece.prefix), [])
+    targets = [target for piece in every for target in piece.targets]
+    in_layouts = {token for piece in every for token in piece.ids}
+    in_any = in_layouts | {token for target in targets for token in target}
     # the beginnings of placeholders, where they are none themselves
-    every = [p for found in pieces.values() for p in found]
-    taken = {token for p in every for token in p.ids}
-    whole = [target for p in every for target in p.targets]
-    starts = {tuple(ids[:-1]) for ids in written}
+    beginnings = {tuple(ids[:-1]) for ids in written if len(ids) > 1}
     fragments = [
         list(ids)
-        for ids in starts
-        if ids and not taken & {*ids} and not any(holds(ids, w) for w in whole)
+        for ids in beginnings
+        if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets)
     ]
-    aims = {token for target in whole for token in target}
-    fillers = [token for token in subject.ordinary if token not in taken | aims] or [0]
-    if not prefix and not (taken | aims) & {*subject.first}:
+    fillers = [token for token in subject.ordinary if token not in in_any] or [0]
+    if not prefix and in_any.isdisjoint(subject.first):
         prefix = draw(st.sampled_from([[], subject.first]))
     prompt = draw(prompts(written, fillers, fragments, prefix))
-    return Request(prompt, drawn, kwargs, tuple(order))
+    return Request(prompt, drawn, kwargs, order)
+
+
+def _drawn_samples(
+    draw: Any,
+    subject: Subject,
+    least: int,
+    most: int | None,
+    of: Mapping[str, SearchStrategy[Sample]],
+) -> dict[str, list[Sample]]:
+    limits = {name: limit for name, limit in subject.limits.items() if limit != 0}
+    drawn: dict[str, list[Sample]] = {}
+    for name, limit in limits.items():
+        few = most_of(limit)
+        drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
+    for name, limit in limits.items():  # the first modalities fill up to the least number
+        missing = least - sum(map(len, drawn.values()))
+        room = missing if limit is None else min(missing, limit - len(drawn[name]))
+        drawn[name] += [draw(of[name]) for _ in range(room)]
+    return {name: samples for name, samples in drawn.items() if samples}
+
+
+def _pieces(
+    subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs
+) -> list[harness.Piece]:
+    try:
+        return subject.pieces(name, samples, kwargs)
+    except ValueError:  # refused in good order, as an image one pixel wide may be
+        pass
+    # where each is accepted alone, the law is to see that they are not together
+    try:
+        return [piece for one in samples for piece in subject.pieces(name, [one], kwargs)]
+    except ValueError:
+        reject()
 
 
 def of_spec(
@@ -228,22 +235,19 @@ def of_spec(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    from transformers import PretrainedConfig
-
-    known, _ = PretrainedConfig.get_config_dict(str(model_dir))
-    harness.stand_in(*known.get("architectures") or [])
-    embeds = any(modality.embeds for modality in spec.modalities)
-    options = {"enable_mm_embeds": embeds, **options}
-    config = harness.model_config(model_dir, **options)
-    made = spec.classes
-    built = harness.generated(
-        info or made.info, dummy_inputs or made.dummy_inputs, processor or made.processor, config
+    options = {"enable_mm_embeds": any(m.embeds for m in spec.modalities), **options}
+    config = harness.config_for_spec(model_dir, **options)
+    generated = spec.classes
+    instance = harness.generated(
+        info or generated.info,
+        dummy_inputs or generated.dummy_inputs,
+        processor or generated.processor,
+        config,
     )
-    plan: Plan = built.info.plan
-    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()} | dict(
-        samples or {}
-    )
-    return Subject(built, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
+    plan: Plan = instance.info.plan
+    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()}
+    drawn |= samples or {}
+    return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
 
 
 def of_registered(
@@ -262,17 +266,13 @@ def of_registered(
             frames of 64 x 64, and audio of up to 16,000 samples.
         options: of vLLM's ModelConfig.
     """
-    built = harness.registered(harness.model_config(model_dir, **options))
+    processor = harness.registered(harness.model_config(model_dir, **options))
     defaults = {
         "image": items(Image(largest=((96, 96),))),
         "video": items(Video(largest=((6, 64, 64),))),
         "audio": items(Audio(largest=((16000,),))),
     }
-    known = built.info.get_supported_mm_limits()
-    drawn = {name: value for name, value in defaults.items() if name in known} | dict(samples or {})
-    return Subject(built, drawn, model_dir=model_dir, kwargs=kwargs, options=options)
-
-
-def holds(ids: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether some ids stand in others, one after the other."""
-    return any(list(ids[i : i + len(part)]) == list(part) for i in range(len(ids) - len(part) + 1))
+    known = processor.info.get_supported_mm_limits()
+    drawn = {name: strategy for name, strategy in defaults.items() if name in known}
+    drawn |= samples or {}
+    return Subject(processor, drawn, model_dir=model_dir, kwargs=kwargs, options=options)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
 from vllm.model_executor.models.interfaces import SupportsMultiModal
@@ -116,6 +117,13 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
     settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
     return ModelConfig(model=str(folder), tokenizer=str(folder), **settings)
+
+
+def config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
+    """`model_config`, of a model that vLLM need not know."""
+    known, _ = PretrainedConfig.get_config_dict(str(folder))
+    stand_in(*known.get("architectures") or [])
+    return model_config(folder, **options)
 
 
 def registered(config: ModelConfig) -> Any:

@@ -14,8 +14,8 @@ from examples.llava_like.checkpoint import make_checkpoint
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import testing
+from mmkit.cli.suite import check_options
 from mmkit.testing import LAWS, Result
-from mmkit.testing.suite import check_options
 
 FEW = ("--mmkit-examples", "4", "-k", "L2 or L3 or L4")
 
@@ -86,10 +86,8 @@ def test_a_missing_option_is_refused_in_one_sentence(start_pytest: Started) -> N
 @pytest.mark.parametrize(
     ("name", "folder", "sentence"),
     [
-        ("examples.terra.spec:NONE", ".", "--mmkit {name}: expected package.module:SPEC, got AttributeError"),
-        ("nowhere:SPEC", ".", "--mmkit {name}: expected package.module:SPEC, got ModuleNotFoundError"),
-        ("json:loads", ".", "--mmkit {name}: expected a ModelSpec, got a function."),
-        ("registered", "nowhere", "--mmkit-model {folder}: expected a folder with a config.json, got none."),
+        ("json:loads", ".", "{name}: expected a ModelSpec, got a function."),
+        ("registered", "nowhere", "--mmkit-model {folder}: expected a folder with a config.json, got no such folder."),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(name: str, folder: str, sentence: str) -> None:

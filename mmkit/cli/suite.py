@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmkit.testing
-from mmkit import ModelSpec
-from mmkit.errors import sentence
+
+from .common import UsageError, checkpoint, load_spec
 
 REGISTERED = "registered"
 """In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
 
 
-def spec_of(name: str) -> ModelSpec:
-    """The spec that ``package.module:SPEC`` names."""
-    module, _, variable = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), variable)
-    except (ImportError, AttributeError, ValueError) as error:
-        got = f"{type(error).__name__}: {error}".rstrip(".")
-        raise pytest.UsageError(sentence(f"--mmkit {name}", "package.module:SPEC", got)) from error
-    if not isinstance(found, ModelSpec):
-        raise pytest.UsageError(
-            sentence(f"--mmkit {name}", "a ModelSpec", f"a {type(found).__name__}")
-        )
-    return found
-
-
 def check_options(name: str, folder: str) -> None:
     """Refuse what is not the name of a spec and the folder of a checkpoint."""
-    if name != REGISTERED:
-        spec_of(name)
-    if not (Path(folder) / "config.json").is_file():
-        remedy = "Give the folder of a checkpoint; it needs no weights."
-        raise pytest.UsageError(
-            sentence(f"--mmkit-model {folder}", "a folder with a config.json", "none", remedy)
-        )
+    try:
+        if name != REGISTERED:
+            load_spec(name)
+        checkpoint(folder, "--mmkit-model")
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +30,7 @@ def subject(request: pytest.FixtureRequest) -> mmkit.testing.Subject:
     trust = request.config.getoption("--mmkit-trust-remote-code")
     if name == REGISTERED:
         return mmkit.testing.of_registered(folder, trust_remote_code=trust)
-    return mmkit.testing.of_spec(spec_of(name), folder, trust_remote_code=trust)
+    return mmkit.testing.of_spec(load_spec(name), folder, trust_remote_code=trust)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
