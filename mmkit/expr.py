@@ -246,6 +246,11 @@ class Expr(Node):
     def __getitem__(self, key: Any) -> Expr:
         return Index(self, Slice(key.start, key.stop, key.step) if isinstance(key, slice) else key)
 
+    def get(self, name: str, default: Value) -> Expr:
+        """The attribute or entry of that name, or a default where there is none:
+        ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
+        return Option(self, name, expression(default))
+
     __add__, __radd__ = _recorded("+")
     __sub__, __rsub__ = _recorded("-")
     __mul__, __rmul__ = _recorded("*")
@@ -355,15 +360,6 @@ class Root(Expr):
         return self._name
 
 
-class Kwargs(Root):
-    """The root `kwargs`."""
-
-    def get(self, name: str, default: Value) -> Expr:
-        """The request's (or the engine's) ``mm_processor_kwargs[name]``, or a default:
-        ``kwargs.get("size", proc.image_processor.size)``."""
-        return Option(name, expression(default))
-
-
 class Loop(Expr):
     """The current element of an enclosing `each`; depth 0 is the outermost."""
 
@@ -376,20 +372,26 @@ class Loop(Expr):
         return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
 
 
+def _named(holder: Any, name: str) -> Any:
+    """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
+    if isinstance(holder, Mapping):
+        return holder.get(name, _MISSING)
+    return getattr(holder, name, _MISSING)
+
+
 class Attribute(Expr):
     _base: Expr
     _name: str
 
     def _value(self, scope: Scope) -> Any:
         holder, name = evaluate(self._base, scope), self._name
-        keyed = type(holder) is Fields or isinstance(holder, Mapping)
-        value = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
-        if value is not _MISSING:
+        if (value := _named(holder, name)) is not _MISSING:
             return value
         lack = f"{type(holder).__name__} has no attribute"
         if isinstance(self._base, Root) and self._base._name == "fields":
             lack = "the processed fields lack"
         public = [n for n in dir(holder) if not n.startswith("_")]
+        keyed = isinstance(holder, Mapping)
         known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f" It has: {', '.join(map(str, known))}." if known else ""
         raise SpecError(f"{self!r} has no value: {lack} {name!r}.{hint}")
@@ -494,17 +496,18 @@ class Call(Expr):
 
 
 class Option(Expr):
-    """An entry of the request's `mm_processor_kwargs`."""
+    """An attribute or entry that may be missing."""
 
+    _base: Expr
     _name: str
     _default: Any
 
     def _value(self, scope: Scope) -> Any:
-        kwargs = scope.kwargs
-        return kwargs[self._name] if self._name in kwargs else evaluate(self._default, scope)
+        value = _named(evaluate(self._base, scope), self._name)
+        return evaluate(self._default, scope) if value is _MISSING else value
 
     def __repr__(self) -> str:
-        return f"kwargs.get({self._name!r}, {self._default!r})"
+        return f"{_wrap(self._base, _ATOM)}.get({self._name!r}, {self._default!r})"
 
 
 class Where(Expr):
@@ -628,7 +631,7 @@ cfg: Expr = Root("cfg")
 item: Expr = Root("item")
 fields: Expr = Root("fields")
 proc: Expr = Root("proc")
-kwargs = Kwargs("kwargs")
+kwargs: Expr = Root("kwargs")
 tok = Tokenizer()
 
 
@@ -721,7 +724,7 @@ def leaves(value: Any) -> frozenset[Leaf]:
             value.leaves() if isinstance(value, Node) and hasattr(value, "leaves") else frozenset()
         )
     if leaf := _leaf(value):
-        return frozenset({leaf})
+        return frozenset({leaf}) | leaves(value._default if isinstance(value, Option) else None)
     return frozenset().union(*map(leaves, value._parts()))
 
 
@@ -741,7 +744,7 @@ def _leaf(value: Expr) -> Leaf | None:
 
 def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
     """Where a chain of attributes and indices starts, and what it takes, in this order."""
-    if isinstance(value, Attribute):
+    if isinstance(value, (Attribute, Option)):
         start, keys = _path(value._base)
         return start, (*keys, value._name)
     if isinstance(value, Index):

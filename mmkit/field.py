@@ -33,12 +33,14 @@ class Field(Structural):
         shape: shape of one item's part, where it is stated.
         dtype: name of its torch dtype, where it is stated.
         value: what a derived field is.
+        hidden: layouts and other fields read it, and the model does not receive it.
     """
 
     keep_on_cpu: bool = False
     shape: tuple[Any, ...] | None = None
     dtype: str | None = None
     value: Value = None
+    hidden: bool = False
 
     word: ClassVar[str]
     """The word that declares such a field."""
@@ -73,7 +75,7 @@ class Field(Structural):
         if self.dtype is None:
             return value
         try:
-            return torch.tensor(value, dtype=getattr(torch, self.dtype))
+            return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
         except (TypeError, ValueError, RuntimeError) as error:
             raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
 
@@ -102,7 +104,11 @@ class Field(Structural):
         raise NotImplementedError
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        """What vLLM splits into these parts: them, or what `process` returned."""
+        """What vLLM splits into these parts: them, or what `process` returned, if that is known.
+
+        Raises:
+            SpecError: parts that should be one and the same.
+        """
         raise NotImplementedError
 
     @cached_property
@@ -154,7 +160,7 @@ class Field(Structural):
         options = [
             f"{name}={value!r}" for name, value in self._options().items() if value is not None
         ]
-        if self.is_derived:
+        if self.is_derived and self.derived_word:
             return f"{self.derived_word}({', '.join([repr(self.value), *options])})"
         return f"{self.word}({', '.join([*self._leading(), *options])})"
 
@@ -162,7 +168,12 @@ class Field(Structural):
         return []
 
     def _options(self) -> dict[str, Any]:
-        return {"shape": self.shape, "dtype": self.dtype, "keep_on_cpu": self.keep_on_cpu or None}
+        return {
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "keep_on_cpu": self.keep_on_cpu or None,
+            "hidden": self.hidden or None,
+        }
 
 
 class Batched(Field):
@@ -216,13 +227,23 @@ class Flat(Field):
         return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        return raw
+        if raw is not None:
+            return raw
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return torch.cat(list(parts), dim=self.dim)
+        return [element for part in parts for element in part]
+
+    def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
+        parts = super().derive_all(scope, scopes)
+        for i, (part, own) in enumerate(zip(parts, scopes, strict=True)):
+            self.split(part, [self.size_of(own)], 1, f"item {i}")
+        return parts
 
     def _leading(self) -> list[str]:
         return [repr(self.sizes)]
 
     def _options(self) -> dict[str, Any]:
-        return {"dim": self.dim or None, **super()._options()}
+        return {"value": self.value, "dim": self.dim or None, **super()._options()}
 
 
 class Shared(Field):
@@ -238,7 +259,15 @@ class Shared(Field):
         return [data] * count
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+        if any(not _equal(part, parts[0]) for part in parts[1:]):
+            raise SpecError("a shared field", "the same for every item", "another for some")
         return parts[0]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one is other or torch.equal(one, other)
+    return bool(one is other or one == other)
 
 
 def _extent(data: Any, dim: int, where: str) -> int:
@@ -255,7 +284,11 @@ def _shape(shape: Shape | None) -> tuple[Any, ...] | None:
 
 
 def batched(
-    *, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+    *,
+    shape: Shape | None = None,
+    dtype: str | torch.dtype | None = None,
+    keep_on_cpu: bool = False,
+    hidden: bool = False,
 ) -> Field:
     """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ.
 
@@ -263,20 +296,23 @@ def batched(
         shape: shape of one item's part; sizes or expressions.
         dtype: its torch dtype, or the name of that.
         keep_on_cpu: the model reads this field on the host.
+        hidden: layouts and other fields read it, and the model does not receive it.
 
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype))
+    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
 
 
 def flat(
     sizes: Value,
     *,
     dim: int = 0,
+    value: Value = None,
     shape: Shape | None = None,
     dtype: str | torch.dtype | None = None,
     keep_on_cpu: bool = False,
+    hidden: bool = False,
 ) -> Field:
     """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for
     ``dim=0``.
@@ -285,21 +321,36 @@ def flat(
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
             `fields`.
         dim: the dimension to split.
+        value: one item's part, where `process` does not return the field: an expression as for
+            `derived`, ``fields.pixels[0]`` to drop a dimension.
         shape: shape of one item's part; sizes or expressions.
         dtype: its torch dtype, or the name of that.
         keep_on_cpu: the model reads this field on the host.
+        hidden: as for `batched`.
 
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Flat(keep_on_cpu, _shape(shape), dtype_name(dtype), sizes=expression(sizes), dim=dim)
+    return Flat(
+        keep_on_cpu,
+        _shape(shape),
+        dtype_name(dtype),
+        expression(value),
+        hidden,
+        expression(sizes),
+        dim,
+    )
 
 
 def shared(
-    *, shape: Shape | None = None, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+    *,
+    shape: Shape | None = None,
+    dtype: str | torch.dtype | None = None,
+    keep_on_cpu: bool = False,
+    hidden: bool = False,
 ) -> Field:
     """Every item has the whole of ``data``. Arguments as for `batched`."""
-    return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype))
+    return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
 
 
 def derived(

@@ -21,7 +21,7 @@ padded to the batch, since vLLM caches each item by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -45,11 +45,13 @@ class HF(Structural):
     outputs: Mapping[str, str] = field(default_factory=dict)
     text: Value = None
     unpad: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Value] = field(default_factory=dict)
+    one_by_one: bool = False
 
     @cached_property
     def key(self) -> Hashable:
-        """What tells one processor from another: modalities that name the same share one call."""
-        return structure(self.processor)  # type: ignore[no-any-return]
+        """What tells one call from another: modalities that name the same share it."""
+        return structure((self.processor, self.kwargs))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
         """This processor call with everything that depends on `cfg`, `proc` and `tok` alone
@@ -57,19 +59,17 @@ class HF(Structural):
         unpad = {
             name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()
         }
-        return HF(self.processor, self.inputs, self.outputs, fold(self.text, scope), unpad)
+        kwargs = {name: evaluate(value, scope) for name, value in self.kwargs.items()}
+        return replace(self, text=fold(self.text, scope), unpad=unpad, kwargs=kwargs)
 
     def __repr__(self) -> str:
-        stated = {
-            name: getattr(self, name)
-            for name in ("processor", "inputs", "outputs", "text", "unpad")
-        }
-        options = [f"{name}={value!r}" for name, value in stated.items() if not _is_empty(value)]
+        stated = {name: getattr(self, name) for name in self.__match_args__}
+        options = [f"{name}={value!r}" for name, value in stated.items() if not _is_unstated(value)]
         return f"hf({', '.join(options)})"
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and not value)
+def _is_unstated(value: Any) -> bool:
+    return value is None or value is False or (isinstance(value, Mapping) and not value)
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
@@ -87,10 +87,13 @@ def hf(
     outputs: Mapping[str, str] | None = None,
     text: Value = None,
     unpad: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Value] | None = None,
+    one_by_one: bool = False,
 ) -> HF:
     """Call a Hugging Face processor, or one that is called like it, once with all missing items.
 
-    Outputs that are no declared field are left out.
+    Outputs that are no declared field are left out. Where the processor raises, the request is
+    refused; the spec is, where the processor does not take the largest item of the spec either.
 
     Args:
         processor: what to call in place of the checkpoint's processor: a part of it
@@ -107,13 +110,23 @@ def hf(
             are items.
         unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading
             dimensions), for a processor that pads items to the largest of the batch.
+        kwargs: arguments with which it is always called: ``{"sampling_rate":
+            proc.feature_extractor.sampling_rate}``. A request cannot change them.
+        one_by_one: call it once per item, for a processor whose output for an item depends on the
+            others of the batch, as padding does.
     """
     sizes = {
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
         for name, s in (unpad or {}).items()
     }
     return HF(
-        expression(processor), dict(inputs or {}), dict(outputs or {}), expression(text), sizes
+        expression(processor),
+        inputs=dict(inputs or {}),
+        outputs=dict(outputs or {}),
+        text=expression(text),
+        unpad=sizes,
+        kwargs={name: expression(value) for name, value in (kwargs or {}).items()},
+        one_by_one=one_by_one,
     )
 
 

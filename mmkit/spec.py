@@ -266,7 +266,10 @@ class Declaration(_Declared):
         fields = [
             key
             for m in modalities
-            for key in (*m.fields, *([f"{m.name}_embeds"] if m.embeds else []))
+            for key in (
+                *(key for key, field in m.fields.items() if not field.hidden),
+                *([f"{m.name}_embeds"] if m.embeds else []),
+            )
         ]
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
             if twice := [key for key, count in Counter(names).items() if count > 1]:

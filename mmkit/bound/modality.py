@@ -38,7 +38,7 @@ class BoundModality:
         intake: what a caller sends, as canonical items.
         processing: canonical items to processed fields.
         placeholders: what an item becomes in the prompt.
-        fields: the fields, bound.
+        fields: the fields that the model receives, bound.
         limit: the most items in one request, or None.
         needs_hf: the layout or the targets need, or may need, the output of the Hugging Face
             processor.
@@ -58,7 +58,7 @@ class BoundModality:
         self.intake = Intake(spec, binding)
         self.placeholders = Placeholders(spec, binding, limit)
         self.processing = Processing(spec, binding)
-        self.fields = self.processing.fields
+        self.fields = self.processing.sent
         self.scope = binding.scope
         self.needs_hf = self.processing.hf is not None and self.placeholders.reads_fields
         self.adapted = Memo(_ADAPTED)

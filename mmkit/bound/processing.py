@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ..errors import SpecError
 from ..expr import Fields, evaluate
 from ..field import Field, Flat
@@ -23,9 +21,9 @@ class Processed:
 
     Attributes:
         data: what vLLM splits, by field: a list of parts for batched fields, the whole tensor for
-            others.
+            others. Hidden fields are left out.
         sizes: the extent of each item, for flat fields.
-        parts: per item, its part of every field.
+        parts: per item, its part of every field, hidden ones included.
     """
 
     data: Mapping[str, Any]
@@ -38,6 +36,7 @@ class Processing:
 
     Attributes:
         fields: the fields, bound, by name.
+        sent: those that the model receives.
         hf: how to call a Hugging Face processor, bound; None where `process` is something else.
     """
 
@@ -47,6 +46,7 @@ class Processing:
         self.fields: dict[str, Field] = {
             name: binding.bind("fields", field) for name, field in spec.fields.items()
         }
+        self.sent = {name: field for name, field in self.fields.items() if not field.hidden}
         self.hf: HF | None = None
         if isinstance(spec.process, HF):
             self.hf = binding.bind("process", spec.process)
@@ -89,8 +89,7 @@ class Processing:
         if isinstance(self._process, Identity):
             ((name, declared),) = self.fields.items()
             values = list(values)
-            raw = torch.cat(values, dim=declared.dim) if isinstance(declared, Flat) else values
-            return self.finish({name: raw}, values, count)
+            return self.finish({name: declared.gathered(values, None)}, values, count)
         with calling(SpecError, self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
@@ -101,10 +100,32 @@ class Processing:
             raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
         return self.finish(raw, values, count)
 
+    def finish_each(
+        self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
+    ) -> Processed:
+        """The same as `finish` for the outputs of one call per item."""
+        each = [
+            self.finish(raw, [value], count, first=i)
+            for i, (raw, value) in enumerate(zip(raws, values, strict=True))
+        ]
+        sizes = {name: [one.sizes[name][0] for one in each] for name in each[0].sizes}
+        return self._gathered([one.parts[0] for one in each], {}, sizes)
+
     def finish(
-        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
+        self,
+        raw: Mapping[str, Any],
+        values: Sequence[Any],
+        count: int | None = None,
+        *,
+        first: int = 0,
     ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
+
+        Args:
+            raw: what `process` returned, by field.
+            values: canonical items.
+            count: number of items of the modality in the request, where these are not all.
+            first: position of the first of them.
 
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype
@@ -121,7 +142,8 @@ class Processing:
         if self._needs_scopes:
             scope = self._binding.scope
             scopes = [
-                scope(value, i, parts[i], count or len(values)) for i, value in enumerate(values)
+                scope(value, first + i, parts[i], count or len(values))
+                for i, value in enumerate(values)
             ]
         extents: dict[str, list[int]] = {}
         for name, declared in self._in_order:
@@ -137,11 +159,20 @@ class Processing:
         for name, corner in self._unpad.items():
             for fields, scope_of_item in zip(parts, scopes, strict=True):
                 fields[name] = unpadded(fields[name], corner, scope_of_item)
-        data = {}
         for name, declared in self.fields.items():
-            own = [fields[name] for fields in parts]
             with self._at[name]:
-                for i, (part, scope_of_item) in enumerate(zip(own, scopes, strict=True)):
-                    declared.check(part, scope_of_item, i)
-            data[name] = declared.gathered(own, raw.get(name))
-        return Processed(data, extents, parts)
+                for i, (fields, scope_of_item) in enumerate(zip(parts, scopes, strict=True)):
+                    declared.check(fields[name], scope_of_item, first + i)
+        return self._gathered(parts, raw, extents)
+
+    def _gathered(
+        self,
+        parts: Sequence[dict[str, Any]],
+        raw: Mapping[str, Any],
+        sizes: Mapping[str, list[int]],
+    ) -> Processed:
+        data = {}
+        for name, declared in self.sent.items():
+            with self._at[name]:
+                data[name] = declared.gathered([own[name] for own in parts], raw.get(name))
+        return Processed(data, sizes, parts)

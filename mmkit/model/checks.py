@@ -38,7 +38,8 @@ def check_class(spec: Declaration, model: type) -> None:
     if model.embed_multimodal is not MultiModalModel.embed_multimodal:
         return
     for modality in spec.modalities:
-        method, fields = f"embed_{modality.name}", sorted(modality.fields)
+        method = f"embed_{modality.name}"
+        fields = sorted(name for name, field in modality.fields.items() if not field.hidden)
         if not callable(encode := getattr(model, method, None)):
             raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
         taken = list(inspect.signature(encode).parameters.values())[1:]

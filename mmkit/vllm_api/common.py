@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -24,6 +25,7 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, Pr
 
 from ..bound.modality import BoundModality
 from ..bound.processing import Processed
+from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..field import Batched, Flat
 from ..items import SCOPES, ItemType, unscoped
@@ -75,11 +77,13 @@ class Part:
         others = [p for p in parameters if p.kind is p.VAR_KEYWORD]
         self.__signature__ = inspect.Signature([*named, *scopes, *others])
 
+    def takes(self, name: str) -> bool:
+        """Whether the processor has an argument of that name."""
+        return self._takes_any or name in self._named
+
     def __call__(self, **kwargs: Any) -> Any:
         options = unscoped(kwargs, self._kinds)
-        taken = {
-            name: value for name, value in options.items() if self._takes_any or name in self._named
-        }
+        taken = {name: value for name, value in options.items() if self.takes(name)}
         outputs = self._processor(**taken)
         # vLLM logs a warning for any other mapping
         return outputs if isinstance(outputs, BatchFeature) else BatchFeature(dict(outputs))
@@ -88,9 +92,19 @@ class Part:
 def part_of(modalities: Sequence[BoundModality]) -> Part:
     """What the items of some modalities, which share it, are processed by; its signature is read
     once."""
-    first, key = modalities[0], tuple(modality.name for modality in modalities)
-    items = [modality.item for modality in modalities]
-    return first.adapted.get(key, lambda: Part(first.processing.hf_processor, items))
+    key = tuple(modality.name for modality in modalities)
+    return modalities[0].adapted.get(key, lambda: _part(modalities))
+
+
+def _part(modalities: Sequence[BoundModality]) -> Part:
+    part = Part(modalities[0].processing.hf_processor, [m.item for m in modalities])
+    for modality in modalities:
+        assert modality.processing.hf is not None
+        for name in modality.processing.hf.kwargs:
+            if not part.takes(name):
+                expected = "hf(kwargs=...) to name arguments of the processor"
+                raise SpecError(f"{modality.where}, process", expected, repr(name))
+    return part
 
 
 class EmbedItems(EmbeddingItems):
@@ -187,14 +201,41 @@ def total(items: ModalityDataItems[Any, Any]) -> int:
     return int(getattr(items, "mmkit_total", len(items)))
 
 
-def hf_inputs(group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan) -> dict[str, Any]:
-    """The arguments of one call of a Hugging Face processor: the items of some modalities, and
-    their text if it wants one."""
+def each_of(items: ModalityDataItems[Any, Any]) -> Iterator[ModalityDataItems[Any, Any]]:
+    """The items of a modality, each on its own."""
+    for i in range(len(items)):
+        yield some_of(items, [i])
+
+
+def some_of(items: Any, indices: Sequence[int]) -> Any:
+    """Those at some positions among the items of a modality, which are canonical already: vLLM
+    would parse them again."""
+    part = copy(items)
+    part.data = [items.data[i] for i in indices]
+    if isinstance(getattr(items, "metadata", None), list):
+        part.metadata = [items.metadata[i] for i in indices]
+    return part
+
+
+def hf_inputs(
+    group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan, kwargs: Mapping[str, object]
+) -> dict[str, Any]:
+    """The arguments of one call of a Hugging Face processor: the items of some modalities, their
+    text if it wants one, and what the spec fixes.
+
+    Raises:
+        InputError: `mm_processor_kwargs` state what the spec fixes.
+    """
     inputs: dict[str, Any] = {}
     texts = []
     for name, items in group.items():
         processing = plan.modalities[name].processing
         assert processing.hf is not None
+        if stated := set(processing.hf.kwargs).intersection(kwargs):
+            where = f"{plan.modalities[name].where}, mm_processor_kwargs"
+            expected = f"no {min(stated)}, which the spec fixes"
+            raise InputError(where, expected, repr(kwargs[min(stated)]))
+        inputs.update(processing.hf.kwargs)
         renames = {"audios": "audio", **processing.hf.inputs}
         inputs.update(
             {renames.get(key, key): value for key, value in items.get_processor_data().items()}

@@ -316,9 +316,13 @@ def _row(value: Any) -> torch.Tensor:
 def parts(
     processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Per modality and item, the fields as a generated processor splits them, before vLLM does."""
+    """Per modality and item, the fields as a generated processor splits them, before vLLM does.
+    Hidden ones are left out."""
     processed = processor._process(parsed(processor, data), kwargs)
-    return {name: done.parts for name, done in processed.items()}
+    return {
+        name: [{key: part[key] for key in part if key in done.data} for part in done.parts]
+        for name, done in processed.items()
+    }
 
 
 def most_rows(processor: Any, name: str) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -38,11 +37,13 @@ from .common import (
     Parser,
     ResolvedUpdate,
     details,
+    each_of,
     embeds_size,
     field_configs,
     fixed_details,
     hf_inputs,
     part_of,
+    some_of,
     total,
 )
 from .hashes import ByVllm, Hashes, check_name
@@ -150,6 +151,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
         self._samples: dict[str, Mapping[str, Any]] = {}
+        self._rehearsed: set[str] = set()
 
     @cached_property
     def plan(self) -> Plan:
@@ -263,17 +265,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     @override
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
-        # vLLM parses the missing items again; they are canonical already
         cached = {name: cache.is_cached(hashes) for name, hashes in mm_hashes.items()}
         missing = type(mm_data_items)()
         for name, flags in cached.items():
             if not all(flags):
-                missing[name] = part = copy(mm_data_items[name])
-                part.mmkit_total = len(flags)
                 indices = [i for i, flag in enumerate(flags) if not flag]
-                part.data = [part.data[i] for i in indices]
-                if isinstance(getattr(part, "metadata", None), list):
-                    part.metadata = [part.metadata[i] for i in indices]
+                missing[name] = some_of(mm_data_items[name], indices)
+                missing[name].mmkit_total = len(flags)
         return cached, missing
 
     # -- processing --------------------------------------------------------------------------------
@@ -307,7 +305,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             if isinstance(items, EmbedItems):
                 key = modality.intake.embeds_field
                 done[name] = Processed({key: values}, {}, [{key: value} for value in values])
-            elif (hf := modality.processing.hf) is not None:
+            elif (hf := modality.processing.hf) is not None and hf.one_by_one:
+                raws = [self._call(plan, {name: one}, kwargs) for one in each_of(items)]
+                done[name] = modality.processing.finish_each(raws, values, total(items))
+            elif hf is not None:
                 calls.setdefault(hf.key, {})[name] = items
             else:
                 done[name] = modality.processing.run(values, total(items))
@@ -334,16 +335,33 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             processor: Any = part_of(modalities)
         else:
             processor = self.info.get_hf_processor(**kwargs) if kwargs else self._hf_processor
-        inputs = hf_inputs(group, plan)
+        inputs = hf_inputs(group, plan, kwargs)
         if "text" in inputs:  # as many placeholders as items, however long they make it
             kwargs = {"truncation": False, **kwargs}
         try:
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
+            for modality in modalities:
+                self._rehearse(modality.name)
             where = ", ".join(modality.where for modality in modalities)
             cause = error.__cause__ or error
             got = f"{type(cause).__name__}: {cause}".rstrip(".")
             raise InputError(where, "items that the Hugging Face processor takes", got) from error
+
+    def _rehearse(self, name: str) -> None:
+        """Look whether the Hugging Face processor takes the spec's own item, which is never at
+        fault.
+
+        Raises:
+            SpecError: it does not.
+        """
+        if name not in self._rehearsed:
+            self._rehearsed.add(name)
+            try:
+                self.sample(name)
+            except SpecError:
+                self._rehearsed.remove(name)
+                raise
 
     def call_hf(
         self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
@@ -354,6 +372,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
         """What a Hugging Face processor would return for the items."""
         processed = self._process(mm_items, kwargs)
+        for name, done in processed.items():
+            mm_items[name].mmkit_parts = done.parts
         data = {key: value for done in processed.values() for key, value in done.data.items()}
         return BatchFeature({**data, _PROCESSED: processed})
 
@@ -404,9 +424,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
                     facts = SimpleNamespace(index=index, rows=len(value)) if embeds else value
-                    scope = modality.scope(
-                        facts, index, out_mm_kwargs[name][index].get_data(), total(items)
-                    )
+                    # with hidden fields, which vLLM does not have
+                    fields = items.mmkit_parts[index]
+                    scope = modality.scope(facts, index, fields, total(items))
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
                 placeholders.check_rows(index, rows, sent=len(value) if embeds else None, most=most)

@@ -254,7 +254,7 @@ def test_options_of_a_request():
     asked = Scope(cfg=SCOPE.cfg, kwargs={"size": 8, "other": 1})
     assert evaluate(size, asked) == fold(size, asked) == 8
     assert evaluate(kwargs.get("missing", None), asked) is None
-    assert leaves(size) == leaves_of(cfg.a)
+    assert {repr(leaf) for leaf in leaves(size)} == {repr(size), "cfg.a"}
     assert evaluate(kwargs["size"], asked) == 8
 
 
@@ -288,6 +288,8 @@ def test_attributes_of_mappings_and_objects():
     scope = Scope(cfg={"a": {"b": 5}}, fields=Fields(grid=torch.tensor([2, 3])))
     assert evaluate(cfg.a.b, scope) == 5
     assert evaluate(cfg["a"]["b"], scope) == 5
+    assert evaluate(cfg.a.get("b", 7), scope) == 5
+    assert evaluate(cfg.a.get("c", cfg.a.b + 2), scope) == fold(cfg.a.get("c", 7), scope) == 7
     assert evaluate(fields.grid[1] * 2, scope) == 6
     assert type(evaluate(fields.grid[1], scope)) is int
     assert evaluate(fields.grid[:1], scope).tolist() == [2]
