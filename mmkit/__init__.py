@@ -34,7 +34,7 @@ from .field import batched, constant, derived, flat, shared
 from .items import between
 from .items.media import Audio, Image, Video
 from .items.tensor import Tensor
-from .layout import each, embed, literal
+from .layout import each, embed, literal, select
 from .model_spec import ModelSpec
 from .process import hf
 from .spec import Modality
@@ -79,6 +79,7 @@ __all__ = [
     "minimum",
     "proc",
     "replace",
+    "select",
     "shared",
     "tok",
     "where",

@@ -65,6 +65,7 @@ class Scope:
         item: facts of the current item.
         fields: processed fields of the current item.
         prompt: the caller's token ids.
+        counts: number of items of the request by modality, for what becomes of its prompt.
         kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
         loop: values of the loop variables of enclosing `each` layouts, outermost first.
     """
@@ -77,6 +78,7 @@ class Scope:
     prompt: Any = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loop: tuple[Any, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
         """This scope for one item: `dataclasses.replace`, which each item of each request would

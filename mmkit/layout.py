@@ -210,6 +210,21 @@ class Embed(Layout):
         return f"embed({self.value!r})"
 
 
+class Selected(Layout):
+    """Ids of which some receive encoder rows: those that are one of the `chosen`."""
+
+    ids: Layout
+    chosen: Layout
+
+    def _emit(self, scope: Scope) -> Piece:
+        ids, _ = self.ids._emit(scope)
+        chosen, _ = self.chosen._emit(scope)
+        return ids, bytes(token in chosen for token in ids)
+
+    def __repr__(self) -> str:
+        return f"select({source(self.ids)}, embed={source(self.chosen)})"
+
+
 class Repeated(Layout):
     body: Layout
     count: Value
@@ -329,6 +344,20 @@ def literal(*ids: LayoutLike) -> Layout:
         SpecError: a string.
     """
     return _sequence(*map(layout, ids))
+
+
+def select(ids: LayoutLike, *, embed: LayoutLike) -> Layout:
+    """Ids that are known as a whole, such as those of a text that a processor writes, of which
+    some receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
+
+    Args:
+        ids: the ids of all positions.
+        embed: the id, or the ids, whose positions receive an encoder row.
+
+    Raises:
+        SpecError: a string.
+    """
+    return Selected(layout(ids), layout(embed))
 
 
 def each(

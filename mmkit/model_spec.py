@@ -21,14 +21,22 @@ class ModelSpec(Declaration):
     arguments are those of `mmkit.spec.Declaration`.
     """
 
+    # type checkers would make one up for a pydantic class
     def __init__(
         self,
         name: str,
         *modalities: Modality,
         prompt: Rewrite | None = None,
         decoder_prompt: Rewrite | LayoutLike | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, *modalities, prompt=prompt, decoder_prompt=decoder_prompt)
+        super().__init__(
+            name,
+            *modalities,
+            prompt=prompt,
+            decoder_prompt=decoder_prompt,
+            tokenization_kwargs=tokenization_kwargs,
+        )
 
     def bind(
         self,

@@ -165,10 +165,20 @@ class Plan:
         plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor))
         return plan
 
-    def rewrite(self, part: Literal["prompt", "decoder_prompt"], prompt: list[int]) -> list[int]:
+    def rewrite(
+        self,
+        part: Literal["prompt", "decoder_prompt"],
+        prompt: list[int],
+        counts: Mapping[str, int] | None = None,
+    ) -> list[int]:
         """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself
         where it says none. What the spec puts at the end is left out where it stands there, as in a
         prompt that was rewritten before.
+
+        Args:
+            part: which of the two.
+            prompt: token ids.
+            counts: number of items of the request by modality; None for none.
 
         Raises:
             InputError: an id that the model does not have, or a prompt that the function of the
@@ -179,7 +189,8 @@ class Plan:
         where = f"{self.spec.name}.{part}"
         layout = declared.ids if isinstance(declared, EndingWith) else declared
         with calling(InputError, where, "a prompt that the spec can rewrite"):
-            literal = layout.lay(replace(self._scope, prompt=prompt))
+            scope = replace(self._scope, prompt=prompt, counts=dict(counts or {}))
+            literal = layout.lay(scope)
         if literal.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
         check_ids(literal.ids, self._scope.cfg, where)
@@ -215,13 +226,11 @@ class Plan:
                     modality.where, "a process that runs without vLLM", repr(processing.hf)
                 )
             intake.check_count(len(values), modality.limit)
-            fields[name] = (
-                [{intake.embeds_field: v} for v in values]
-                if embeds
-                else processing.run(values).parts
-            )
+            fields[name] = values if embeds else processing.run(values).parts
             alternatives[name] = [*modality.alternatives(values, fields[name], embeds)]
-        return Preview(*self.place(self.rewrite("prompt", list(prompt)), alternatives), fields)
+        counts = {name: len(items) for name, items in alternatives.items()}
+        rewritten = self.rewrite("prompt", list(prompt), counts)
+        return Preview(*self.place(rewritten, alternatives), fields)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
         """The ids that stand for items in a caller's prompt, modality by modality: targets where
@@ -245,7 +254,9 @@ class Plan:
             if not values:
                 continue
             known = modality.placeholders.reads_fields and not embeds
-            fields = modality.processing.run(values).parts if known else [None] * len(values)
+            fields = values if embeds else [None] * len(values)
+            if known:
+                fields = [*modality.processing.run(values).parts]
             for first, *_ in modality.alternatives(values, fields, embeds):
                 ids += first.written
         return ids

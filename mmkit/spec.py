@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationE
 
 from .errors import SpecError
 from .expr import COUNT, Condition, Count, Leaf, Node, Scope, expression, leaves, structure, tok
-from .field import Field, Shared
+from .field import Batched, Field, Shared
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, source
@@ -76,7 +76,9 @@ class Modality(_Declared):
         when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for
             image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
-            the embedding) where `layout` depends on the raw item.
+            the embedding) where `layout` depends on the raw item. Fields that the layout reads,
+            such as a grid, are sent beside the embeddings: ``{"image_embeds": ...,
+            "image_grid_thw": ...}``; they state `shape` and `dtype`.
     """
 
     name: str
@@ -187,8 +189,13 @@ class Modality(_Declared):
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
             raise SpecError(where, expected, "one")
+        for key in self.companions():
+            sent = self.fields[key]
+            if not isinstance(sent, Batched) or sent.hidden or None in (sent.shape, sent.dtype):
+                expected = "a batched field with shape and dtype, since embeddings come with it"
+                raise SpecError(f"{where}, fields[{key!r}]", expected, repr(sent))
         if self.embeds is True and (
-            dynamic := [leaf for leaf in self.layout.leaves() if leaf.root in ("item", "fields")]
+            dynamic := [leaf for leaf in self.layout.leaves() if leaf.root == "item"]
         ):
             expected = f"a layout over item.rows, because the layout depends on {dynamic[0]!r}"
             raise SpecError(f"{where}, embeds", expected, "True")
@@ -201,6 +208,18 @@ class Modality(_Declared):
         """
         parts = {**dict(self), **(update or {})}
         return type(self)(parts.pop("name"), **parts)
+
+    def companions(self) -> dict[str, Tensor]:
+        """The fields that the layout of precomputed embeddings reads, each as the type of one
+        item's part."""
+        layout = self.layout if self.embeds is True else self.embeds
+        leaves = layout.leaves() if isinstance(layout, Layout) else ()
+        read = {leaf.keys[0] for leaf in leaves if leaf.root == "fields" and leaf.keys}
+        return {
+            name: Tensor(field.shape or (), field.dtype or "float32")
+            for name, field in self.fields.items()
+            if name in read
+        }
 
     def leaves(self) -> frozenset[Leaf]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
@@ -225,12 +244,15 @@ class Declaration(_Declared):
             prompt may come back expanded: such a function must leave its own result as it is.
         decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
             decoder's, likewise, or ids that take its place.
+        tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
+            ``{"add_special_tokens": False}``. Before vLLM 0.17, texts that come with items.
     """
 
     name: str
     modalities: tuple[Modality, ...]
     prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
+    tokenization_kwargs: Mapping[str, Any] = {}
     _module: str = PrivateAttr(default="__main__")
 
     def __init__(
@@ -239,6 +261,7 @@ class Declaration(_Declared):
         *modalities: Modality,
         prompt: Rewrite | None = None,
         decoder_prompt: Rewrite | LayoutLike | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Declare a model.
 
@@ -252,7 +275,10 @@ class Declaration(_Declared):
                 raise SpecError(where, "modalities, each as an argument of its own", got)
         prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
         rewrites = {key: _rewrite(value) for key, value in prompts.items() if value is not None}
-        self._declare(where, name=name, modalities=modalities, **rewrites)
+        options = dict(tokenization_kwargs or {})
+        self._declare(
+            where, name=name, modalities=modalities, tokenization_kwargs=options, **rewrites
+        )
         self._module = calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
@@ -289,6 +315,8 @@ class Declaration(_Declared):
             for key in ("prompt", "decoder_prompt")
             if (v := getattr(self, key)) is not None
         ]
+        if self.tokenization_kwargs:
+            prompts.append(f"tokenization_kwargs={self.tokenization_kwargs!r}")
         parts = [repr(self.name), *map(repr, self.modalities), *prompts]
         return f"{type(self).__name__}({', '.join(parts)})"
 

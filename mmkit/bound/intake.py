@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..items import embeddings
+from ..items import Embedding, embedding_rows, embeddings
+from ..items.tensor import Tensor
 from ..spec import Modality
 from .binding import Binding
 
@@ -17,12 +18,20 @@ class Intake:
     Attributes:
         takes_embeds: callers may send precomputed embeddings.
         embeds_field: the field that carries these.
+        companions: the fields that their layout reads, which callers send beside them, each as the
+            type of its parts.
     """
 
-    def __init__(self, spec: Modality, binding: Binding) -> None:
+    def __init__(
+        self, spec: Modality, binding: Binding, rows: Callable[[Mapping[str, Any]], int | None]
+    ) -> None:
         self.name, self.where, self.item = spec.name, binding.where, binding.item
         self.takes_embeds = bool(spec.embeds)
         self.embeds_field = f"{spec.name}_embeds"
+        self.companions: dict[str, Tensor] = {
+            key: binding.bind("embeds", companion) for key, companion in spec.companions().items()
+        }
+        self._rows = rows
 
     def parse(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a
@@ -42,21 +51,60 @@ class Intake:
         ]
 
     def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
-        """A caller's data as canonical items, or as the rows of precomputed embeddings; and whether
-        it is these.
+        """A caller's data as canonical items, or as precomputed embeddings, each an `Embedding`;
+        and whether it is these.
 
         Raises:
-            InputError: see `parse` and `mmkit.items.embeddings`.
+            InputError: see `parse`, `mmkit.items.embeddings` and `with_companions`.
         """
-        if self.takes_embeds:
+        if self.companions:
+            if isinstance(data, Mapping) and self.embeds_field in data:
+                return self.with_companions(data, hidden_size), True
+        elif self.takes_embeds:
             rows = embeddings(data, self.item, self.embeds_field, hidden_size, self.where)
             if rows is not None:
-                return rows, True
+                return [Embedding({self.embeds_field: own}) for own in rows], True
         elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
             raise InputError(
                 self.where, self.item.expected, self.embeds_field, "Send the raw item."
             )
         return self.parse(data), False
+
+    def with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
+        """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
+        "image_grid_thw": ...}``. The rows are a list with one tensor per item, or, as vLLM's
+        own classes take them, one (rows of all items, hidden size) tensor.
+
+        Raises:
+            InputError: a field is missing or malformed, or there are not as many parts as items.
+        """
+        names = [self.embeds_field, *self.companions]
+        if set(data) != set(names):
+            raise InputError(self.where, f"the fields {names}", repr(sorted(map(str, data))))
+        rows = embedding_rows(data[self.embeds_field], hidden_size, self.where)
+        parts = [self._companion(key, data[key]) for key in self.companions]
+        count = len(parts[0])
+        for key, own in zip(self.companions, parts, strict=True):
+            if len(own) != count:
+                raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
+        beside = [dict(zip(self.companions, own, strict=True)) for own in zip(*parts, strict=True)]
+        if count > len(rows) == 1:
+            sizes = [self._rows(own) or 0 for own in beside]
+            if sum(sizes) != len(rows[0]):
+                expected = f"{sum(sizes)} embedding row(s) for {count} items"
+                raise InputError(self.where, expected, str(len(rows[0])))
+            rows = list(rows[0].split(sizes))
+        if len(rows) != count:
+            raise InputError(self.where, f"embeddings of {count} items", str(len(rows)))
+        return [
+            Embedding({self.embeds_field: own, **fields})
+            for own, fields in zip(rows, beside, strict=True)
+        ]
+
+    def _companion(self, key: str, sent: Any) -> list[Any]:
+        kind, where = self.companions[key], f"{self.where}.{key}"
+        parts = enumerate(kind.split(sent, where))
+        return [kind.canonical(part, f"{where}[{i}]") for i, part in parts]
 
     def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
         """The same where no cache has what a None stands for.

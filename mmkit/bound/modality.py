@@ -55,8 +55,8 @@ class BoundModality:
         ):
             raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
         self.limit = limit
-        self.intake = Intake(spec, binding)
         self.placeholders = Placeholders(spec, binding, limit)
+        self.intake = Intake(spec, binding, partial(self.placeholders.rows, embeds=True))
         self.processing = Processing(spec, binding)
         self.fields = self.processing.sent
         self.scope = binding.scope
@@ -78,7 +78,7 @@ class BoundModality:
             InputError: see `Placeholders.check_rows`.
         """
         for i, (value, own) in enumerate(zip(values, fields, strict=True)):
-            sent = len(value) if embeds else None
+            sent = len(value.rows) if embeds else None
             facts = SimpleNamespace(index=i, rows=sent) if embeds else value
             scope = self.scope(facts, i, own, len(values))
             known = self.placeholders.alternatives(scope, embeds=embeds)

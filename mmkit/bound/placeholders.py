@@ -75,11 +75,18 @@ class Placeholders:
 
         Raises:
             SpecError: an id outside the vocabulary, or an item without any embed() position.
+            InputError: the same of precomputed embeddings, whose fields are the caller's.
         """
-        if self._opaque:
-            return self._evaluate(scope, embeds)
-        key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
-        return self._memo.get(key, lambda: self._evaluate(scope, embeds))
+        try:
+            if self._opaque:
+                return self._evaluate(scope, embeds)
+            key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
+            return self._memo.get(key, lambda: self._evaluate(scope, embeds))
+        except SpecError as error:
+            if not embeds:
+                raise
+            got = str(error).rstrip(".")
+            raise InputError(self._where, "embeddings that can be placed", got) from error
 
     def preferred(self, scope: Scope, *, embeds: bool = False) -> Placeholder:
         """The evaluated layout of one item, which all its alternatives share."""
@@ -128,11 +135,12 @@ class Placeholders:
         tok = self._binding.static.tok
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
-    def rows(self, fields: Mapping[str, Any]) -> int | None:
+    def rows(self, fields: Mapping[str, Any], *, embeds: bool = False) -> int | None:
         """Encoder rows of an item, given some of its processed fields; None if they do not tell."""
         known = {(name,) for name in fields}
-        if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[False]):
-            return self.preferred(self._binding.scope(SimpleNamespace(), 0, fields)).num_embeds
+        if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[embeds]):
+            scope = self._binding.scope(SimpleNamespace(), 0, fields)
+            return self.preferred(scope, embeds=embeds).num_embeds
         return None
 
     def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:

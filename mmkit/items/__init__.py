@@ -9,8 +9,8 @@ Each item type is one class, which says everything that depends on the type: `It
 """
 
 from .base import SCOPES, Between, ItemType, Size, between, fits, map_size, shape_text, unscoped
-from .embeds import embeddings
+from .embeds import Embedding, embedding_rows, embeddings
 from .values import dtype_name
 
-__all__ = ["SCOPES", "Between", "ItemType", "Size", "between", "dtype_name", "embeddings"]
-__all__ += ["fits", "map_size", "shape_text", "unscoped"]
+__all__ = ["SCOPES", "Between", "Embedding", "ItemType", "Size", "between", "dtype_name"]
+__all__ += ["embedding_rows", "embeddings", "fits", "map_size", "shape_text", "unscoped"]

@@ -12,11 +12,22 @@ from .base import ItemType
 from .values import check_finite
 
 
+class Embedding(dict[str, Any]):
+    """The fields of an item whose embeddings are precomputed: its rows, by the name of the first
+    key, and the fields that its layout reads beside them."""
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Floating (rows, hidden size)."""
+        rows: torch.Tensor = next(iter(self.values()))
+        return rows
+
+
 def embeddings(
     data: object, kind: ItemType, field: str, hidden_size: int | None, where: str
 ) -> list[torch.Tensor] | None:
-    """Precomputed embeddings, each a floating (rows, hidden size) tensor; None where the data holds
-    raw items.
+    """The rows of precomputed embeddings, per item a floating (rows, hidden size) tensor; None
+    where the data holds raw items.
 
     They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take
     them: as one floating 3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as
@@ -34,7 +45,7 @@ def embeddings(
             either.
     """
     if isinstance(data, Mapping) and set(data) == {field}:
-        return _embedding_rows(data[field], hidden_size, where)
+        return embedding_rows(data[field], hidden_size, where)
     if not kind.media:
         return None
     remedy = (
@@ -42,11 +53,11 @@ def embeddings(
         "a list."
     )
     if _is_floating(data, 3):
-        return _embedding_rows(data, hidden_size, where, remedy)
+        return embedding_rows(data, hidden_size, where, remedy)
     if not isinstance(data, (list, tuple)):
         return None
     if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
-        return _embedding_rows(data, hidden_size, where)
+        return embedding_rows(data, hidden_size, where)
     for i, part in enumerate(data):
         if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
             got = f"shape {tuple(part.shape)}, which may be embeddings"
@@ -58,9 +69,14 @@ def _is_floating(value: object, rank: int) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == rank and value.is_floating_point()
 
 
-def _embedding_rows(
+def embedding_rows(
     data: Any, hidden_size: int | None, where: str, remedy: str = ""
 ) -> list[torch.Tensor]:
+    """One floating (rows, hidden size) tensor, or several, as a list.
+
+    Raises:
+        InputError: they are something else, or do not fit the model, or are not finite.
+    """
     rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
     if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
         got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__

@@ -89,7 +89,8 @@ class MultiModalModel(ModelInterface):
             if (embeds := kwargs.get(modality.intake.embeds_field)) is not None:
                 encoded += list(embeds)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
-            if fields:
+            # with embeddings, what their layout reads comes alone
+            if not fields.keys() <= modality.intake.companions.keys():
                 encoded += self._encoded(modality, fields)
             if encoded:
                 sound, unsound = contained(encoded, self._bound)

@@ -113,7 +113,12 @@ class EmbedItems(EmbeddingItems):
 
     @override
     def get_processor_data(self) -> Mapping[str, object]:
-        return {f"{self.modality}_embeds": self.get_all()}
+        return {f"{self.modality}_embeds": [own.rows for own in self.get_all()]}
+
+    @override
+    def get_item_for_hash(self, index: int) -> object:
+        embedding = self.get(index)
+        return dict(embedding) if len(embedding) > 1 else embedding.rows
 
     @override
     def get_passthrough_data(self) -> Mapping[str, object]:

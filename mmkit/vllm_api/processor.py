@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 _PROCESSED = "mmkit_processed"
 """Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks
 for without items."""
+
+_counts: ContextVar[Mapping[str, int] | None] = ContextVar("items by modality", default=None)
+"""vLLM hands the prompt on without them."""
 
 
 class CommonInfo(BaseProcessingInfo):
@@ -216,6 +220,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
+        token = _counts.set({name: len(items) for name, items in mm_items.items()})
         try:
             outcome = run()
         except Exception:
@@ -226,6 +231,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     for item_hash in hashes:
                         self.forget(cache, item_hash)
             raise
+        finally:
+            _counts.reset(token)
         self._hashes.keep(getattr(mm_items, "mmkit_names", {}))
         return outcome
 
@@ -259,9 +266,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
         """The ids in which items are placed, of a prompt that may still be a text."""
         if isinstance(prompt, str):
+            options = {**self.spec.tokenization_kwargs, **options}
             prompt = self.info.get_tokenizer().encode(prompt, **options)
             self.plan.check_ids(prompt)
-        return self.plan.rewrite("prompt", prompt)
+        return self.plan.rewrite("prompt", prompt, _counts.get())
 
     @override
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
@@ -303,8 +311,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             if not values:
                 continue
             if isinstance(items, EmbedItems):
-                key = modality.intake.embeds_field
-                done[name] = Processed({key: values}, {}, [{key: value} for value in values])
+                data = {key: [own[key] for own in values] for key in values[0]}
+                done[name] = Processed(data, {}, values)
             elif (hf := modality.processing.hf) is not None and hf.one_by_one:
                 raws = [self._call(plan, {name: one}, kwargs) for one in each_of(items)]
                 done[name] = modality.processing.finish_each(raws, values, total(items))
@@ -423,13 +431,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 most = modality.most_rows(partial(self._process_one, name))
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
-                    facts = SimpleNamespace(index=index, rows=len(value)) if embeds else value
+                    facts = SimpleNamespace(index=index, rows=len(value.rows)) if embeds else value
                     # with hidden fields, which vLLM does not have
                     fields = items.mmkit_parts[index]
                     scope = modality.scope(facts, index, fields, total(items))
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
-                placeholders.check_rows(index, rows, sent=len(value) if embeds else None, most=most)
+                sent = len(value.rows) if embeds else None
+                placeholders.check_rows(index, rows, sent=sent, most=most)
                 contents.append(alternatives)
             if contents:
                 updates += [

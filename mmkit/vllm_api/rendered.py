@@ -125,20 +125,20 @@ def _item(
         raise InputError(where, "processed fields", type(sent).__name__, remedy)
     fields = {key: getattr(element, "data", None) for key, element in sent.items()}
     intake = modality.intake
-    embeds = intake.takes_embeds and set(fields) == {intake.embeds_field}
+    embeds = intake.takes_embeds and intake.embeds_field in fields
     facts = SimpleNamespace(index=index)
     if embeds:
         if not processor.takes_embeds:
             remedy = "Start vLLM with --enable-mm-embeds."
             raise InputError(where, modality.item.expected, intake.embeds_field, remedy)
         width = processor.data_parser.hidden_size
-        (rows,), _ = intake.take({intake.embeds_field: [fields[intake.embeds_field]]}, width)
-        facts.rows = len(rows)
+        ((embedding,), _) = intake.take({key: [part] for key, part in fields.items()}, width)
+        facts.rows = len(embedding.rows)
     elif set(fields) != set(modality.fields):
         raise InputError(
             where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY
         )
-    scope = modality.scope(facts, index, None if embeds else fields, count)
+    scope = modality.scope(facts, index, fields, count)
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):

@@ -62,7 +62,10 @@ class ProcessingInfo(ParsingInfo):
 
     @override
     def get_default_tok_params(self) -> TokenizeParams:
-        return GuardedTokenizeParams.guard(super().get_default_tok_params(), self.plan)
+        params = super().get_default_tok_params()
+        if self.spec.tokenization_kwargs:
+            params = params.with_kwargs(**self.spec.tokenization_kwargs)
+        return GuardedTokenizeParams.guard(params, self.plan)
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         merged: dict[str, Any] = self.ctx.get_merged_mm_kwargs(kwargs)

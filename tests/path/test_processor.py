@@ -1392,7 +1392,7 @@ def test_text_for_the_hf_processor_is_evaluated() -> None:
     spec = ModelSpec("llava", LLAVA["image"].model_copy(update={"process": hf(text=later("{}".format)("<image>"))}))
     info = spec.classes.info(llava_processor().info.ctx)
     items = info.parse_mm_data({"image": [PICTURE] * 2}, validate=False)
-    assert hf_inputs(items, info.plan)["text"] == "<image><image>"
+    assert hf_inputs(items, info.plan, {})["text"] == "<image><image>"
 
 
 def test_functions_see_the_hf_processor() -> None:
