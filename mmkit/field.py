@@ -354,20 +354,27 @@ def shared(
 
 
 def derived(
-    value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
+    value: Value,
+    *,
+    shape: Shape | None = None,
+    dtype: str | torch.dtype | None = None,
+    keep_on_cpu: bool = False,
+    hidden: bool = False,
 ) -> Field:
     """A batched field that `process` does not return: mmkit computes it for each item.
 
     Args:
         value: an expression over the `item` facts and the other batched and shared `fields`.
+        shape: shape of one item's part; sizes or expressions.
         dtype: torch dtype, or the name of it, of the tensor that the value becomes; None leaves it
             as it is.
         keep_on_cpu: the model reads this field on the host.
+        hidden: layouts and other fields read it, and the model does not receive it.
 
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, None, dtype_name(dtype), expression(value))
+    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), expression(value), hidden)
 
 
 def constant(

@@ -192,8 +192,9 @@ class Modality(_Declared):
         for key in self.companions():
             sent = self.fields[key]
             if not isinstance(sent, Batched) or sent.hidden or None in (sent.shape, sent.dtype):
-                expected = "a batched field with shape and dtype, since embeddings come with it"
-                raise SpecError(f"{where}, fields[{key!r}]", expected, repr(sent))
+                expected = "a batched field with shape and dtype, which embeddings come with"
+                remedy = "Or give embeds= a layout over item.rows."
+                raise SpecError(f"{where}, fields[{key!r}]", expected, repr(sent), remedy)
         if self.embeds is True and (
             dynamic := [leaf for leaf in self.layout.leaves() if leaf.root == "item"]
         ):

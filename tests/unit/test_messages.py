@@ -145,7 +145,8 @@ MODALITIES = [
      dict(layout=embed(5) * fields["z"][0].a)),
     ("modality 'm', embeds: expected a layout over item.rows, because the layout depends on item.length, got True.",
      dict(layout=embed(5) * item.length, embeds=True)),
-    ("modality 'm', embeds: expected a layout over item.rows, because the layout depends on fields.x, got True.",
+    ("modality 'm', fields['x']: expected a batched field with shape and dtype, which embeddings come with, "
+     "got batched(). Or give embeds= a layout over item.rows.",
      dict(layout=embed(5) * fields.x, embeds=True)),
     ("modality 'm': expected no field named m_embeds, which carries precomputed embeddings, got one.",
      dict(fields={"m_embeds": batched()}, embeds=True)),
