@@ -28,7 +28,7 @@ from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..field import Batched, Flat
-from ..items import SCOPES, ItemType, unscoped
+from ..items import SCOPES, Embedding, ItemType, unscoped
 from ..placement import Alternative
 from ..plan import Plan
 from ..updates import Insert
@@ -110,6 +110,10 @@ def _part(modalities: Sequence[BoundModality]) -> Part:
 class EmbedItems(EmbeddingItems):
     """Precomputed embeddings, on the processor path: passthrough data would switch vLLM's processor
     cache off."""
+
+    def __init__(self, embeddings: Sequence[Embedding], modality: str) -> None:
+        super().__init__([own.rows for own in embeddings], modality)  # vLLM looks at these
+        self.data: Any = list(embeddings)
 
     @override
     def get_processor_data(self) -> Mapping[str, object]:

@@ -150,11 +150,14 @@ def embeds(case: Case) -> None:
     assume(name in request.items)
     outcome = subject.run(request)
     rows = [torch.ones(sum(mask), hidden) for _, _, mask in outcome.ranges[name]]
-    forms: list[Any] = [{f"{name}_embeds": rows}]
+    forms: list[Any] = []
     try:
         if plan is None:
             forms = harness.embeddings(processor, name, rows, outcome.fields[name])
         else:
+            beside = plan.modalities[name].intake.companions
+            companions = {key: [own[key] for own in outcome.fields[name]] for key in beside}
+            forms = [{f"{name}_embeds": rows, **companions}]
             harness.parsed(processor, {**request.data(), name: forms[0]})
     except Exception as error:
         if plan is not None:
