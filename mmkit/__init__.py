@@ -33,7 +33,9 @@ from .expr import (
 from .field import batched, constant, derived, flat, shared
 from .items import between
 from .items.media import Audio, Image, Video
+from .items.record import Record
 from .items.tensor import Tensor
+from .items.text import Text
 from .layout import each, embed, literal, select
 from .model_spec import ModelSpec
 from .process import hf
@@ -53,9 +55,11 @@ __all__ = [
     "Modality",
     "ModelSpec",
     "MultiModalModel",
+    "Record",
     "Scope",
     "SpecError",
     "Tensor",
+    "Text",
     "Video",
     "already_expanded",
     "batched",

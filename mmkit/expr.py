@@ -29,7 +29,8 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, dataclass_transform
 
@@ -220,7 +221,7 @@ def _check_ids(op: str, left: Any, right: Any) -> None:
     """Refuse arithmetic on tokens that was meant for a layout. A number may be added: the next
     id."""
     tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
-    texts = [operand for operand in (left, right) if isinstance(operand, Text)]
+    texts = [operand for operand in (left, right) if isinstance(operand, TextIds)]
     if op == "*" and tokens:
         count = right if left is tokens[0] else left
         remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
@@ -555,7 +556,7 @@ class Token(_OfTokenizer):
         return f"tok[{self._said()}]"
 
 
-class Text(_OfTokenizer):
+class TextIds(_OfTokenizer):
     """The ids of a text, encoded without special tokens."""
 
     def _value(self, scope: Scope) -> Any:
@@ -586,9 +587,9 @@ class Tokenizer:
         text, *values = text if isinstance(text, tuple) else (text,)
         return Token(expression(text), tuple(map(expression, values)))
 
-    def text(self, text: str | Expr, *values: Value) -> Text:
+    def text(self, text: str | Expr, *values: Value) -> TextIds:
         """The ids of a text, encoded without special tokens."""
-        return Text(expression(text), tuple(map(expression, values)))
+        return TextIds(expression(text), tuple(map(expression, values)))
 
     def has(self, text: str | Expr, *values: Value) -> Has:
         """Whether the vocabulary has a token."""
@@ -722,12 +723,24 @@ def leaves(value: Any) -> frozenset[Leaf]:
     ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
     """
     if not isinstance(value, Expr):
-        return (
-            value.leaves() if isinstance(value, Node) and hasattr(value, "leaves") else frozenset()
-        )
+        return _leaves_inside(value)
     if leaf := _leaf(value):
         return frozenset({leaf}) | leaves(value._default if isinstance(value, Option) else None)
     return frozenset().union(*map(leaves, value._parts()))
+
+
+def _leaves_inside(part: Any) -> frozenset[Leaf]:
+    """The leaves of the expressions and layouts in a part of a declaration."""
+    if isinstance(part, Node):
+        own: frozenset[Leaf] = part.leaves() if hasattr(part, "leaves") else frozenset()
+        return own
+    if is_dataclass(part) and not isinstance(part, type):
+        part = [getattr(part, f.name) for f in dataclass_fields(part)]
+    elif isinstance(part, Mapping):
+        part = part.values()
+    elif not isinstance(part, (list, tuple)):
+        return frozenset()
+    return frozenset().union(*map(leaves, part))
 
 
 def _leaf(value: Expr) -> Leaf | None:

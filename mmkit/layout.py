@@ -29,7 +29,7 @@ from .expr import (
     Node,
     Opaque,
     Scope,
-    Text,
+    TextIds,
     Unary,
     Value,
     branches,
@@ -322,7 +322,7 @@ def embed(token: Count) -> Layout:
     Raises:
         SpecError: a string, a text of several tokens, or a layout.
     """
-    if isinstance(token, (Layout, str, Text)):
+    if isinstance(token, (Layout, str, TextIds)):
         raise SpecError(
             "embed()",
             "one token id",

@@ -1,7 +1,8 @@
 """Processing: how canonical items become tensors.
 
-A `Tensor` modality without `process=` passes tensors on, `hf()` calls a processor in the way of
-Hugging Face's, and any function does the rest::
+Without `process=`, a `Tensor` is the modality's one field, and each part of a `Record` of tensors
+is the field of its name. `hf()` calls a processor in the way of Hugging Face's, and any function
+does the rest::
 
     def patches(items, scope):  # canonical items, in order; a Scope without an item
         parts = [item.unfold(0, 4, 4) for item in items]
@@ -30,7 +31,7 @@ from .expr import Scope, Structural, Value, evaluate, expression, fold, structur
 
 @dataclass(frozen=True, eq=False)
 class Identity(Structural):
-    """The items themselves are the modality's one field."""
+    """The items themselves are the fields: see `identity`."""
 
     def __repr__(self) -> str:
         return "identity()"
@@ -76,7 +77,8 @@ Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[st
 
 
 def identity() -> Identity:
-    """Each item is its own field: the default for `Tensor` items of a modality with one field."""
+    """Each item is its own field, or each of its parts the field of that name: the default for a
+    `Tensor` and for a `Record` of tensors."""
     return Identity()
 
 
@@ -103,8 +105,8 @@ def hf(
             ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those
             arguments that it takes.
         inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are
-            `images`, `videos`, `audios` (which becomes `audio` unless this says otherwise), and for
-            a `Tensor` the name of its modality.
+            `images`, `videos`, `audios` (which becomes `audio` unless this says otherwise), for a
+            `Tensor` or a `Text` the name of its modality, and for a `Record` those of its parts.
         outputs: the processor's output name to the field's.
         text: text of one item, for a processor that wants as many placeholders in a text as there
             are items.

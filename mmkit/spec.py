@@ -3,7 +3,6 @@ declaration."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeAlias
@@ -11,7 +10,7 @@ from typing import Any, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationError
 
 from .errors import SpecError
-from .expr import COUNT, Condition, Count, Leaf, Node, Scope, expression, leaves, structure, tok
+from .expr import COUNT, Condition, Count, Leaf, Scope, expression, leaves, structure, tok
 from .field import Batched, Field, Shared
 from .items import ItemType
 from .items.tensor import Tensor
@@ -138,7 +137,7 @@ class Modality(_Declared):
             if not isinstance(declared, Field):
                 raise SpecError(f"{where}, fields[{key!r}]", _FIELD, repr(declared))
         if process is None:
-            process = identity() if isinstance(item, Tensor) else hf()
+            process = identity() if isinstance(item, ItemType) and item.is_field else hf()
         self._declare(
             where,
             name=name,
@@ -160,17 +159,8 @@ class Modality(_Declared):
         if not self.fields:
             raise SpecError(where, "at least one field", "none")
         known = sorted(self.fields)
-        if isinstance(self.process, Identity) and (
-            not isinstance(self.item, Tensor) or len(known) != 1
-        ):
-            got = f"{self.item!r} and fields {known}"
-            raise SpecError(where, "a Tensor item and one field, or a process", got)
-        if isinstance(self.process, Identity) and isinstance(self.fields[known[0]], Shared):
-            raise SpecError(
-                where,
-                "a batched or flat field where there is no process",
-                repr(self.fields[known[0]]),
-            )
+        if isinstance(self.process, Identity):
+            self._check_identity(where)
         if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
             raise SpecError(where, "hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
@@ -186,6 +176,9 @@ class Modality(_Declared):
             raise SpecError(
                 where, expected, "none", "Write cacheable=False, or a condition on item.count."
             )
+        if f"{self.name}_embeds" in self.item.part_names:
+            expected = f"no part named {self.name}_embeds, as which precomputed embeddings come"
+            raise SpecError(where, expected, "one")
         if self.embeds and f"{self.name}_embeds" in self.fields:
             expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
             raise SpecError(where, expected, "one")
@@ -200,6 +193,20 @@ class Modality(_Declared):
         ):
             expected = f"a layout over item.rows, because the layout depends on {dynamic[0]!r}"
             raise SpecError(f"{where}, embeds", expected, "True")
+
+    def _check_identity(self, where: str) -> None:
+        """Refuse fields that the items, or their parts, cannot be."""
+        processed = {name: field for name, field in self.fields.items() if not field.is_derived}
+        parts = sorted(self.item.part_names)
+        wanted = parts or list(processed)[:1]
+        if not self.item.is_field or sorted(processed) != wanted:
+            expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
+            got = f"{self.item!r} and fields {sorted(processed)}"
+            raise SpecError(where, f"{expected}, or a process", got)
+        for field in processed.values():
+            if isinstance(field, Shared):
+                expected = "a batched or flat field where there is no process"
+                raise SpecError(where, expected, repr(field))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """This modality with some arguments of `Modality` changed; checked as a new one is.
@@ -224,7 +231,7 @@ class Modality(_Declared):
 
     def leaves(self) -> frozenset[Leaf]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
-        return _leaves(dict(self))
+        return leaves(dict(self))
 
     def __repr__(self) -> str:
         parts = dict(self)
@@ -333,16 +340,3 @@ class Declaration(_Declared):
 
 def _rewrite(value: Any) -> EndingWith | Layout:
     return value if isinstance(value, EndingWith) else as_layout(value)
-
-
-def _leaves(part: Any) -> frozenset[Leaf]:
-    """The leaves of every expression and layout in a part of a declaration."""
-    if isinstance(part, Node):
-        return leaves(part)
-    if dataclasses.is_dataclass(part):
-        part = [getattr(part, f.name) for f in dataclasses.fields(part)]
-    elif isinstance(part, Mapping):
-        part = part.values()
-    elif not isinstance(part, (list, tuple)):
-        return frozenset()
-    return frozenset().union(*map(_leaves, part))

@@ -135,7 +135,7 @@ class BoundModality:
             return []
         run = self._process_one if self.processing.hf is None else _no_fields
         largest = [self._placeholder(value, run(value)) for value in self.item.candidates()]
-        smallest = [self._placeholder(value, run(value)) for value in self.item.least()]
+        smallest = [self._placeholder(value, run(value)) for value in self.item.smallest()]
         most = max(one.num_embeds for one in largest)
         for rows in [one.num_embeds for one in smallest]:
             if rows > most and not self.placeholders.by_company:

@@ -87,9 +87,7 @@ class Processing:
                 but an InputError, which is the caller's.
         """
         if isinstance(self._process, Identity):
-            ((name, declared),) = self.fields.items()
-            values = list(values)
-            return self.finish({name: declared.gathered(values, None)}, values, count)
+            return self.finish(self._columns(values), values, count)
         with calling(SpecError, self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
@@ -99,6 +97,15 @@ class Processing:
             remedy = "Declare them in fields, or do not return them."
             raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
         return self.finish(raw, values, count)
+
+    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The items as fields: of a record, each part as that of its name."""
+        columns: dict[str, Any] = {}
+        has_parts = bool(self._binding.item.part_names)
+        for name in self._processed:
+            column = [value[name] for value in values] if has_parts else list(values)
+            columns[name] = self.fields[name].gathered(column, None)
+        return columns
 
     def finish_each(
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int

@@ -75,6 +75,12 @@ class ItemType(Structural):
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """The sizes of `small`."""
 
+    part_names: tuple[str, ...] = ()
+    """The names of its parts; empty where an item is a whole."""
+
+    is_field: bool = False
+    """Whether items, or their parts, can be processed fields as they are."""
+
     def bind(self, scope: Scope) -> ItemType:
         """This item type with its expressions evaluated on `cfg` and `proc`.
 
@@ -153,7 +159,7 @@ class ItemType(Structural):
         """This item type where a function of the spec processes the items."""
         return self
 
-    def least(self) -> list[Any]:
+    def smallest(self) -> list[Any]:
         """The smallest item, where it is always taken: a spec is rehearsed on it and on the
         candidates."""
         return []

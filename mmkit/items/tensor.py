@@ -29,9 +29,10 @@ from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NUMBERS = (*_FLOATS, *_INTEGERS)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
-_ACCEPTED = {dtype: kind for kind in (_FLOATS, _INTEGERS, (torch.bool,)) for dtype in kind}
-"""What each canonical dtype is made from without a cast that changes the kind of number."""
+_ACCEPTED = {**dict.fromkeys(_NUMBERS, _NUMBERS), torch.bool: (torch.bool,)}
+"""The dtypes that each canonical dtype is made from, where it holds their values."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 """What items may be of, by name."""
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
@@ -47,8 +48,10 @@ class Tensor(ItemType):
 
     A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to
     nearest), lists of numbers (rounded likewise), and integer arrays whose every value it holds
-    exactly; bool and complex arrays are refused rather than cast. An integer `dtype` accepts
-    integer values that fit, and bool only bools. A scalar (shape ``()``) may also be a number.
+    exactly. An integer `dtype` accepts whole values that fit, of integer and floating dtypes. Bools
+    are taken by bool alone, and bool takes nothing else: a mask where values are wanted is a
+    mistake more often than a choice. Complex arrays are refused. A scalar (shape ``()``) may also
+    be a number.
 
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
@@ -92,6 +95,7 @@ class Tensor(ItemType):
 
     media = ""
     form = "a shape as 9x4"
+    is_field = True
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:
@@ -141,10 +145,7 @@ class Tensor(ItemType):
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)
-        integers = tensor.dtype in _INTEGERS
-        if tensor.dtype not in _ACCEPTED[self.torch_dtype] and not (
-            integers and self.torch_dtype in _FLOATS
-        ):
+        if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
             got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
@@ -152,12 +153,14 @@ class Tensor(ItemType):
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
         if tensor.numel() and self.torch_dtype.is_floating_point:
             self._check_floats(tensor, where)
-        elif tensor.numel() and integers:
+        elif tensor.numel() and self.torch_dtype in _INTEGERS:
             self._check_integers(tensor, where)
         # a copy: what is cached must not change when the caller reuses its memory
         return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
+        if tensor.dtype.is_floating_point:
+            tensor = _whole(tensor, where, self.dtype)
         limits = torch.iinfo(self.torch_dtype)
         lowest, highest = limits.min, limits.max
         if self.bound is not None:
@@ -206,7 +209,7 @@ class Tensor(ItemType):
         middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
         return [self.blank(*middle), *self.small()]
 
-    def least(self) -> list[torch.Tensor]:
+    def smallest(self) -> list[torch.Tensor]:
         return self.small()
 
     def ends(self) -> list[tuple[int, int]]:
@@ -297,6 +300,21 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
         if isinstance(value, int) and not -(2**63) <= value < 2**63
         else None
     )
+
+
+def _whole(tensor: torch.Tensor, where: str, dtype: str) -> torch.Tensor:
+    """Floating values as int64.
+
+    Raises:
+        InputError: one of them is not whole, not finite, or beyond int64.
+    """
+    flat = tensor.double().flatten()
+    # 2**63 is no int64; NaN equals nothing
+    bad = (flat != flat.trunc()) | (flat < -(2.0**63)) | (flat >= 2.0**63)
+    if bad.any():
+        got = f"{float(flat[bad][0]):g} at {_first(bad, tensor)}"
+        raise InputError(where, f"whole numbers that {dtype} holds", got)
+    return flat.to(torch.int64)
 
 
 def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:

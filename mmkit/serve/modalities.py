@@ -17,7 +17,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     """A modality in the answer of ``GET /v1/mm/modalities``."""
     kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
     written = set()
-    for value in (*kind.candidates(), *kind.least()) if known else ():
+    for value in (*kind.candidates(), *kind.smallest()) if known else ():
         scope = modality.scope(value, 0, _fields(modality, value))
         written.add(tuple(placeholders.alternatives(scope)[0].written))
     return ModalityInfo(

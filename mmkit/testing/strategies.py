@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from hypothesis.strategies import SearchStrategy
 from ..errors import sentence
 from ..items import ItemType
 from ..items.media import Audio, Image, Video
+from ..items.record import Record
 from ..items.tensor import Tensor
+from ..items.text import Text
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def containers(dtype: str, shape: Sequence[int]) -> list[str]:
         made.append("numpy")
     if 0 not in shape:  # an empty list has lost its shape
         made.append("list")
-    return made + ["wide"] * getattr(torch, dtype).is_floating_point
+    return made + ["wide"] * (dtype != "bool")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class TensorSample(Sample):
             case "list":
                 return tensor.tolist()
             case "wide":
-                return tensor.double().numpy() if tensor.is_floating_point() else tensor
+                return tensor.double().numpy()
             case "strided":
                 return torch.stack([tensor, tensor], dim=-1)[..., 0]
         return tensor
@@ -92,6 +95,38 @@ class TensorSample(Sample):
         return [
             replace(self, container=form).value() for form in containers(self.dtype, self.shape)
         ]
+
+
+@dataclass(frozen=True)
+class TextSample(Sample):
+    """Characters of an alphabet."""
+
+    length: int
+    alphabet: str
+
+    def value(self) -> str:
+        random = np.random.RandomState(self.seed)
+        return "".join(random.choice(list(self.alphabet), self.length))
+
+
+@dataclass(frozen=True)
+class RecordSample(Sample):
+    """The samples of its parts; the seed says which of them is another one in another record."""
+
+    parts: Mapping[str, Sample]
+
+    def value(self) -> dict[str, Any]:
+        return {name: part.value() for name, part in self.parts.items()}
+
+    def same(self) -> list[Any]:
+        forms = {name: cycle(part.same()) for name, part in self.parts.items()}
+        count = max(len(part.same()) for part in self.parts.values())
+        values = [{name: next(form) for name, form in forms.items()} for _ in range(count)]
+        return [*values, dict(reversed(values[0].items()))]
+
+    def other(self) -> Sample:
+        name = list(self.parts)[self.seed % len(self.parts)]
+        return replace(self, parts={**self.parts, name: self.parts[name].other()})
 
 
 @dataclass(frozen=True)
@@ -167,6 +202,9 @@ class AudioSample(Sample):
 _INTEGERS = (1 << 31) - 1
 """Magnitude of drawn integers, where only their dtype bounds them."""
 
+_ALPHABET = "aZ0 \u00e9\u6f22\U0001f600"
+"""Characters of drawn texts, where any will do: of one to four bytes."""
+
 SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 
@@ -178,9 +216,7 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
     Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
     """
     remedy = "Give samples= a strategy for its modality."
-    raise TypeError(
-        sentence("items()", "a Tensor, Image, Video or Audio", type(kind).__name__, remedy)
-    )
+    raise TypeError(sentence("items()", "one of mmkit's item types", type(kind).__name__, remedy))
 
 
 @items.register
@@ -239,6 +275,28 @@ def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
         st.just(float(_INTEGERS if kind.bound is None else kind.bound)),
         st.sampled_from(containers(kind.dtype, [least for least, _ in ends])),
     )
+
+
+@items.register
+def _texts(kind: Text) -> SearchStrategy[Sample]:
+    length = _size(kind.least, kind.most)
+    return st.builds(TextSample, SEEDS, length, st.just(kind.alphabet or _ALPHABET))
+
+
+@items.register
+def _records(kind: Record) -> SearchStrategy[Sample]:
+    return _drawn_record(kind)
+
+
+@st.composite
+def _drawn_record(draw: Any, kind: Record) -> Sample:
+    parts: dict[str, Sample] = {}
+    values: dict[str, Any] = {}
+    for name in kind.parts:
+        part = kind.part(name, values)
+        parts[name] = draw(items(part))
+        values[name] = part.canonical(parts[name].value(), name)
+    return RecordSample(draw(SEEDS), parts)
 
 
 @dataclass(frozen=True)

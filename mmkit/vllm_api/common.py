@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
@@ -35,12 +34,23 @@ from ..updates import Insert
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
 
 
-class TensorItems(ProcessorBatchItems[torch.Tensor]):
-    """Canonical tensors of one modality."""
+class OwnItems(ProcessorBatchItems[Any]):
+    """Canonical items of one modality that vLLM has no class for.
+
+    Args:
+        parts: the parts of an item; none where it is a whole.
+    """
+
+    def __init__(self, items: Sequence[Any], modality: str, parts: Iterable[str]) -> None:
+        super().__init__(items, modality)
+        self.parts = tuple(parts)
 
     @override
     def get_processor_data(self) -> Mapping[str, object]:
-        return {self.modality: self.get_all()}
+        values = self.get_all()
+        if self.parts:
+            return {name: [value[name] for value in values] for name in self.parts}
+        return {self.modality: values}
 
 
 class LazyProcessor:
@@ -157,7 +167,7 @@ class Parser(MultiModalDataParser):
             return EmbedItems(items, modality.name)
         if modality.item.media:
             return super()._get_subparsers()[modality.item.media](items)
-        return TensorItems(items, modality.name)
+        return OwnItems(items, modality.name, modality.item.part_names)
 
 
 def embeds_size(model_config: Any) -> int:
@@ -330,5 +340,5 @@ class ResolvedUpdate(PromptReplacement):
         return ResolvedPromptUpdate(self.modality, item_idx, content.mode, content.target, content)
 
 
-HOOKS = (Parser, TensorItems, EmbedItems, ResolvedUpdate)
+HOOKS = (Parser, OwnItems, EmbedItems, ResolvedUpdate)
 """Classes whose methods vLLM calls."""

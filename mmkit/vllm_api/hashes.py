@@ -200,8 +200,16 @@ class Hashes:
                 self._names.popitem(last=False)
 
     def _content(self, kind: str, value: Any) -> str | None:
-        """The hash of a tensor, an array or an image; None for anything else."""
-        if isinstance(value, torch.Tensor):
+        """The hash of a tensor, an array, an image or a text, or of a dict of these; None for
+        anything else."""
+        if isinstance(value, dict):
+            parts = {name: self._content(kind, part) for name, part in value.items()}
+            if None in parts.values():
+                return None
+            what, data = "parts", json.dumps(parts).encode()
+        elif isinstance(value, str):
+            what, data = "text", value.encode()
+        elif isinstance(value, torch.Tensor):
             # numpy has no bfloat16
             known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
             what, data = f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()

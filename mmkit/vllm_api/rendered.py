@@ -187,7 +187,10 @@ def _compare(
                 where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}"
             )
     if isinstance(modality.spec.process, Identity):
-        modality.item.canonical(next(iter(fields.values())), f"{modality.where}[{index}]")
+        processed = [name for name, field in modality.fields.items() if not field.is_derived]
+        sent = {name: fields[name] for name in processed}
+        value = sent if modality.item.part_names else next(iter(sent.values()))
+        modality.item.canonical(value, f"{modality.where}[{index}]")
 
 
 def _equal(part: Any, value: Any) -> bool:

@@ -52,7 +52,7 @@ from mmkit import (
 from mmkit import replace as replaces
 from mmkit.model.sound import largest_magnitude
 from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
-from mmkit.vllm_api.common import EmbedItems, Parser, TensorItems
+from mmkit.vllm_api.common import EmbedItems, OwnItems, Parser
 from tests.profiles import profile
 
 # -- the correct base --------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def hash_of_the_container(inherited, modality, data):
     if isinstance(data, Mapping):  # embeddings
         return inherited(modality, data)
     values = [value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value)) for value in data]
-    return TensorItems(values, modality.name)
+    return OwnItems(values, modality.name, modality.item.part_names)
 
 
 def field_without_config(inherited, hf_inputs, kwargs):

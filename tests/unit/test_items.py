@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import UserDict
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
-from mmkit import Audio, Image, InputError, Tensor, Video, between, cfg, where
+from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
 from mmkit.expr import Scope
 
 CONFIG = Scope(cfg=SimpleNamespace(n=2, d=3, big=100, size=[8, 4], text="x", minus=-1, half=0.5))
@@ -182,6 +183,10 @@ def test_integers_that_fit_have_one_form(dtype):
     for other in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         assert same(kind.canonical(wanted.to(other), AT), wanted)
     assert same(kind.canonical([0, 5, 100], AT), wanted)
+    for name in ("f2", "f4", "f8"):
+        assert same(kind.canonical(np.array([0, 5, 100], name), AT), wanted), name
+    assert same(kind.canonical(wanted.bfloat16(), AT), wanted)
+    assert same(kind.canonical([0.0, 5, 100.0], AT), wanted)
     limits = torch.iinfo(wanted.dtype)
     for odd in (limits.min - 1, limits.max + 1, -(10**30)):
         with pytest.raises(InputError):
@@ -198,6 +203,7 @@ def test_bound_of_integers():
         unlimited = Tensor(shape=(1,), dtype="int64", bound=bound).bind(CONFIG)
         assert unlimited.canonical(np.array([-(2**63)]), AT).tolist() == [-(2**63)]
         assert unlimited.canonical([-(2**63)], AT).tolist() == [-(2**63)]
+        assert unlimited.canonical([-(2.0**63)], AT).tolist() == [-(2**63)]
 
 
 def test_bools():
@@ -220,6 +226,9 @@ IMAGE = Image(largest=(cfg.size[0], cfg.size[1])).bind(CONFIG)
 VIDEO = Video(largest=(2, 5, 4)).bind(CONFIG)
 AUDIO = Audio(largest=cfg.big, rate=16000).bind(CONFIG)
 SCALAR = Tensor(shape=()).bind(CONFIG)
+IDS, VALUES, WORD = Tensor((between(1, cfg.n),), "int64"), Tensor((item.ids.length, 2)), Text(most=cfg.d).bind(CONFIG)
+CELL = Record(ids=IDS, values=VALUES, name=Text(most=cfg.d)).bind(CONFIG)
+ONE_CELL = {"ids": [1.0, 2.0], "values": [[1, 2], [3, 4]], "name": "ab"}
 
 
 @pytest.mark.parametrize(
@@ -231,6 +240,11 @@ SCALAR = Tensor(shape=()).bind(CONFIG)
         (bound(), 3, [(ROWS, ROWS, ROWS), [np.array(ROWS), torch.tensor(ROWS), ROWS], np.array([ROWS] * 3)]),
         (SCALAR, 1, [3.0, [3.0], np.float64(3), np.zeros(())]),
         (SCALAR, 2, [[3.0, 3], np.zeros(2)]),
+        (CELL, 0, [[]]),
+        (CELL, 1, [ONE_CELL, [ONE_CELL], (ONE_CELL,), UserDict(ONE_CELL)]),
+        (CELL, 2, [[ONE_CELL, dict(reversed(ONE_CELL.items()))]]),
+        (WORD, 1, ["ab", ["ab"], ("ab",), np.array("ab")[()]]),
+        (WORD, 2, [["ab", "cd"]]),
         (Tensor(shape=(2,)).bind(CONFIG), 1, [list(np.ones(2, "f4")), list(np.ones(2, "f2"))]),
         (IMAGE, 1, [PICTURE, (PICTURE,), PIXELS, [PIXELS]]),
         (IMAGE, 2, [[PICTURE, PICTURE], np.stack([PIXELS] * 2), torch.zeros(2, 3, 4, 5)]),
@@ -249,7 +263,8 @@ def test_splitting(kind, count, datas):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(bound(), np.array(ROWS)), (IMAGE, PICTURE), (VIDEO, FRAMES), (AUDIO, SOUND)]
+    ("kind", "value"),
+    [(bound(), np.array(ROWS)), (IMAGE, PICTURE), (VIDEO, FRAMES), (AUDIO, SOUND), (CELL, ONE_CELL), (WORD, "ab")],
 )
 def test_splitting_keeps_none_for_items_that_a_uuid_names(kind, value):
     assert kind.split([None], AT) == [None]
@@ -282,7 +297,7 @@ def test_between_includes_both_ends(least, more, length):
         with pytest.raises(InputError, match=f"got shape \\({length}, 3\\)"):
             kind.canonical(value, AT)
     (largest,) = kind.candidates()
-    assert [tuple(value.shape) for value in kind.least()] == [(least, 3)]
+    assert [tuple(value.shape) for value in kind.smallest()] == [(least, 3)]
     assert largest.shape == (least + more, 3)
     assert kind.canonical(largest, AT) is not None
 
@@ -346,10 +361,33 @@ def test_largest(kind, shapes):
         (VIDEO, (SimpleNamespace(media=FRAMES), META), dict(frames=2, width=5, height=4, metadata=META)),
         (AUDIO, SOUND, dict(length=3)),
         (AUDIO, (SOUND, 16000), dict(length=3)),
+        (WORD, "\U0001f600b", dict(length=2)),
+        (
+            CELL,
+            ONE_CELL,
+            dict(
+                ids=SimpleNamespace(shape=(2,), length=2),
+                values=SimpleNamespace(shape=(2, 2), length=2),
+                name=SimpleNamespace(length=2),
+            ),
+        ),
     ],
 )
 def test_facts(kind, value, facts):
     assert kind.facts(kind.canonical(value, AT), 4) == SimpleNamespace(index=4, **facts)
+
+
+def test_a_record_is_its_parts_in_their_order():
+    made = CELL.canonical(dict(reversed(ONE_CELL.items())), AT)
+    assert list(made) == ["ids", "values", "name"]
+    assert same(made["ids"], torch.tensor([1, 2]))
+    assert same(made["values"], torch.tensor([[1.0, 2], [3, 4]]))
+    assert CELL.bind(CONFIG) == CELL
+    for one, lengths in ((CELL.candidates(), 2), (CELL.small(), 1), (CELL.smallest(), 1)):
+        assert [len(record["values"]) for record in one] == [lengths]
+        assert CELL.canonical(one[0], AT).keys() == one[0].keys()
+    letters = Text(most=3, alphabet="CN").bind(CONFIG)
+    assert (letters.candidates(), letters.small()) == (["CCC"], ["C"])
 
 
 # -- media -----------------------------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from mmkit import (
     Image,
     InputError,
     ModelSpec,
+    Record,
     SpecError,
     Tensor,
+    Text,
     Video,
     already_expanded,
     batched,
@@ -104,6 +106,8 @@ def picky(items, scope):
     return {"x": items}
 
 
+RECORD = Record(a=Tensor((between(1, 4),), "int64"), b=Tensor((item.a.length,)))
+
 # fmt: off
 MODALITIES = [
     ("modality 'm': item: Input should be an instance of ItemType, got 'tensor'.", dict(item="tensor")),
@@ -133,6 +137,9 @@ MODALITIES = [
     ("modality 'm': expected a Tensor item and one field, or a process, got Audio(largest=5, rate=None) and fields "
      "['x'].",
      dict(process=identity(), item=Audio(largest=5))),
+    ("modality 'm': expected a field for each of ['a'], or a process, got Record(a=Text(most=2, least=1, "
+     "alphabet=None)) and fields ['a'].",
+     dict(process=identity(), item=Record(a=Text(most=2)), fields={"a": batched()})),
     ("modality 'm': expected hf() or a function for process, got 5.", dict(process=5)),
     ("modality 'm': expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
     ("modality 'm', fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
@@ -188,6 +195,12 @@ SPECS = [
      " 'float'.",
      lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
+    ("Record: expected at least one part, got none.", lambda: Record()),
+    ("Record.a: expected a Tensor or a Text, got Audio(largest=4, rate=None).", lambda: Record(a=Audio(largest=4))),
+    ("Record: expected a part that is not called index, count, rows or _..., got 'count'.",
+     lambda: Record(count=Text(most=2))),
+    ("modality 'm': expected no part named m_embeds, as which precomputed embeddings come, got one.",
+     lambda: modality(item=Record(m_embeds=Tensor(shape=())), fields={"m_embeds": batched()})),
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
     ("cfg.a.b has no value: dict has no attribute 'b'. It has: c, d.",
      lambda: evaluate(cfg.a.b, Scope(cfg={"a": {"c": 1, "d": 2}}))),
@@ -295,6 +308,15 @@ BOUND = [
     ("item: Tensor.bound: expected a number > 0 from cfg, got True.", dict(item=Tensor(shape=(1,), bound=True))),
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).",
      dict(item=Tensor(shape=(between(1, 4), 3), largest=(5, 3)))),
+    ("item: Record.b: Tensor.shape[0] = item.c.length: item.c has no value: SimpleNamespace has no attribute 'c'.",
+     dict(item=Record(a=Text(most=2), b=Tensor((item.c.length,))), process=hf())),
+    ("item: Record.b: Tensor.shape[0] = item.count: item.count has no value: SimpleNamespace has no attribute "
+     "'count'.",
+     dict(item=Record(a=Text(most=2), b=Tensor((item.count,))), process=hf(), cacheable=False)),
+    ("item: Record.a: Text.least, Text.most: expected whole numbers >= 0, in order, got 1..0.",
+     dict(item=Record(a=Text(most=cfg.n - 2)), process=hf())),
+    ("item: Text.alphabet: expected a string of characters, got ''.",
+     dict(item=Text(most=2, alphabet=""), process=hf())),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (3, 0).", dict(item=Image(largest=(3, 0)))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (5,).", dict(item=Image(largest=5))),
     ("item: Image.largest: expected 2 whole number(s) >= 1, got (1.5, 2).", dict(item=Image(largest=(1.5, 2)))),
@@ -436,12 +458,27 @@ VALUES = [
      (Tensor(shape=(2,), dtype="int64", bound=cfg.n), [-3, 1])),
     ("int64 values from -2 to 2, got values from 1 to 3.",
      (Tensor(shape=(2,), dtype="int64", bound=cfg.n), [3, 1])),
-    ("a (2,) int64 tensor, got dtype float64. Convert it to int64.", (Tensor(shape=(2,), dtype="int64"), [0.0, 1.0])),
+    ("whole numbers that int64 holds, got 1.5 at [1].",
+     (Tensor(shape=(2,), dtype="int64"), [0.0, 1.5]), (Tensor(shape=(2,), dtype="int64"), np.array([0, 1.5], "f2"))),
+    ("whole numbers that uint8 holds, got nan at [0, 1].",
+     (Tensor(shape=(1, 2), dtype="uint8"), torch.tensor([[0.0, math.nan]]))),
+    ("whole numbers that int64 holds, got 9.22337e+18 at [1].",
+     (Tensor(shape=(2,), dtype="int64"), [0.0, 2.0**63])),
+    ("uint8 values from 0 to 255, got values from 0 to 256.", (Tensor(shape=(2,), dtype="uint8"), [0.0, 256.0])),
     ("a (2,) int64 tensor, got dtype bool. Convert it to int64.",
      (Tensor(shape=(2,), dtype="int64"), np.zeros(2, bool))),
     ("a (2,) int64 tensor, got a list that holds bool True.", (Tensor(shape=(2,), dtype="int64"), [True, False])),
     ("a (2,) bool tensor, got dtype int64. Convert it to bool.", (Tensor(shape=(2,), dtype="bool"), np.zeros(2, int))),
     ("a (2,) bool tensor, got a list that holds int 1.", (Tensor(shape=(2,), dtype="bool"), [1, 0])),
+    ("a text of 1..2 characters, got int 3.", (Text(most=cfg.n), [3])),
+    ("a text of 1..2 characters, got 3 of them.", (Text(most=cfg.n), "abc")),
+    ("a text of 1..2 characters, got 0 of them.", (Text(most=cfg.n), "")),
+    ("a text that UTF-8 can encode, got half of a surrogate pair at 1.", (Text(most=2), "a\ud800")),
+    ("characters among 'ACGT', got 'U' at 1.", (Text(most=2, alphabet="ACGT"), "AU")),
+    ("a dict of a and b, got one without b.", (RECORD, {"a": [1], "c": 2})),
+    ("a dict of a and b, got one without a and b.", (RECORD, {})),
+    ("a dict of a and b, got one with 'c' as well.", (RECORD, {"a": [1], "b": [1.0], "c": 2})),
+    ("a dict of a and b, got int 3.", (RECORD, [3])),
 ]
 """Item types and data; after `spec.m[0]: expected `, as are the next three."""
 
@@ -555,6 +592,13 @@ REQUESTS = [
      lambda: parse(Video(largest=(2, 4, 4), metadata=True), FRAMES)),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).",
      lambda: parse(Tensor(shape=(2, 2)), [torch.zeros(2, 2), torch.zeros(3)])),
+    ("spec.m[0].a: expected a (1..4,) int64 tensor, got shape (5,).",
+     lambda: parse(RECORD, {"a": [1] * 5, "b": [1.0]})),
+    ("spec.m[0].a: expected a text of 1..2 characters, got None.", lambda: parse(Record(a=Text(2)), {"a": None})),
+    ("spec.m[1].b: expected a (2,) float32 tensor, got shape (1,).",
+     lambda: parse(RECORD, [{"a": [1], "b": [1.0]}, {"a": [1, 2], "b": [1.0]}])),
+    ("spec.m: expected a dict of a and b or a list of them, got int 3.", lambda: parse(RECORD, 3)),
+    ("spec.m: expected a text of 1..2 characters or a list of them, got int 3.", lambda: parse(Text(most=2), 3)),
 ]
 """Requests that are refused."""
 

@@ -78,7 +78,8 @@ def identity(case: Case) -> None:
 def _content(sample: Any) -> Any:
     value = sample.same()[0]
     value = value[0] if isinstance(value, tuple) else value
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
+    is_known = isinstance(value, (torch.Tensor, dict, str))
+    return value if is_known else torch.as_tensor(np.array(value))
 
 
 @law(
@@ -121,7 +122,13 @@ def _mistakes(
         # elsewhere vLLM's renderer refuses it, before any processor sees it
         if subject.plan is not None:
             yield {name: [*before, None]}, f"None as an item of {name}"
-        yield {name: [*before, "text"]}, f"a text as an item of {name}"
+        if not isinstance(last, str):
+            yield {name: [*before, "text"]}, f"a text as an item of {name}"
+        if isinstance(last, dict):
+            part, *others = last
+            yield {name: [*before, {other: last[other] for other in others}]}, f"no {part} in {name}"
+            yield {name: [*before, {**last, part: None}]}, f"None as {part} of {name}"
+            yield {name: [*before, {**last, "no_such_part": 1}]}, f"an unknown part in {name}"
         yield {name: [*before, object()]}, f"an object as an item of {name}"
         if not isinstance(last, torch.Tensor) or not last.numel() or not last.is_floating_point():
             continue

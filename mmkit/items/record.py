@@ -1,0 +1,168 @@
+"""Items of several parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from reprlib import repr as brief
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from ..errors import InputError, SpecError
+from ..expr import Scope, leaves
+from .base import ItemType
+from .tensor import Tensor
+from .text import Text
+from .values import described
+
+_FACTS = ("index", "count", "rows")
+"""Facts of a whole item, whose names no part can have."""
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Record(ItemType):
+    """An item of several parts: the genes of a cell and how much there is of each.
+
+    Callers send a dict with every part, ``{"gene_ids": ..., "values": ...}``, or a list of such
+    dicts. The canonical form is a dict of canonical parts, in the order in which they are declared.
+
+    A size of a part may follow from the parts before it: with ``gene_ids=Tensor((between(1, 9),),
+    "int64"), values=Tensor((item.gene_ids.length,))`` a cell has as many values as ids, and any
+    other number is the caller's mistake.
+
+    Without `process`, each part is the field of its name. A function gets the dicts; `hf()` hands
+    over a list of each part, by its name.
+
+    Attributes:
+        parts: a `Tensor` or a `Text` each, by name; given as keyword arguments.
+
+    Facts: those of each part under its name, as ``item.gene_ids.length``, and `index`.
+    """
+
+    parts: Mapping[str, ItemType]
+
+    _scope: ClassVar[Scope | None] = None
+    """What the record is bound to."""
+
+    rank = 0
+    media = ""
+    form = "zeros alone"
+
+    def __init__(self, **parts: Tensor | Text) -> None:
+        if not parts:
+            raise SpecError("Record", "at least one part", "none")
+        for name, part in parts.items():
+            if not isinstance(part, (Tensor, Text)):
+                raise SpecError(f"Record.{name}", "a Tensor or a Text", repr(part))
+            if name in _FACTS or name.startswith("_"):
+                expected = f"a part that is not called {', '.join(_FACTS)} or _..."
+                raise SpecError("Record", expected, repr(name))
+        object.__setattr__(self, "parts", parts)
+
+    @cached_property
+    def _following(self) -> frozenset[str]:
+        """The parts that depend on others, or may do so."""
+        roots = {name: {leaf.root for leaf in leaves(part)} for name, part in self.parts.items()}
+        return frozenset(name for name, known in roots.items() if known & {"item", "function"})
+
+    def bind(self, scope: Scope) -> Record:
+        parts: dict[str, Any] = {
+            name: part if name in self._following else _bound(name, part, scope)
+            for name, part in self.parts.items()
+        }
+        bound = Record(**parts)
+        object.__setattr__(bound, "_scope", scope)
+        bound.candidates()  # a size that does not follow from the parts before it is refused here
+        return bound
+
+    def part(self, name: str, before: Mapping[str, Any]) -> Any:
+        """The item type of a part, bound, in a record with some canonical parts before it."""
+        part = self.parts[name]
+        if name not in self._following:
+            return part
+        assert self._scope is not None
+        return _bound(name, part, self._scope.of(self._facts(before), None))
+
+    @property
+    def part_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.parts)
+
+    @property
+    def is_field(self) -> bool:  # type: ignore[override]
+        return all(part.is_field for part in self.parts.values())
+
+    @property
+    def expected(self) -> str:
+        return f"a dict of {' and '.join(self.parts)}"
+
+    def describe(self) -> str:
+        return ", ".join(f"{name}: {part.describe()}" for name, part in self.parts.items())
+
+    def split(self, data: object, where: str) -> list[Any]:
+        if not isinstance(data, (Mapping, list, tuple)):
+            raise InputError(where, f"{self.expected} or a list of them", described(data))
+        return [data] if isinstance(data, Mapping) else list(data)
+
+    def canonical(self, value: object, where: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise InputError(where, self.expected, described(value))
+        if missing := [name for name in self.parts if name not in value]:
+            raise InputError(where, self.expected, f"one without {' and '.join(missing)}")
+        if unknown := [name for name in value if name not in self.parts]:
+            raise InputError(where, self.expected, f"one with {brief(unknown[0])} as well")
+        record: dict[str, Any] = {}
+        for name in self.parts:
+            part = self.part(name, record)
+            record[name] = part.canonical(value[name], f"{where}.{name}")
+        return record
+
+    def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
+        facts = self._facts(value)
+        facts.index = index
+        return facts
+
+    def _facts(self, value: Mapping[str, Any]) -> SimpleNamespace:
+        facts = SimpleNamespace()
+        for name, part in value.items():
+            own = self.parts[name].facts(part, 0)
+            del own.index  # which is the record's
+            setattr(facts, name, own)
+        return facts
+
+    def candidates(self) -> list[dict[str, Any]]:
+        return self._combined(lambda part: part.candidates())
+
+    def small(self) -> list[dict[str, Any]]:
+        return self._combined(lambda part: part.small())
+
+    def smallest(self) -> list[dict[str, Any]]:
+        return self._combined(lambda part: part.smallest())
+
+    def varied(self) -> list[dict[str, Any]]:
+        return self._combined(lambda part: part.varied()[:1]) + self.small()
+
+    def _combined(self, of: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
+        """The records of all combinations of some instances of their parts."""
+        records: list[dict[str, Any]] = [{}]
+        for name in self.parts:
+            records = [
+                {**record, name: value}
+                for record in records
+                for value in of(self.part(name, record))
+            ]
+        return records
+
+    def schema(self) -> dict[str, Any]:
+        parts = {name: part.schema() for name, part in self.parts.items()}
+        return {**super().schema(), "parts": parts}
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}={part!r}' for name, part in self.parts.items())})"
+
+
+def _bound(name: str, part: ItemType, scope: Scope) -> ItemType:
+    try:
+        return part.bind(scope)
+    except SpecError as error:
+        raise SpecError(f"Record.{name}: {error}") from error
