@@ -5,14 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import reject
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
-from mmkit import Modality, ModelSpec, Tensor, batched, embed, replace, testing, tok
+from mmkit import (
+    Modality,
+    ModelSpec,
+    Record,
+    Tensor,
+    Text,
+    batched,
+    between,
+    ceil_div,
+    derived,
+    embed,
+    flat,
+    item,
+    replace,
+    testing,
+    tok,
+)
 from mmkit.items import ItemType
-from mmkit.testing import Case, Law, NotApplicable, Subject, Violation, strategies
+from mmkit.testing import LAWS, Case, Law, NotApplicable, Subject, Violation, check_law, of_spec, strategies
 from tests import random_specs
+from tests.oracles import one_spawned_process
+from tests.profiles import scaled
 
 ALPHA = Modality(
     "alpha",
@@ -21,6 +40,41 @@ ALPHA = Modality(
     update=replace(tok["<alpha>"]),
     fields={"alpha_data": batched()},
 )
+
+
+def letters(items: Any, scope: Any) -> dict[str, Any]:
+    """A function gets records as dicts, and texts."""
+    return {
+        "beta_data": torch.cat([one["values"] for one in items]),
+        "name": [torch.tensor([ord(letter) for letter in one["name"]]) for one in items],
+    }
+
+
+PARTS = ModelSpec(
+    "parts",
+    Modality(
+        "alpha",
+        item=Record(ids=Tensor((between(1, 5),), "int64"), values=Tensor((item.ids.length, 2))),
+        layout=embed(tok["<alpha_embed>"]) * item.ids.length,
+        update=replace(tok["<alpha>"]),
+        fields={"ids": flat(item.ids.length), "values": batched(), "count": derived(item.ids.length, dtype="int64")},
+        embeds=embed(tok["<alpha_embed>"]) * item.rows,
+    ),
+    Modality(
+        "beta",
+        item=Record(name=Text(most=6, alphabet="ACGT"), values=Tensor((item.name.length,))),
+        layout=embed(tok["<beta_embed>"]) * ceil_div(item.name.length, 2),
+        update=replace(tok["<beta>"]),
+        fields={"beta_data": flat(item.name.length), "name": batched(dtype="int64")},
+        process=letters,
+    ),
+)
+
+
+@pytest.mark.parametrize("number", [number for number, law in LAWS.items() if not law.needs_model])
+def test_items_of_parts(number: str) -> None:
+    with one_spawned_process():
+        check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
 
 
 def nothing_to_say(case: Case) -> None:
