@@ -136,5 +136,5 @@ def test_items_without_a_strategy() -> None:
     with pytest.raises(TypeError) as refused:
         strategies.items(Odd())
     assert str(refused.value) == (
-        "items(): expected a Tensor, Image, Video or Audio, got Odd. Give samples= a strategy for its modality."
+        "items(): expected one of mmkit's item types, got Odd. Give samples= a strategy for its modality."
     )

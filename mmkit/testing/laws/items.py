@@ -126,10 +126,8 @@ def _mistakes(
             yield {name: [*before, "text"]}, f"a text as an item of {name}"
         if isinstance(last, dict):
             part, *others = last
-            yield (
-                {name: [*before, {other: last[other] for other in others}]},
-                f"no {part} in {name}",
-            )
+            rest = {other: last[other] for other in others}
+            yield {name: [*before, rest]}, f"an item of {name} without {part}"
             yield {name: [*before, {**last, part: None}]}, f"None as {part} of {name}"
             yield {name: [*before, {**last, "no_such_part": 1}]}, f"an unknown part in {name}"
         yield {name: [*before, object()]}, f"an object as an item of {name}"
