@@ -3,6 +3,7 @@ no engine."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,14 +78,8 @@ def check(
         return Checked(spec.name, errors, remedy=opened.remedy)
     import mmkit.testing
 
-    report = mmkit.testing.check(
-        spec,
-        folder,
-        laws=numbers,
-        examples=examples,
-        progress=progress,
-        trust_remote_code=trust_remote_code,
-    )
+    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
+    report = mmkit.testing.check(spec, folder, laws=numbers, progress=progress, **options)
     return Checked(spec.name, [], report.results)
 
 
@@ -98,16 +93,16 @@ def chosen(laws: Iterable[str] | None) -> list[str]:
 
     free = [number for number, law in LAWS.items() if not law.needs_model]
     expected = f"laws among {', '.join(free)}"
-    wanted = free if laws is None else [law.strip().upper() for law in laws]
-    for number in wanted:
+    numbers = free if laws is None else [law.strip().upper() for law in laws]
+    for number in numbers:
         if number not in LAWS:
             raise UsageError("--laws", expected, repr(number))
         if number not in free:
             remedy = f'mmkit.testing.check(SPEC, folder, laws=["{number}"], model=True) loads it.'
             raise UsageError("--laws", expected, f"{number}, which needs the model", remedy)
-    if not wanted:
+    if not numbers:
         raise UsageError("--laws", expected, "none")
-    return wanted
+    return numbers
 
 
 # -- binding ---------------------------------------------------------------------------------------
@@ -120,9 +115,9 @@ def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
     A modality whose parts all bind is then taken to its layouts, which tells the rest: ids outside
     the vocabulary, an item without placeholders.
     """
-    errors = [
-        error for modality in spec.modalities for error in _of_modality(spec, modality, scope)
-    ]
+    errors: list[str] = []
+    for modality in spec.modalities:
+        errors += _of_modality(spec, modality, scope)
     for name in ("prompt", "decoder_prompt"):
         errors += _refusals(partial(_bound, getattr(spec, name), scope), f"{spec.name}.{name}")
     # what only the whole shows
@@ -135,9 +130,8 @@ def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]
         return errors
     if not truth(modality.when, scope):
         return []
-    errors = [
-        e for part, bind in _parts(modality, scope) for e in _refusals(bind, f"{where}, {part}")
-    ]
+    for part, bind in _parts(modality, scope):
+        errors += _refusals(bind, f"{where}, {part}")
     errors += _refusals(lambda: BoundModality(_limited(modality), where, scope))
     return errors or _refusals(lambda: _bind(ModelSpec(spec.name, modality), scope))
 
@@ -209,29 +203,19 @@ def run(
     def verdict(result: Result) -> None:
         mark, style = _STYLE[result.status]
         detail = f"  {result.detail}" if result.status == "skipped" else ""
-        line = (
-            (f"{mark}  ", style),
-            (f"{result.law:16}  ", "bold"),
-            (result.status, style),
-            (detail, "dim"),
-        )
+        name = f"{result.law:16}  "
+        line = (f"{mark}  ", style), (name, "bold"), (result.status, style), (detail, "dim")
         console.print(Text.assemble(*line))
 
-    options: dict[str, Any] = {
-        "laws": laws,
-        "examples": examples,
-        "trust_remote_code": trust_remote_code,
-    }
-    checked = check(spec, folder, progress=verdict, **options)
+    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
+    checked = check(spec, folder, laws=laws, progress=verdict, **options)
     for error in checked.errors:
         console.print(Text.assemble(("✗ ", "bold red"), error))
     for result in checked.results:
         if result.status == "violated":
             console.print(Text.assemble((f"\n{result.law}", "bold"), f": {result.detail}"))
-    counts = {
-        status: sum(result.status == status for result in checked.results) for status in _STYLE
-    }
-    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts: Counter[str] = Counter(result.status for result in checked.results)
+    summary = ", ".join(f"{counts[status]} {status}" for status in _STYLE if counts[status])
     if checked.errors:
         summary = f"{plural(len(checked.errors), 'error')}, it cannot be bound"
     console.print(Text(f"\n{spec.name}: {summary}. {checked.remedy}".rstrip()))

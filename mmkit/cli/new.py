@@ -39,9 +39,8 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
         raise MmkitError("name", "one that nothing else has", repr(name))
     folder = Path(into) / name
     if folder.exists():
-        raise MmkitError(
-            str(folder), "no such folder yet", "one", "Choose another name, or remove it."
-        )
+        remedy = "Choose another name, or remove it."
+        raise MmkitError(str(folder), "no such folder yet", "one", remedy)
     values = {
         "package": name,
         "Prefix": class_prefix(name),
@@ -55,20 +54,18 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         except OSError as error:
-            got = str(error.strerror or error).lower()
-            raise MmkitError(
-                str(folder), "a folder that can be written", got, "Choose another place."
-            ) from error
+            expected, got = "a folder that can be written", str(error.strerror or error).lower()
+            raise MmkitError(str(folder), expected, got, "Choose another place.") from error
     return folder
 
 
 def _templates(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
     """The files below a folder, by the path that each becomes."""
-    found = []
+    templates = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         path = prefix + ("$package" if entry.name == "package" else entry.name)
         if entry.is_dir():
-            found += _templates(entry, f"{path}/")
+            templates += _templates(entry, f"{path}/")
         elif path.endswith(_SUFFIX):
-            found.append((path.removesuffix(_SUFFIX), entry))
-    return found
+            templates.append((path.removesuffix(_SUFFIX), entry))
+    return templates

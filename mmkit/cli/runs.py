@@ -40,14 +40,14 @@ _LONGEST_BLOCK = 24  # runs of one row or tile; longer periods are searched in v
 
 def _folded(sequence: list[Runs]) -> list[Runs]:
     """A sequence with its repetitions as blocks, and these likewise, until there is none left."""
-    made: list[Runs] = []
+    folded: list[Runs] = []
     position = 0
     while position < len(sequence):
         length, count = _repetition(sequence, position)
         body = sequence[position : position + length]
-        made += [Block(tuple(_folded(body)), count)] if count > 1 else body
+        folded += [Block(tuple(_folded(body)), count)] if count > 1 else body
         position += length * count
-    return made if made == sequence else _folded(made)
+    return folded if folded == sequence else _folded(folded)
 
 
 def _repetition(sequence: list[Runs], start: int) -> tuple[int, int]:
@@ -63,10 +63,10 @@ def _repetition(sequence: list[Runs], start: int) -> tuple[int, int]:
     return best
 
 
-def notation(found: Sequence[Runs], name: Callable[[int], str] = str) -> str:
+def notation(sequence: Sequence[Runs], name: Callable[[int], str] = str) -> str:
     """Runs as text: ``(31 ×4, 7) ×3, 1``."""
     parts = []
-    for run in found:
+    for run in sequence:
         text = name(run.token) if isinstance(run, Run) else f"({notation(run.body, name)})"
         parts.append(text if run.count == 1 else f"{text} ×{run.count}")
     return ", ".join(parts) or "nothing"

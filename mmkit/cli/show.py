@@ -57,13 +57,10 @@ def show(
     forms = list(items)
     if folder is None:
         if prompt is not None or forms:
-            got = "none beside --prompt or --item"
-            raise UsageError(
-                "--config", "the folder of a checkpoint", got, "A request wants a config."
-            )
-        return Shown(
-            spec.name, "", [_facts(modality, Names.of(spec)) for modality in spec.modalities]
-        )
+            got, remedy = "none beside --prompt or --item", "A request wants a config."
+            raise UsageError("--config", "the folder of a checkpoint", got, remedy)
+        facts = [_facts(modality, Names.of(spec)) for modality in spec.modalities]
+        return Shown(spec.name, "", facts)
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     processor = opened.processor()
     plan: Plan = processor.plan
@@ -86,12 +83,12 @@ _VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣"})
 
 
 def _text(tokenizer: Any, token: int) -> str:
-    said = str(tokenizer.decode([token], skip_special_tokens=False)).translate(_VISIBLE)
-    said = said.strip(" ") or "␣" * len(said)
+    text = str(tokenizer.decode([token], skip_special_tokens=False)).translate(_VISIBLE)
+    text = text.strip(" ") or "␣" * len(text)
     # a lone space of some vocabularies, or a control character
-    if not said or not said.isprintable():
-        said = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
-    return brief(said, 40) if said.isprintable() and "\ufffd" not in said else ""
+    if not text or not text.isprintable():
+        text = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+    return brief(text, 40) if text.isprintable() and "\ufffd" not in text else ""
 
 
 def _facts(
@@ -108,10 +105,8 @@ def _facts(
     examples = [example for item in items if (example := _example(processor, bound, item))]
     smallest = min(examples, key=lambda example: example.rows, default=None)
     largest = max(examples, key=lambda example: example.rows, default=None)
-    values = read_values(modality, scope)
-    return ModalityFacts(
-        modality.name, True, parts, used_variables(names, scope), values, smallest, largest
-    )
+    variables, values = used_variables(names, scope), read_values(modality, scope)
+    return ModalityFacts(modality.name, True, parts, variables, values, smallest, largest)
 
 
 # -- items -----------------------------------------------------------------------------------------
@@ -131,18 +126,14 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
     where = f"--item {form}"
     if not separator or name not in plan.modalities:
         expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
-        raise UsageError(
-            where,
-            expected,
-            repr(name),
-            f"As in --item {next(iter(plan.modalities), 'image')}=zeros.",
-        )
+        remedy = f"As in --item {next(iter(plan.modalities), 'image')}=zeros."
+        raise UsageError(where, expected, repr(name), remedy)
     kind = plan.modalities[name].item
     if text == "zeros":
         return name, (kind.small() or kind.candidates())[0]
     if re.fullmatch(r"\d+(x\d+)*", text):
         return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
-    if Path(text).suffix and Path(text).suffix.lower() in _READERS:
+    if Path(text).suffix.lower() in _READERS:
         return name, _read(Path(text), where)
     expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
     raise UsageError(where, expected, repr(text), f"As in --item {name}=zeros.")
@@ -223,8 +214,8 @@ def _example_items(plan: Plan, processor: Any) -> dict[str, list[Any]]:
     for name, modality in plan.modalities.items():
         some = [value for value in modality.item.varied() if _example(processor, modality, value)]
         most = 2 if modality.limit is None else min(2, modality.limit)
-        if kept := some[:most]:
-            data[name] = kept
+        if some:
+            data[name] = some[:most]
     return data
 
 
@@ -255,17 +246,12 @@ def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[i
     """A prompt with what stands for the items, and a few other tokens around and between."""
     from ..vllm_api import harness
 
-    pieces = [
-        piece
-        for name, values in data.items()
-        for piece in harness.pieces(processor, name, list(values))
-    ]
-    taken = {
-        token
-        for piece in pieces
-        for ids in (piece.ids, piece.prefix, *piece.targets)
-        for token in ids
-    }
+    pieces: list[harness.Piece] = []
+    for name, values in data.items():
+        pieces += harness.pieces(processor, name, list(values))
+    taken: set[int] = set()
+    for piece in pieces:
+        taken.update(piece.ids, piece.prefix, *piece.targets)
     before, between, after = _fillers(processor, taken)
     prefix = next((piece.prefix for piece in pieces if piece.prefix), [])
     rewritten = processor.plan.rewrite("prompt", before)  # which may bring the prefix
@@ -282,14 +268,11 @@ def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
     """Ordinary tokens for three gaps."""
     tokenizer = processor.info.ctx.tokenizer
     if tokenizer is not None:
-        made = [list(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS]
-        if all(0 < len(ids) <= 8 and taken.isdisjoint(ids) for ids in made):
-            return made
-    free = [
-        token
-        for token in range(min(processor.plan.vocab_size, len(taken) + 12))
-        if token not in taken
-    ]
+        texts = [list(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS]
+        if all(0 < len(ids) <= 8 and taken.isdisjoint(ids) for ids in texts):
+            return texts
+    first = range(min(processor.plan.vocab_size, len(taken) + 12))
+    free = [token for token in first if token not in taken]
     return [free[:3], free[3:6], free[6:9]]
 
 
@@ -309,9 +292,8 @@ def _request(
     except MmkitError:
         raise
     except Exception as error:
-        got = reason(error)
-        where = f"{plan.spec.name}.request"
-        raise InputError(where, "items that the processor takes", got) from error
+        where, expected = f"{plan.spec.name}.request", "items that the processor takes"
+        raise InputError(where, expected, reason(error)) from error
     items, cursor = [], 0
     pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
     fields = {name: _fields(plan.modalities[name], parts) for name, parts in outcome.fields.items()}
@@ -325,13 +307,8 @@ def _request(
         ids = outcome.ids[start:stop]
         written = _written(prompt, [pieces[name][index].written, ids], cursor)
         cursor = written[1] if written else cursor
-        item = describe(data[name][index])
-        layout = runs(ids, mask)
-        items.append(
-            ItemFacts(
-                name, index, item, written, start, stop, sum(mask), layout, fields[name][index]
-            )
-        )
+        item, layout, own = describe(data[name][index]), runs(ids, mask), fields[name][index]
+        items.append(ItemFacts(name, index, item, written, start, stop, sum(mask), layout, own))
     return outcome.ids, items
 
 
