@@ -238,7 +238,7 @@ def test_silence(make: Any, fake: Fake) -> None:
         make(fake.url, timeout=0.2).generate("silence")
     with make(fake.url).session([1], max_tokens=1) as session:
         inner = getattr(session, "inner", session)
-        inner._server = dataclasses.replace(inner._server, timeout=0.2)  # only now, for a busy machine
+        inner._endpoint = dataclasses.replace(inner._endpoint, timeout=0.2)  # only now, for a busy machine
         with pytest.raises(ServerGone, match=r"none for 0\.2 s"):
             session.next(prompt="silence")
         with pytest.raises(ServerGone, match="a closed one"):  # the late chunk must not answer a later call

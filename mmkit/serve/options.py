@@ -1,0 +1,98 @@
+"""What the calls of the client take, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Required, TypedDict
+
+from .protocol import TokensMessage
+
+
+class _Array(Protocol):
+    """Ids in an array or a tensor, (tokens,)."""
+
+    def tolist(self) -> Any: ...
+
+
+Prompt = str | Sequence[int] | _Array | None
+"""A text, or token ids; None where a session needs neither."""
+Items = Mapping[str, Any] | None
+"""Per modality a list of items or a batch, as in vLLM's ``multi_modal_data``."""
+Uuids = Mapping[str, Sequence[str | None]] | None
+"""Per modality and item a name, under which the server caches the processed item."""
+OnTokens = Callable[[TokensMessage], object]
+
+
+class _Choosing(TypedDict, total=False):
+    min_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logprobs: int | None
+    stop_token_ids: list[int] | None
+    allowed_token_ids: list[int] | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+
+
+class SamplingOptions(_Choosing, total=False):
+    """The fields of `protocol.Sampling`; None, as leaving one out, takes the server's default."""
+
+    max_tokens: int | None
+
+
+class _Processing(TypedDict, total=False):
+    uuids: Uuids
+    mm_processor_kwargs: Mapping[str, Any] | None
+    cache_salt: str | None
+
+
+class GenerateOptions(SamplingOptions, _Processing, total=False):
+    """What a request can say besides its prompt and items.
+
+    Attributes:
+        uuids: per modality and item a name, under which the server caches the processed item.
+        mm_processor_kwargs: options of the processor, for this request.
+        cache_salt: requests share the prefix cache and the names of items with those of the same
+            salt only.
+        n: how many answers.
+        stop: texts that end an answer.
+    """
+
+    n: int
+    stop: Sequence[str] | None
+
+
+class SessionOptions(_Choosing, _Processing, total=False):
+    """What the start of a session can say besides its prompt and its items; it holds for all
+    chunks.
+
+    Attributes:
+        max_tokens: the most tokens of each chunk.
+        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the
+            start's items.
+        stream: whether the server sends tokens as they come.
+        on_tokens: a plain function, called with the new tokens of a chunk before it is whole;
+            implies ``stream=True``.
+    """
+
+    max_tokens: Required[int]
+    stream: bool
+    on_tokens: OnTokens | None
+
+
+class NextOptions(TypedDict, total=False):
+    """What one step of a session can say besides its prompt and its items.
+
+    Attributes:
+        uuids: as in `GenerateOptions`.
+        max_tokens: instead of the session's.
+    """
+
+    uuids: Uuids
+    max_tokens: int | None
