@@ -10,7 +10,7 @@ from typing import Any
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
-from . import protocol
+from . import parsing
 from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import pixels
@@ -107,7 +107,7 @@ class Door:
             InputError: another one.
         """
         if asked is not None and asked not in self.models:
-            raise InputError("model", f"one of {', '.join(self.models)}", protocol.shown(asked))
+            raise InputError("model", f"one of {', '.join(self.models)}", parsing.shown(asked))
         return asked or self.models[0]
 
     async def prompt(self, asked: Any, settings: Any = None) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Door:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        kwargs = protocol.decoded(
+        kwargs = parsing.decoded(
             _OPTIONS, settings.mm_processor_kwargs, where="mm_processor_kwargs"
         )
         if kwargs and not self.engine.trust_kwargs:
@@ -161,12 +161,12 @@ class Door:
         plan = self.plan
         try:
             named = by_modality(asked.items, plan.modalities, "items")
-        except protocol.UnknownField as error:
+        except parsing.UnknownField as error:
             plan.check_names([error.name])
             raise
         try:
             uuids = by_modality(asked.uuids, named, "uuids", list[str | None] | None)
-        except protocol.UnknownField as error:
+        except parsing.UnknownField as error:
             remedy = "Send null for an item that the server has."
             raise InputError(
                 error.where, "items of that modality beside their uuids", "none", remedy
@@ -237,4 +237,4 @@ def _media(value: Any) -> list[Media]:
     return [part for part in values if isinstance(part, Media)]
 
 
-_OPTIONS: Any = protocol.decoder(dict[str, Any] | None)
+_OPTIONS: Any = parsing.decoder(dict[str, Any] | None)

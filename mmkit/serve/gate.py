@@ -18,7 +18,8 @@ from starlette.requests import ClientDisconnect
 from ..errors import InputError
 from . import errors
 from .door import Door
-from .protocol import ErrorInfo, decoded, decoder
+from .parsing import decoded, decoder
+from .protocol import ErrorInfo
 from .weigh import Scale, read
 from .wire import TooLarge
 

@@ -3,41 +3,18 @@ client.
 
 Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer
 field refuses 1.5 and "1" rather than casting them.
-
-Requests are decoded by msgspec, which stops at the first thing that is wrong, and makes nothing of
-what it was not asked for: a refusal costs no more than what was sent. Items and uuids stay bytes
-until their names are checked.
+Items and uuids stay bytes until their names are checked.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import InputError
-
-M = TypeVar("M", bound=Struct)
-
-MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-"""The media parts of chat messages, and what they are."""
-
-FORMS = (
-    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of '
-    + ", ".join(f'{{"{name}"}}' for name in MEDIA)
-)
-
-DEEPEST = 32
-"""Lists of numbers are nested so deep at most."""
-
 _INT32 = 2**31 - 1
-_SHOWN = 40
-"""Characters of a bad value, or of a bad name, that an error shows."""
-
 Count = Annotated[int, Meta(ge=0, le=_INT32)]
 Positive = Annotated[int, Meta(ge=1, le=_INT32)]
 Salt = Annotated[str, Meta(min_length=1)]
@@ -81,22 +58,6 @@ def nothing() -> Raw:
 def no_items() -> Raw:
     """The items of a request without any."""
     return Raw(b"{}")
-
-
-class UnknownField(InputError):
-    """An object with a field that it may not have.
-
-    Attributes:
-        object: the path of the object; empty for the body.
-        name: the field's, shortened.
-    """
-
-    def __init__(self, path: str, name: str) -> None:
-        where = f"{path}.{name}" if path else name
-        super().__init__(
-            where, "no field of that name", "one", "The server's /docs list the fields."
-        )
-        self.object, self.name = path, name
 
 
 class _Body(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -345,130 +306,3 @@ class ClosedMessage(_Out):
     type: Literal["closed"] = "closed"
     reason: str
     remaining: int
-
-
-# -- parsing ---------------------------------------------------------------------------------------
-
-
-def parse(model: type[M], raw: bytes | bytearray | str) -> M:
-    """A message from its JSON.
-
-    Raises:
-        InputError: names the path of the first thing that is wrong.
-    """
-    message: M = decoded(decoder(model), raw, lambda field: _written(model, raw, field))
-    return message
-
-
-def schema(model: type[Struct]) -> dict[str, Any]:
-    """The JSON schema of a message."""
-    described: dict[str, Any] = msgspec.json.schema_components([model])[1][model.__name__]
-    return described
-
-
-@cache
-def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """What decodes JSON of one type."""
-    return msgspec.json.Decoder(kind)
-
-
-def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where: str = "") -> Any:
-    """JSON as what a decoder makes of it.
-
-    Args:
-        of: the decoder.
-        raw: bytes, a text or `Raw`.
-        written: tells how a field of the outermost object was written, where errors should show
-            that.
-        where: names the value in errors; the body if it is empty.
-
-    Raises:
-        InputError: names the path of the first thing that is wrong.
-    """
-    try:
-        return of.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _refusal(str(error), where, written) from None
-    except RecursionError:
-        raise InputError(
-            where or "body", "JSON nested at most some hundred deep", "deeper"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        told = str(error).removeprefix("JSON is malformed: ")
-        got = "one that ends too soon" if told == "Input data was truncated" else told
-        raise InputError(where or "body", "JSON", got) from None
-
-
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "bytes": "base64 text",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
-"""What msgspec calls the types of JSON, in words."""
-
-_UNIONS = {
-    "`bool | int | float | object | array | null`": FORMS,
-    "`bool | int | float | array`": FORMS,
-    "`bool | int | float`": f"lists nested at most {DEEPEST} deep",
-}
-"""What it calls the types of items."""
-
-
-def _refusal(told: str, root: str, written: Any) -> InputError:
-    """One sentence for what msgspec found."""
-    text, at, place = told.rpartition(" - at `$")
-    if not at:
-        text, place = told, ""
-    here = (root + place.rstrip("`")).lstrip(".")
-    named = re.match(r"Object (missing required|contains unknown) field `(.*)`", text, re.DOTALL)
-    if named:
-        name = named[2] if len(named[2]) <= _SHOWN else f"{named[2][:_SHOWN]}..."
-        name = name if name.isprintable() else repr(name)[1:-1]  # one line, whatever it holds
-        if named[1].startswith("contains"):
-            return UnknownField(here, name)
-        return InputError(f"{here}.{name}" if here else name, "a value", "none")
-    if text.startswith("Invalid base64"):
-        return InputError(here, "base64 text", "another one")
-    expected, _, got = text.removeprefix("Expected ").partition(", got ")
-    kind = "a number with a point" if got == "`float`" else _in_words(got)
-    shown = written(here) if written is not None and re.fullmatch(r"\.\w+`", place) else ""
-    return InputError(here or "body", _in_words(expected), shown or kind or "another one")
-
-
-def _in_words(text: str) -> str:
-    """msgspec's types in words: `str | array | null` is a text, a list or null."""
-    if text in _UNIONS:
-        return _UNIONS[text]
-    *before, last = re.sub(r"`([^`]*)`(.*)", r"\1\2", text).split(" | ")
-    words = [_WORDS.get(name, name) for name in before]
-    kind, _, rest = last.partition(" ")
-    last = f"{_WORDS.get(kind, kind)} {rest}".rstrip()
-    return f"{', '.join(words)} or {last}" if words else last
-
-
-@cache
-def _as_written(model: type[Struct]) -> Any:
-    fields = [(name, Raw, msgspec.field(default=UNSET)) for name in model.__struct_fields__]
-    return msgspec.json.Decoder(msgspec.defstruct(model.__name__, fields))
-
-
-def _written(model: type[Struct], raw: Any, field: str) -> str:
-    """How a number or a text was written; empty for anything else."""
-    try:
-        value = getattr(_as_written(model).decode(raw), field)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # more is wrong, further on
-        return ""
-    start = bytes(memoryview(value)[: _SHOWN + 1]).decode(errors="replace")
-    if start.startswith(("[", "{")):
-        return ""
-    return start if len(start) <= _SHOWN else f"{start[:_SHOWN]}..."
-
-
-def shown(value: str) -> str:
-    """A text as errors show it."""
-    return repr(value) if len(value) <= _SHOWN else f"a text like {value[:_SHOWN]!r}..."

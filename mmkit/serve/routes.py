@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from ..errors import sentence
-from . import errors, protocol, weigh
+from . import errors, parsing, protocol, weigh
 from .answers import choice, usage
 from .door import Door
 from .engine import EngineDeadError
@@ -72,7 +72,7 @@ async def modalities(request: Request) -> Response:
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": protocol.schema(GenerateRequest)}},
+            "content": {"application/json": {"schema": parsing.schema(GenerateRequest)}},
         }
     },
 )
@@ -170,10 +170,10 @@ _INLINE = 2**16
 """Bytes of JSON that are parsed on the event loop; more would hold up the other requests."""
 
 
-async def _parsed(model: type[protocol.M], raw: bytes | bytearray) -> protocol.M:
+async def _parsed(model: type[parsing.M], raw: bytes | bytearray) -> parsing.M:
     if len(raw) <= _INLINE:
-        return protocol.parse(model, raw)
-    return await asyncio.to_thread(protocol.parse, model, raw)
+        return parsing.parse(model, raw)
+    return await asyncio.to_thread(parsing.parse, model, raw)
 
 
 class _Gone(Exception):

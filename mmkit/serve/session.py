@@ -18,7 +18,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from starlette.websockets import WebSocketState
 
 from ..errors import InputError
-from . import errors, metrics, protocol, weigh
+from . import errors, metrics, parsing, protocol, weigh
 from .answers import choice, usage
 from .engine import TRIES, EngineDeadError, Lost, after, is_lost, part, tokens
 from .errors import TooBusy
@@ -371,10 +371,10 @@ class Session:
 
 def _parsed(text: str) -> Any:
     """A client's message."""
-    kind = protocol.decoded(protocol.decoder(_Kind), text, where="message").type
+    kind = parsing.decoded(parsing.decoder(_Kind), text, where="message").type
     if kind not in protocol.MESSAGES:
-        raise InputError("type", f"one of {', '.join(protocol.MESSAGES)}", protocol.shown(kind))
-    return protocol.parse(protocol.MESSAGES[kind], text)
+        raise InputError("type", f"one of {', '.join(protocol.MESSAGES)}", parsing.shown(kind))
+    return parsing.parse(protocol.MESSAGES[kind], text)
 
 
 class _Kind(msgspec.Struct):

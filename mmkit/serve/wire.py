@@ -33,7 +33,7 @@ from msgspec import UNSET, Raw, Struct
 
 from ..errors import InputError
 from ..items.tensor import DTYPES
-from .protocol import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
+from .parsing import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
 
 _SHOWN = 40
 _HEADER = 2**16

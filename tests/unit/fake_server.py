@@ -27,7 +27,7 @@ from examples.terra.world import (
     make_action,
 )
 from mmkit import InputError
-from mmkit.serve import protocol, wire
+from mmkit.serve import parsing, protocol, wire
 
 PAD, ROOM, STEP = 31, 1750, 70
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -120,7 +120,7 @@ class Fake:
         raw = await request.body()
         self.seen.append(json.loads(raw))
         try:
-            asked = protocol.parse(protocol.GenerateRequest, raw)
+            asked = parsing.parse(protocol.GenerateRequest, raw)
         except InputError as error:
             info = {"message": str(error), "type": "BadRequestError", "param": error.where, "code": 400}
             return JSONResponse({"error": info}, 400)
@@ -179,7 +179,7 @@ class Fake:
                 return await end("no message for 300 s", 1001)
             kind = self.seen[-1]["type"]
             try:
-                asked: Any = protocol.parse(protocol.MESSAGES[kind], raw)
+                asked: Any = parsing.parse(protocol.MESSAGES[kind], raw)
             except InputError as error:
                 await say("error", error={"message": str(error), "type": "B", "code": 400}, fatal=False)
                 continue

@@ -18,7 +18,7 @@ from PIL import Image as PILImage
 
 from mmkit import InputError, MmkitError
 from mmkit.items.tensor import DTYPES
-from mmkit.serve import protocol
+from mmkit.serve import parsing, protocol
 from mmkit.serve.limits import Limits
 from mmkit.serve.media import pixels
 from mmkit.serve.wire import Decoder, Media, TooLarge, encode
@@ -221,7 +221,7 @@ BODIES = {
 @pytest.mark.parametrize(("body", "message"), [pytest.param(*row, id=name) for name, row in BODIES.items()])
 def test_bodies_that_are_refused(body, message):
     with pytest.raises(InputError) as caught:
-        protocol.parse(protocol.GenerateRequest, body)
+        parsing.parse(protocol.GenerateRequest, body)
     assert str(caught.value) == message
 
 
