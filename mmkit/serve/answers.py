@@ -19,8 +19,9 @@ def usage(prompt: int, completion: int, cached: int) -> Usage:
 
 def choice(part: Any) -> Choice:
     """One of vLLM's outputs."""
-    told = part.logprobs and [
-        {token: found.logprob for token, found in step.items()} for step in part.logprobs
+    logprobs = [
+        {token: likelihood.logprob for token, likelihood in step.items()}
+        for step in part.logprobs or ()
     ]
     return Choice(
         index=part.index,
@@ -28,5 +29,5 @@ def choice(part: Any) -> Choice:
         text=part.text or None,
         finish_reason=part.finish_reason,
         stop_reason=part.stop_reason,
-        logprobs=told or None,
+        logprobs=logprobs or None,
     )

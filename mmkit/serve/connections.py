@@ -13,10 +13,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi.responses import JSONResponse
-
 from . import errors
-from .door import Door
+from .door import Door, of_scope
 from .engine import EngineDeadError
 from .limits import Limits
 from .weigh import Slow
@@ -56,10 +54,8 @@ def settle(app: Any, limits: Limits) -> None:
     """
     server = getattr(app.state, "server", None)
     if server is None:
-        logger.warning(
-            "mmkit: this vLLM does not tell of its HTTP server, so what clients send and leave "
-            "unread is not bounded."
-        )
+        unbounded = "what clients send and leave unread is not bounded"
+        logger.warning("mmkit: this vLLM does not tell of its HTTP server, so %s.", unbounded)
         return
     config = server.config
     config.timeout_graceful_shutdown = UNREAD
@@ -85,7 +81,7 @@ class Bounded:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 408 or 503."""
-        door: Door | None = getattr(scope["app"].state, "mmkit_door", None)
+        door = of_scope(scope)
         if door is not None and scope["type"] == "lifespan":
             settle(scope["app"], door.limits)
         if door is None or scope["type"] != "http":
@@ -102,10 +98,8 @@ class Bounded:
         if refusal is None:
             answering.result()
         elif not exchange.answered:
-            told = errors.info(refusal, door.plan, scope["path"].rpartition("/v1/mm/")[2] or "vllm")
-            # the rest of the body would be taken for the next request
-            response = JSONResponse(errors.body(told), told.code, headers={"connection": "close"})
-            await response(scope, receive, send)
+            route = scope["path"].rpartition("/v1/mm/")[2] or "vllm"
+            await errors.response(refusal, door.plan, route)(scope, receive, send)
 
 
 class _Exchange:
@@ -142,19 +136,16 @@ async def _outcome(
     while True:
         left = None if exchange.whole or exchange.answered else exchange.left(idle)
         if left is not None and left <= 0:
-            return Slow(
-                "body", f"all of it within {idle:g} s and 1 s for each {SLOWEST} bytes", "less"
-            )
-        await asyncio.wait(
-            {answering, door.over}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-        )
+            expected = f"all of it within {idle:g} s and 1 s for each {SLOWEST} bytes"
+            return Slow("body", expected, "less")
+        ends = {answering, door.over}
+        await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if door.over.done():
             await asyncio.wait({answering}, timeout=LINGER)
         if answering.done():
             return None
         if door.over.done():
-            over: Exception = EngineDeadError()
-            return over
+            return EngineDeadError()  # type: ignore[no-any-return]
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -51,17 +51,14 @@ class Door:
         return self._described
 
     def _describe(self) -> Modalities:
-        limits = self.engine.limits()
+        allowed, modalities = self.engine.limits(), self.plan.modalities
         return Modalities(
             model=self.models[0],
             spec=self.plan.spec.name,
             vocab_size=self.plan.vocab_size,
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
-            modalities=[
-                describe(modality, limits.get(name))
-                for name, modality in self.plan.modalities.items()
-            ],
+            modalities=[describe(modalities[name], allowed.get(name)) for name in modalities],
             limits=ServerLimits(**{**asdict(self.limits), "sessions": self.most_sessions}),
         )
 
@@ -129,31 +126,26 @@ class Door:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        kwargs = parsing.decoded(
-            _OPTIONS, settings.mm_processor_kwargs, where="mm_processor_kwargs"
-        )
+        option = "mm_processor_kwargs"
+        kwargs = parsing.decoded(_OPTIONS, settings.mm_processor_kwargs, where=option)
         if kwargs and not self.engine.trust_kwargs:
-            remedy = (
-                "They can make a request costly: start the server with --trust-request-mm-kwargs "
-                "to allow them."
-            )
-            raise InputError("mm_processor_kwargs", "none", "some", remedy)
-        if media := {name: parts for name, value in data.items() if (parts := _media(value))}:
+            remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
+            raise InputError(option, "none", "some", remedy)
+        media = {name: parts for name, value in data.items() if (parts := _media(value))}
+        if media:
             await self._check_places(written, data, media)
             await asyncio.to_thread(self._check_pixels, media)
             data = await self.engine.load(data)
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
-        prompt: dict[str, Any] = {
-            "prompt" if isinstance(written, str) else "prompt_token_ids": written
-        }
         extras = {
             "multi_modal_data": data,
             "multi_modal_uuids": uuids,
-            "mm_processor_kwargs": kwargs,
+            option: kwargs,
             "cache_salt": settings.cache_salt,
         }
-        return prompt | {name: value for name, value in extras.items() if value}
+        key = "prompt" if isinstance(written, str) else "prompt_token_ids"
+        return {key: written} | {name: value for name, value in extras.items() if value}
 
     def _items(self, asked: Any) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
@@ -167,10 +159,9 @@ class Door:
         try:
             uuids = by_modality(asked.uuids, named, "uuids", list[str | None] | None)
         except parsing.UnknownField as error:
+            expected = "items of that modality beside their uuids"
             remedy = "Send null for an item that the server has."
-            raise InputError(
-                error.where, "items of that modality beside their uuids", "none", remedy
-            ) from None
+            raise InputError(error.where, expected, "none", remedy) from None
         data = Decoder(self.limits.elements, self.limits.items).decode(named)
         limits = self.engine.limits()
         for name, value in data.items():
@@ -189,10 +180,9 @@ class Door:
         for index, part in enumerate(values if isinstance(values, list) else [values]):
             if isinstance(part, Media) and (embeds or modality.item.media not in (None, part.kind)):
                 at = f"[{index}]" if isinstance(values, list) else ""
+                where, got = f"items.{modality.name}{at}", f"a part of kind {part.kind}"
                 expected = "embeddings" if embeds else modality.item.expected
-                raise InputError(
-                    f"items.{modality.name}{at}", expected, f"a part of kind {part.kind}"
-                )
+                raise InputError(where, expected, got)
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
@@ -201,22 +191,16 @@ class Door:
         loaded."""
         if prompt is None or self.plan.spec.prompt is not None:
             return
-        wanted = {name: standing for name in media if (standing := self.plan.standing(name))}
-        if not wanted:
+        counters = {name: count for name in media if (count := self.plan.standing(name))}
+        ids = await self.engine.ids(prompt) if counters else None
+        if ids is None:
             return
-        if (ids := await self.engine.ids(prompt)) is None:
-            return
-        for name, standing in wanted.items():
-            items, places = len(data[name]), standing(ids)
+        for name, count in counters.items():
+            items, places = len(data[name]), count(ids)
             if places < items:
-                remedy = "Write one placeholder per item."
-                where = self.plan.modalities[name].where
-                raise InputError(
-                    where,
-                    f"{items} placeholder(s) in the prompt for {items} item(s)",
-                    str(places),
-                    remedy,
-                )
+                where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
+                expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
+                raise InputError(where, expected, str(places), remedy)
 
     def _check_pixels(self, media: Mapping[str, list[Media]]) -> None:
         """Refuse images and videos that are too large, before they are decoded."""
@@ -225,10 +209,14 @@ class Door:
             for part in parts:
                 left -= pixels(part, self.engine.frames)
                 if left < 0:
+                    expected = f"at most {most} pixels in one request"
                     remedy = "Send less at once, or raise MMKIT_SERVE_PIXELS on the server."
-                    raise TooLarge(
-                        f"items.{name}", f"at most {most} pixels in one request", "more", remedy
-                    )
+                    raise TooLarge(f"items.{name}", expected, "more", remedy)
+
+
+def of_scope(scope: Any) -> Door | None:
+    """The door of the server that has an ASGI scope; None if its model is not one of ours."""
+    return getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
 
 
 def _media(value: Any) -> list[Media]:

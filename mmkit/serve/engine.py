@@ -113,11 +113,8 @@ class Engine:
         try:
             return SamplingParams(**options)
         except Exception as error:  # vLLM's own kinds differ from version to version
-            raise InputError(
-                getattr(error, "parameter", None) or "sampling",
-                "parameters that vLLM takes",
-                str(error).rstrip("."),
-            ) from None
+            where, got = getattr(error, "parameter", None) or "sampling", str(error).rstrip(".")
+            raise InputError(where, "parameters that vLLM takes", got) from None
 
     async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Items, with media parts loaded by vLLM.
@@ -139,8 +136,8 @@ class Engine:
         try:
             return await fetch(value.url)
         except Exception as error:
-            told = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
-            got = told[:200].rstrip(".")
+            text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
+            got = text[:200].rstrip(".")
             raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
 
     @property
@@ -158,22 +155,18 @@ class Engine:
         if not hasattr(self._renderer, "tokenize_prompt_async"):
             return None
         # what is not empty stands for items: with them, the processor checks the placeholders
-        parsed = parse_model_prompt(
-            self._client.model_config, {"prompt": prompt, "multi_modal_data": {"": ()}}
-        )
-        made = await self._renderer.tokenize_prompt_async(
-            parsed, self._renderer.default_cmpl_tok_params
-        )
-        ids: list[int] = made["prompt_token_ids"]
+        with_items = {"prompt": prompt, "multi_modal_data": {"": ()}}
+        parsed = parse_model_prompt(self._client.model_config, with_items)
+        params = self._renderer.default_cmpl_tok_params
+        tokenized = await self._renderer.tokenize_prompt_async(parsed, params)
+        ids: list[int] = tokenized["prompt_token_ids"]
         return ids
 
     async def beside(self, function: Callable[..., T], *args: Any) -> T:
         """The result of a function on vLLM's own thread for items, where a spec's functions may
         run."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            getattr(self._renderer, "_mm_executor", None), function, *args
-        )
+        executor = getattr(self._renderer, "_mm_executor", None)
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
 
     async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:
         """A prompt and its items as the engine takes them. The caller sends the result, or says
@@ -192,12 +185,12 @@ class Engine:
         parsed = parse_model_prompt(self._client.model_config, dict(prompt))
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
-            (made,) = await asyncio.shield(work)
+            (rendered,) = await asyncio.shield(work)
         except asyncio.CancelledError:
             # the items would stay in the cache, and never reach the engine
             work.add_done_callback(self._dropped)
             raise
-        return made  # type: ignore[no-any-return]
+        return rendered  # type: ignore[no-any-return]
 
     def _dropped(self, work: asyncio.Future[Any]) -> None:
         if not work.cancelled() and work.exception() is None:
@@ -259,7 +252,7 @@ def tokens(ids: list[int]) -> dict[str, Any]:
 def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
     """A rendered part with ids before it."""
     shifted = {
-        name: [replace(found, offset=found.offset + len(last)) for found in places]
+        name: [replace(place, offset=place.offset + len(last)) for place in places]
         for name, places in rendered.get("mm_placeholders", {}).items()
     }
     moved = {"mm_placeholders": shifted} if shifted else {}
@@ -268,11 +261,8 @@ def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_lost(output: Any) -> bool:
     """Whether the engine gave a request up for an item that its cache lacks."""
-    return (
-        bool(output.outputs)
-        and output.outputs[0].finish_reason == "error"
-        and not output.outputs[0].token_ids
-    )
+    first = output.outputs[0] if output.outputs else None
+    return first is not None and first.finish_reason == "error" and not first.token_ids
 
 
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from ..errors import InputError, MmkitError
+from fastapi.responses import JSONResponse
+
+from ..errors import InputError, MmkitError, sentence
 from ..plan import Plan
 from . import metrics
 from .engine import EngineDeadError, EngineGenerateError, Lost
@@ -55,27 +58,22 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     param = param and _short(param, _PARAM)
     message = _short(str(error), _MESSAGE)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        message = (
-            "server: expected to serve the request, got an error of its own. Its log says which."
-        )
+        message = _of_server("to serve the request", "an error of its own", "Its log says which.")
     elif isinstance(error, EngineDeadError):
-        message = (
-            "server: expected a living engine, got one that is dead or stopped. Send it to another "
-            "server."
-        )
+        dead = "one that is dead or stopped"
+        message = _of_server("a living engine", dead, "Send it to another server.")
     elif _stopping(error):
-        message = (
-            "server: expected to serve the request, got the order to stop. Send it to another one."
-        )
+        message = _of_server("to serve the request", "the order to stop", "Send it to another one.")
     elif isinstance(error, Lost):
-        message = (
-            "server: expected an item in its cache, got none, several times. Send the request "
-            "again."
-        )
+        several = "none, several times"
+        message = _of_server("an item in its cache", several, "Send the request again.")
     first = param.split(".")[0].split("[")[0] if param else ""
     reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
     metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
     return ErrorInfo(message=message, type=kind(status), param=param, code=status)
+
+
+_of_server = partial(sentence, "server")
 
 
 def _short(text: str, most: int) -> str:
@@ -133,6 +131,13 @@ def modality_of(param: str | None, plan: Plan | None) -> str:
     parts = (param or "").split(".")
     name = parts[1].split("[")[0] if len(parts) > 1 and parts[0] in ("items", "uuids") else ""
     return name if plan is not None and name in plan.modalities else ""
+
+
+def response(error: BaseException, plan: Plan | None, route: str) -> JSONResponse:
+    """A refusal of a request that may not have come whole: the rest of its body would be taken for
+    the next request, so the connection ends."""
+    refusal = info(error, plan, route)
+    return JSONResponse(body(refusal), refusal.code, headers={"connection": "close"})
 
 
 def body(error: ErrorInfo) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
-from fastapi.responses import JSONResponse
 from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect
 
 from ..errors import InputError
 from . import errors
-from .door import Door
+from .door import Door, of_scope
 from .parsing import decoded, decoder
 from .protocol import ErrorInfo
 from .weigh import Scale, read
@@ -52,14 +51,16 @@ class _Prompted(msgspec.Struct):
         Raises:
             InputError: a prompt is no list of one kind.
         """
-        fields = [
-            field for field in (self.prompt, self.tokens, self.token_ids) if isinstance(field, list)
-        ]
-        if any(len(set(map(type, field))) > 1 for field in fields):
-            raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
-        return sum(
-            1 + len(part) if isinstance(part, list) else 1 for field in fields for part in field
-        )
+        count = 0
+        for field in (self.prompt, self.tokens, self.token_ids):
+            if not isinstance(field, list):
+                continue
+            kinds = set(map(type, field))
+            if len(kinds) > 1:
+                expected = "a list of ids, of texts or of lists of ids"
+                raise InputError("prompt", expected, "a mixed one")
+            count += sum(1 + len(part) if isinstance(part, list) else 1 for part in field)
+        return count
 
 
 class _Named(msgspec.Struct):
@@ -80,9 +81,7 @@ class Gate:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400, 408 or 413."""
-        door: Door | None = (
-            getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
-        )
+        door = of_scope(scope)
         if door is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,11 +92,7 @@ class Gate:
             except ClientDisconnect:
                 return
             except Exception as error:
-                told = errors.info(error, door.plan, "vllm")
-                response = JSONResponse(
-                    errors.body(told), told.code, headers={"connection": "close"}
-                )
-                await response(scope, receive, send)
+                await errors.response(error, door.plan, "vllm")(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -149,25 +144,12 @@ class _Short:
         if len(body) > _LONGEST:
             status = HTTPStatus(start["status"])
             text = body[: _LONGEST // 4].decode(errors="replace")
-            body = msgspec.json.encode(
-                errors.body(
-                    ErrorInfo(
-                        message=f"{text}...", type=errors.kind(status), param=None, code=status
-                    )
-                )
-            )
-            kept = [
-                (name, value) for name, value in start["headers"] if name.lower() not in _OF_BODY
-            ]
-            size = str(len(body)).encode()
-            start = {
-                **start,
-                "headers": [
-                    *kept,
-                    (b"content-length", size),
-                    (b"content-type", b"application/json"),
-                ],
-            }
+            info = ErrorInfo(message=f"{text}...", type=errors.kind(status), code=status)
+            body = msgspec.json.encode(errors.body(info))
+            headers = [pair for pair in start["headers"] if pair[0].lower() not in _OF_BODY]
+            headers.append((b"content-length", str(len(body)).encode()))
+            headers.append((b"content-type", b"application/json"))
+            start = {**start, "headers": headers}
         await self._send(start)
         await self._send({**message, "body": body})
 

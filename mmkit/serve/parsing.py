@@ -42,9 +42,8 @@ class UnknownField(InputError):
 
     def __init__(self, path: str, name: str) -> None:
         where = f"{path}.{name}" if path else name
-        super().__init__(
-            where, "no field of that name", "one", "The server's /docs list the fields."
-        )
+        remedy = "The server's /docs list the fields."
+        super().__init__(where, "no field of that name", "one", remedy)
         self.object, self.name = path, name
 
 
@@ -88,12 +87,11 @@ def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), where, written) from None
     except RecursionError:
-        raise InputError(
-            where or "body", "JSON nested at most some hundred deep", "deeper"
-        ) from None
+        expected = "JSON nested at most some hundred deep"
+        raise InputError(where or "body", expected, "deeper") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        told = str(error).removeprefix("JSON is malformed: ")
-        got = "one that ends too soon" if told == "Input data was truncated" else told
+        got = str(error).removeprefix("JSON is malformed: ")
+        got = got.replace("Input data was truncated", "one that ends too soon")
         raise InputError(where or "body", "JSON", got) from None
 
 
@@ -117,11 +115,11 @@ _UNIONS = {
 """What it calls the types of items."""
 
 
-def _refusal(told: str, root: str, written: Any) -> InputError:
-    """One sentence for what msgspec found."""
-    text, at, place = told.rpartition(" - at `$")
+def _refusal(message: str, root: str, written: Any) -> InputError:
+    """One sentence for what msgspec says."""
+    text, at, place = message.rpartition(" - at `$")
     if not at:
-        text, place = told, ""
+        text, place = message, ""
     here = (root + place.rstrip("`")).lstrip(".")
     named = re.match(r"Object (missing required|contains unknown) field `(.*)`", text, re.DOTALL)
     if named:

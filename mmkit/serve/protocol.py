@@ -2,8 +2,8 @@
 client.
 
 Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer
-field refuses 1.5 and "1" rather than casting them.
-Items and uuids stay bytes until their names are checked.
+field refuses 1.5 and "1" rather than casting them. Items and uuids stay bytes until their names
+are checked.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ Items = Annotated[
     Raw,
     Meta(
         description="Per modality a list of items, or one encoded batch. An item is nested lists "
-        "of numbers, "
-        '{"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": base64 of a '
-        "file with one "
-        'tensor}, or a media part of a chat message, as {"image_url": {"url": '
-        '"data:image/png;base64,..."}}.',
+        'of numbers, {"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": '
+        "base64 of a file with one tensor}, or a media part of a chat message, as "
+        '{"image_url": {"url": "data:image/png;base64,..."}}.',
         extra_json_schema={"type": "object", "additionalProperties": {"type": ["array", "object"]}},
     ),
 ]

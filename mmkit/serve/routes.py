@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from ..errors import sentence
 from . import errors, parsing, protocol, weigh
 from .answers import choice, usage
-from .door import Door
+from .door import Door, of_scope
 from .engine import EngineDeadError
 from .protocol import Choice, GenerateRequest, Generation
 from .session import POLICY, Session
@@ -38,10 +38,10 @@ def door(connection: Request | WebSocket) -> Door:
     Raises:
         NoSpec: its model is not one of ours.
     """
-    found: Door | None = getattr(connection.app.state, "mmkit_door", None)
-    if found is None:
+    here = of_scope(connection.scope)
+    if here is None:
         raise NoSpec
-    return found
+    return here
 
 
 class NoSpec(Exception):
@@ -102,8 +102,8 @@ async def generate(request: Request) -> Response:
     except (_Gone, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
     except Exception as error:
-        refused = errors.info(error, plan, "generate")
-        return JSONResponse(errors.body(refused), refused.code)
+        refusal = errors.info(error, plan, "generate")
+        return JSONResponse(errors.body(refusal), refusal.code)
 
 
 class _Answer:
@@ -114,8 +114,8 @@ class _Answer:
         self._created = int(time.time())
         self._prompt = self._cached = self._completion = 0
 
-    def _made(self, choices: list[Choice], *, chunk: bool, last: bool) -> str:
-        made = Generation(
+    def _json(self, choices: list[Choice], *, chunk: bool, last: bool) -> str:
+        generation = Generation(
             id=self.id,
             object="mm.generation.chunk" if chunk else "mm.generation",
             created=self._created,
@@ -123,7 +123,7 @@ class _Answer:
             choices=choices,
             usage=usage(self._prompt, self._completion, self._cached) if last else None,
         )
-        return made.model_dump_json(exclude_none=True)
+        return generation.model_dump_json(exclude_none=True)
 
     def _choices(self, output: Any) -> list[Choice]:
         self._prompt = len(output.prompt_token_ids or ())
@@ -140,13 +140,13 @@ class _Answer:
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 choices = self._choices(output)
-        return self._made(choices, chunk=False, last=True)
+        return self._json(choices, chunk=False, last=True)
 
     async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[str]:
         """The answer piece by piece, as JSON; the last one has the usage."""
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
-                yield self._made(self._choices(output), chunk=True, last=output.finished)
+                yield self._json(self._choices(output), chunk=True, last=output.finished)
 
 
 async def _sse(first: str, events: Any, here: Door) -> AsyncIterator[str]:
@@ -232,5 +232,5 @@ async def elsewhere(request: Request, rest: str) -> Response:
     status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
     expected = "POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session"
     message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
-    told = protocol.ErrorInfo(message=message, type=errors.kind(status), param=None, code=status)
-    return JSONResponse(errors.body(told), status)
+    info = protocol.ErrorInfo(message=message, type=errors.kind(status), code=status)
+    return JSONResponse(errors.body(info), status)

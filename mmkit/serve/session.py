@@ -8,6 +8,8 @@ before the engine sees it.
 from __future__ import annotations
 
 import asyncio
+from asyncio import FIRST_COMPLETED
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -64,7 +66,7 @@ class Session:
         self._id = f"mmsession-{uuid4().hex}"
         self._model = door.models[0]
         self._used = 0
-        self._items: dict[str, int] = {}
+        self._items: Counter[str] = Counter()
         self._index = 0
         self._last: list[int] = []
         self._asked: StartMessage | None = None
@@ -84,20 +86,15 @@ class Session:
         end = _End("the client left", NORMAL)
         door = self._door
         if door.sessions >= door.most_sessions:
-            error = TooBusy(
-                "session",
-                f"at most {door.most_sessions} open at once",
-                "one more",
-                "Try again later.",
-            )
+            most = f"at most {door.most_sessions} open at once"
+            error = TooBusy("session", most, "one more", "Try again later.")
             await self._finish(await self._refuse(error, fatal=True, code=BUSY))
             return
         door.sessions += 1
         metrics.SESSIONS.inc()
         try:
-            await self._send(
-                ReadyMessage(session=self._id, model=self._model, remaining=self.remaining)
-            )
+            ready = ReadyMessage(session=self._id, model=self._model, remaining=self.remaining)
+            await self._send(ready)
             while True:
                 await self._turn(await self._receive())
         except _Left:
@@ -136,9 +133,7 @@ class Session:
         while True:
             seconds = self._door.limits.idle_seconds
             waited = {self._listen(), self._door.over}
-            done, _ = await asyncio.wait(
-                waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait(waited, timeout=seconds, return_when=FIRST_COMPLETED)
             if self._door.over in done:
                 raise EngineDeadError
             if not done:
@@ -163,13 +158,13 @@ class Session:
     async def _refuse(
         self, error: BaseException, *, fatal: bool = False, code: int = ERROR
     ) -> _End:
-        told = errors.info(error, self._door.plan, "session")
+        info = errors.info(error, self._door.plan, "session")
         try:
-            await self._send(ErrorMessage(error=told, fatal=fatal, remaining=self.remaining))
+            await self._send(ErrorMessage(error=info, fatal=fatal, remaining=self.remaining))
         except _Left:
             if not fatal:
                 raise
-        return _End(told.message, code)
+        return _End(info.message, code)
 
     async def _finish(self, end: _End) -> None:
         """Say farewell, if there is anybody."""
@@ -187,17 +182,7 @@ class Session:
         if isinstance(message, CloseMessage):
             raise _End("the client closed it", NORMAL)
         try:
-            if isinstance(message, StartMessage):
-                if self._asked is not None:
-                    raise InputError(
-                        "type", '"next" or "close" in a session that has started', '"start"'
-                    )
-                self._model = self._door.check_model(message.model)
-                sampling = self._sampling(message, message.max_tokens)
-            elif self._asked is None:
-                raise InputError("type", '"start" as the first message', '"next"')
-            else:
-                sampling = self._sampling(self._asked, message.max_tokens or self._asked.max_tokens)
+            sampling = self._sampling(message)
             prompt = await self._door.prompt(message, self._asked or message)
             rendered = await self._rendered(prompt, sampling.max_tokens)
         except Exception as error:
@@ -224,10 +209,20 @@ class Session:
             self._feed, self._used = asyncio.Queue(), 0
             await self._refuse(error)
 
-    def _sampling(self, asked: StartMessage, max_tokens: int) -> Any:
-        return self._door.engine.sampling(
-            msgspec.structs.replace(asked, max_tokens=max_tokens), stream=True
-        )
+    def _sampling(self, message: Any) -> Any:
+        """vLLM's sampling parameters of the chunk after a message, if it may come now."""
+        asked = self._asked
+        if isinstance(message, StartMessage):
+            if asked is not None:
+                expected = '"next" or "close" in a session that has started'
+                raise InputError("type", expected, '"start"')
+            self._model = self._door.check_model(message.model)
+            return self._door.engine.sampling(message, stream=True)
+        if asked is None:
+            raise InputError("type", '"start" as the first message', '"next"')
+        max_tokens = message.max_tokens or asked.max_tokens
+        chunk = msgspec.structs.replace(asked, max_tokens=max_tokens)
+        return self._door.engine.sampling(chunk, stream=True)
 
     async def _rendered(self, prompt: Mapping[str, Any], max_tokens: int) -> Any:
         """The part of the prompt, if it fits."""
@@ -239,24 +234,26 @@ class Session:
         else:
             rendered = await self._watching(engine.render(prompt, special=not self._last))
         try:
-            length = len(rendered["prompt_token_ids"])
-            if length + max_tokens > self.remaining:
-                expected = f"at most {self.remaining} more tokens in this session"
-                got = f"{length} of the prompt and max_tokens={max_tokens}"
-                raise InputError(
-                    "max_tokens", expected, got, "Ask for less, or start a new session."
-                )
-            for name, limit in engine.limits().items():
-                count = self._items.get(name, 0) + len(
-                    rendered.get("mm_placeholders", {}).get(name, ())
-                )
-                if count > limit:
-                    expected = f"at most {limit} item(s) in one session"
-                    raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
+            self._check_room(rendered, max_tokens)
         except InputError:
             engine.forget(rendered)
             raise
         return rendered
+
+    def _check_room(self, rendered: Mapping[str, Any], max_tokens: int) -> None:
+        """Refuse what goes beyond the model's context or its limits on items."""
+        length = len(rendered["prompt_token_ids"])
+        if length + max_tokens > self.remaining:
+            expected = f"at most {self.remaining} more tokens in this session"
+            got = f"{length} of the prompt and max_tokens={max_tokens}"
+            remedy = "Ask for less, or start a new session."
+            raise InputError("max_tokens", expected, got, remedy)
+        places = rendered.get("mm_placeholders", {})
+        for name, limit in self._door.engine.limits().items():
+            count = self._items[name] + len(places.get(name, ()))
+            if count > limit:
+                expected = f"at most {limit} item(s) in one session"
+                raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
 
     async def _chunk(self, prompt: Mapping[str, Any], rendered: Any, sampling: Any) -> None:
         """Generate one chunk and send it."""
@@ -264,9 +261,8 @@ class Session:
             self._feed.put_nowait(part(after(self._last, rendered), sampling))
             if await self._generated(rendered, sampling):
                 return
-            rendered = await self._watching(
-                self._door.engine.render(prompt, special=not self._last)
-            )
+            rendering = self._door.engine.render(prompt, special=not self._last)
+            rendered = await self._watching(rendering)
         raise Lost
 
     async def _generated(self, rendered: Any, sampling: Any) -> bool:
@@ -285,34 +281,34 @@ class Session:
                 raise _End("the server is closing it", GOING_AWAY)
             if not ids and is_lost(output):
                 return False
-            found = choice(output.outputs[0])
-            ids += found.token_ids
-            text += found.text or ""
-            logprobs += found.logprobs or []
+            new = choice(output.outputs[0])
+            ids += new.token_ids
+            text += new.text or ""
+            logprobs += new.logprobs or []
             if not self._index:  # vLLM goes on telling that of the first part
                 cached = max(cached, output.num_cached_tokens or 0)
             self._used = used + len(ids)
-            if found.finish_reason is not None:
+            if new.finish_reason is not None:
                 break
-            if asked.stream and found.token_ids:
+            if asked.stream and new.token_ids:
                 message = TokensMessage(
                     index=self._index,
-                    token_ids=found.token_ids,
-                    text=found.text,
+                    token_ids=new.token_ids,
+                    text=new.text,
                     remaining=self.remaining,
                 )
                 await self._send(message)
-        if found.finish_reason not in ("stop", "length"):
-            raise _End(f"the server ended the chunk: {found.finish_reason}", GOING_AWAY)
+        if new.finish_reason not in ("stop", "length"):
+            raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
         for name, places in rendered.get("mm_placeholders", {}).items():
-            self._items[name] = self._items.get(name, 0) + len(places)
+            self._items[name] += len(places)
         self._last = ids[-1:]  # vLLM drops it, and wants it before the next part
         chunk = ChunkMessage(
             index=self._index,
             token_ids=ids,
             text=text or None,
-            finish_reason=found.finish_reason,
-            stop_reason=found.stop_reason,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
             logprobs=logprobs or None,
             usage=usage(length, len(ids), cached),
             remaining=self.remaining,
@@ -333,7 +329,7 @@ class Session:
         try:
             while True:
                 waited = {working, self._listen(), self._door.over}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, return_when=FIRST_COMPLETED)
                 # also when tokens come so fast that they are always there first
                 if self._listen().done():
                     await self._interrupted()
@@ -352,10 +348,9 @@ class Session:
             message = await self._message()
             if isinstance(message, CloseMessage):
                 raise _End("the client closed it", NORMAL)
+            expected = "none before the chunk is complete"
             remedy = "Wait for the chunk, or close the session."
-            raise InputError(
-                "message", "none before the chunk is complete", f'"{message.type}"', remedy
-            )
+            raise InputError("message", expected, f'"{message.type}"', remedy)
         except InputError as error:
             await self._refuse(error)
 

@@ -31,12 +31,9 @@ class Connector(MediaConnector):
         if self.allowed_local_media_path:
             schemes += ["file:"]
         if not url[:6].lower().startswith(tuple(schemes)):
-            remedy = (
-                "Send the content as a data URL, or start the server with --allowed-media-domains."
-            )
-            raise InputError(
-                where, f"a URL that starts with {' or '.join(schemes)}", url[:40], remedy
-            )
+            expected = f"a URL that starts with {' or '.join(schemes)}"
+            remedy = "Send a data URL, or start the server with --allowed-media-domains."
+            raise InputError(where, expected, url[:40], remedy)
 
     @override
     def load_from_url(self, url: str, *args: Any, **kwargs: Any) -> Any:

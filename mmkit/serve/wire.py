@@ -199,9 +199,9 @@ class Decoder:
             raise InputError(f"{where}.shape", "a list of sizes", reprlib.repr(shape))
         # a size of 0 does not make the others small
         self._take(math.prod(max(size, 1) for size in shape), where)
-        wanted = math.prod(shape) * dtype.itemsize
-        if len(raw) != wanted:
-            expected = f"{wanted} bytes for shape {tuple(shape)} of {name}"
+        size = math.prod(shape) * dtype.itemsize
+        if len(raw) != size:
+            expected = f"{size} bytes for shape {tuple(shape)} of {name}"
             raise InputError(f"{where}.data", expected, f"{len(raw)}")
         if not raw:
             return torch.zeros(shape, dtype=dtype)
@@ -214,17 +214,13 @@ class Decoder:
         import safetensors.torch
 
         if (header := int.from_bytes(raw[:8], "little")) > _HEADER:
-            raise InputError(
-                where,
-                f"a file with one tensor and a header of at most {_HEADER} bytes",
-                str(header),
-            )
+            expected = f"a file with one tensor and a header of at most {_HEADER} bytes"
+            raise InputError(where, expected, str(header))
         try:
             tensors = safetensors.torch.load(raw)
         except Exception as error:  # SafetensorError, and KeyError for a dtype that torch lacks
-            raise InputError(
-                where, "a safetensors file", f"{type(error).__name__}: {error}"[:200]
-            ) from None
+            got = f"{type(error).__name__}: {error}"[:200]
+            raise InputError(where, "a safetensors file", got) from None
         if len(tensors) != 1:
             raise InputError(where, "a file with one tensor", str(len(tensors)))
         (tensor,) = tensors.values()
@@ -234,10 +230,9 @@ class Decoder:
     def _take(self, count: int, where: str) -> None:
         self.elements -= count
         if self.elements < 0:
+            expected = f"at most {self._limits[0]} numbers in one request"
             remedy = "Send less at once, or raise MMKIT_SERVE_ELEMENTS on the server."
-            raise TooLarge(
-                where, f"at most {self._limits[0]} numbers in one request", "more", remedy
-            )
+            raise TooLarge(where, expected, "more", remedy)
 
     def _take_items(self, count: int, where: str) -> None:
         self.items -= count
@@ -269,32 +264,26 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
 
-def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
-    if isinstance(value, torch.Tensor):
-        dtype, bits = str(value.dtype).removeprefix("torch."), value.detach().cpu().contiguous()
-        if dtype not in DTYPES:
-            raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
+def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
+    """A tensor or an array as its little-endian values in C order."""
+    if dtype not in DTYPES:
+        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
+    if isinstance(values, torch.Tensor):
         # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element
         # may have
-        raw = (
-            bits.flatten()
-            .clone(memory_format=torch.contiguous_format)
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
-        return {"data": base64.b64encode(raw).decode(), "dtype": dtype, "shape": list(value.shape)}
+        flat = values.flatten().clone(memory_format=torch.contiguous_format)
+        raw = flat.view(torch.uint8).numpy().tobytes()
+    else:
+        raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    data = base64.b64encode(raw).decode()
+    return {"data": data, "dtype": dtype, "shape": list(values.shape)}
+
+
+def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _base64(value.detach().cpu(), str(value.dtype).removeprefix("torch."), where)
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else np.asarray(value)
-        dtype = array.dtype.name
-        if dtype not in DTYPES:
-            raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        return {
-            "data": base64.b64encode(raw).decode(),
-            "dtype": dtype,
-            "shape": list(np.shape(value)),
-        }
+        return _base64(np.asarray(value), value.dtype.name, where)
     if hasattr(value, "getbands"):
         buffer = io.BytesIO()
         value.save(buffer, "PNG")

@@ -346,12 +346,13 @@ def test_a_spec_that_is_refused_at_its_import(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "mmkit.vllm_api.harness", None)
+    monkeypatch.delattr("mmkit.vllm_api.harness")
     assert invoke("show", TERRA, "--config", CHECKPOINT) == (
         2,
         "",
-        "mmkit: expected a vLLM that can be imported, got import of transformers halted; None in sys.modules. "
-        '"mmkit doctor" tells what is wrong.',
+        "mmkit: expected a vLLM that can be imported, got import of mmkit.vllm_api.harness halted; None in "
+        'sys.modules. "mmkit doctor" tells what is wrong.',
     )
 
 

@@ -165,8 +165,8 @@ WRONG = {
     "kwargs": (
         {"prompt": [1], "mm_processor_kwargs": {"a": 1}},
         "mm_processor_kwargs",
-        "mm_processor_kwargs: expected none, got some. They can make a request costly: start the server with "
-        "--trust-request-mm-kwargs to allow them.",
+        "mm_processor_kwargs: expected none, got some. They can make a request costly: "
+        "--trust-request-mm-kwargs allows them.",
     ),
     "uuids": (
         {"prompt": [1], "uuids": {"actions": ["a"]}},
