@@ -84,9 +84,9 @@ def source(spec: Declaration, home: str | None = None, root: str = _ROOT) -> str
     lines = []
     for m in spec.modalities:
         update = " or ".join(map(repr, m.update))
+        becomes = f"becomes {m.layout!r} by {update}" if m.has_positions else "takes no positions"
         lines.append(
-            f"{m.name}: {m.item!r}\n    becomes {m.layout!r} by {update}\n"
-            f"    fields {dict(m.fields)!r} by {m.process!r}"
+            f"{m.name}: {m.item!r}\n    {becomes}\n    fields {dict(m.fields)!r} by {m.process!r}"
         )
     binding = "SPEC = __spec_of_module__"
     if home is not None:

@@ -7,6 +7,7 @@ bound; layouts are evaluated once per item geometry and cached.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .errors import InputError, SpecError
 from .expr import Scope, truth
+from .layout import Fixed
 from .placement import (
     Alternative,
     NotFound,
@@ -71,7 +73,8 @@ class Plan:
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = spec
-        self.vocab_size = vocab_size(config)
+        # a model of raw input may know no ids; any stands for its one
+        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
         vocabulary = (
@@ -104,7 +107,8 @@ class Plan:
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope)
         self._reserved = self._reserved_targets()
-        layouts = {"prompt": self.spec.prompt, "decoder_prompt": self.spec.decoder_prompt}
+        prompt = Fixed((0,), b"\0") if self.spec.is_raw else self.spec.prompt
+        layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {
             name: value.bind(scope) for name, value in layouts.items() if value is not None
         }
@@ -315,7 +319,7 @@ class Plan:
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
         """Refuse placeholder ids of modalities that have no items in the request, and targets that
         can only stand for items if it has none at all: `place` looks for those that are left over
-        beside items.
+        beside items. A model of raw input wants an item in every request.
 
         Args:
             prompt: token ids.
@@ -331,6 +335,9 @@ class Plan:
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
+        if self.spec.is_raw and (missing := set(self.modalities).difference(present)):
+            expected, remedy = "one item per request", "The model reads nothing else."
+            raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
             refuse_reserved(prompt, self._reserved, self.spec.name)
 

@@ -14,7 +14,7 @@ from .expr import COUNT, Condition, Count, Leaf, Scope, expression, leaves, stru
 from .field import Batched, Field, Shared
 from .items import ItemType
 from .items.tensor import Tensor
-from .layout import Layout, LayoutLike, embed, source
+from .layout import Layout, LayoutLike, embed, nothing, source
 from .layout import layout as as_layout
 from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
@@ -63,11 +63,13 @@ class Modality(_Declared):
     Attributes:
         name: the key in ``multi_modal_data``.
         item: what a caller may send.
-        layout: what one item becomes in the prompt.
-        update: how the layout gets into the prompt: one way, or several in order of preference.
+        layout: what one item becomes in the prompt; empty for an item that takes no positions.
+        update: how the layout gets into the prompt: one way, or several in order of preference;
+            none for an item that takes no positions.
         fields: the processed tensors, by the name under which the model receives them.
         process: how canonical items become these tensors.
-        limit: the most items in one request; None for no limit.
+        limit: the most items in one request; None for no limit. Every request has exactly one item
+            that takes no positions.
         cacheable: whether processed items may be kept in vLLM's processor cache: True, False, or a
             condition on `item.count` (the number of items of the request) for processing that
             depends on it. Wanted where the declaration reads `item.count`, since a cached item
@@ -112,10 +114,18 @@ class Modality(_Declared):
         The plain case has a short form: ``placeholder="<image>", tokens=576`` means
         ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
 
+        ``tokens=0`` alone says that an item takes no positions: the fields go to the model's
+        `forward`, as vLLM hands them to models of raw input. What a caller writes as the prompt
+        does not matter then, and becomes one id.
+
         Raises:
             SpecError: a part is missing, contradictory or of the wrong type.
         """
         where = f"modality {name!r}"
+        bare = placeholder is None and layout is None and update is None
+        if bare and isinstance(tokens, int) and tokens == 0:
+            layout, update, tokens = nothing, (), None
+            limit = 1 if limit is None else limit
         if placeholder is not None or tokens is not None:
             if placeholder is None or tokens is None or layout is not None or update is not None:
                 expected = "placeholder and tokens together, or layout and update together"
@@ -154,7 +164,9 @@ class Modality(_Declared):
         self._check(where)
 
     def _check(self, where: str) -> None:
-        if not self.update:
+        if not self.has_positions:
+            self._check_raw(where)
+        elif not self.update:
             raise SpecError(where, "at least one update", "none")
         if not self.fields:
             raise SpecError(where, "at least one field", "none")
@@ -208,6 +220,23 @@ class Modality(_Declared):
                 expected = "a batched or flat field where there is no process"
                 raise SpecError(where, expected, repr(field))
 
+    def _check_raw(self, where: str) -> None:
+        """vLLM's `forward` gets the items of all requests of a batch as one, in their order."""
+        if self.limit != 1:
+            raise SpecError(where, "limit=1 for an item without positions", repr(self.limit))
+        if self.embeds:
+            expected = "no embeds for an item without positions"
+            raise SpecError(where, expected, repr(self.embeds))
+        for name, declared in self.fields.items():
+            if isinstance(declared, Shared) and not declared.is_derived:
+                expected = "batched, flat or constant fields of an item without positions"
+                raise SpecError(f"{where}, fields[{name!r}]", expected, repr(declared))
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether an item takes positions in the prompt."""
+        return bool(self.update) or self.layout != nothing
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """This modality with some arguments of `Modality` changed; checked as a new one is.
 
@@ -237,6 +266,9 @@ class Modality(_Declared):
         parts = dict(self)
         name = parts.pop("name")
         parts["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
+        if not self.has_positions:
+            del parts["layout"], parts["update"]
+            parts["tokens"] = 0
         options = [f"{key}={part!r}" for key, part in parts.items()]
         return f"Modality({', '.join([repr(name), *options])})"
 
@@ -290,6 +322,10 @@ class Declaration(_Declared):
         self._module = calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
+        if self.is_raw and (len(modalities) > 1 or rewrites):
+            got = ", ".join([*(m.name for m in modalities), *rewrites])
+            expected = "nothing beside a modality without positions, whose fields take up forward"
+            raise SpecError(where, expected, got)
         arguments = sorted({f"{m.item.media}s" if m.item.media else m.name for m in modalities})
         for modality in modalities:
             inputs = modality.process.inputs if isinstance(modality.process, HF) else {}
@@ -308,6 +344,11 @@ class Declaration(_Declared):
         for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
             if twice := [key for key, count in Counter(names).items() if count > 1]:
                 raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the model takes the fields of an item in `forward`, and nothing of the prompt."""
+        return not all(modality.has_positions for modality in self.modalities)
 
     def __getitem__(self, name: str) -> Modality:
         """The modality of that name.

@@ -99,13 +99,15 @@ def of_text_config(config: Any, name: str) -> Any:
     return text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
 
 
-def vocab_size(config: Any) -> int:
-    """Number of ids of the language model in a Hugging Face config.
+def vocab_size(config: Any, default: int | None = None) -> int:
+    """Number of ids of the language model in a Hugging Face config, or a default.
 
     Raises:
-        SpecError: the config does not tell.
+        SpecError: the config does not tell, and there is no default.
     """
     size = of_text_config(config, "vocab_size")
+    if size is None:
+        size = default
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
     if size > sys.maxunicode + 1:  # ids are sought as characters
@@ -119,6 +121,6 @@ def check_ids(ids: Sequence[int], config: Any, where: str) -> None:
     Raises:
         SpecError: names the largest.
     """
-    if ids and max(ids) >= (size := vocab_size(config)):
+    if ids and max(ids) >= (size := vocab_size(config, sys.maxunicode + 1)):
         remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
         raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy)

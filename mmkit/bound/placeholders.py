@@ -13,7 +13,7 @@ from ..expr import COUNT, INDEX, Leaf, Scope, evaluate, plain
 from ..layout import Layout, Placeholder, nothing
 from ..placement import Alternative
 from ..spec import Modality
-from ..updates import Replace, Target, Update
+from ..updates import Insert, Replace, Target, Update
 from ..vocabulary import check_ids
 from .binding import Binding
 from .memo import Memo
@@ -46,7 +46,10 @@ class Placeholders:
         self._binding, self._where = binding, binding.where
         self._numbered = _NUMBERED if limit is None else min(limit, _NUMBERED)
         self.layout: Layout = binding.bind("layout", spec.layout)
+        self._wanted = spec.has_positions
         self.updates: list[Update] = [binding.bind("update", update) for update in spec.update]
+        if not self._wanted:
+            self.updates = [Insert(at="start")]  # an empty layout, at offset 0 as vLLM's own
         self.embeds: Layout | None = self.layout if spec.embeds else None
         if isinstance(spec.embeds, Layout):
             self.embeds = binding.bind("embeds", spec.embeds)
@@ -97,7 +100,7 @@ class Placeholders:
         assert layout is not None
         with (at := self._binding.at("layout")):
             placeholder = layout.lay(scope)
-        if not placeholder.num_embeds:
+        if self._wanted and not placeholder.num_embeds:
             got = f"{len(placeholder)} literal ids"
             raise SpecError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, scope.cfg, at.where)

@@ -8,13 +8,17 @@ from ..errors import SpecError
 from ..spec import Declaration
 from .mixin import MultiModalModel
 
+_OF_FORWARD = {"input_ids", "positions", "intermediate_tensors", "inputs_embeds"}
+"""What vLLM passes to every `forward`."""
+
 
 def check_class(spec: Declaration, model: type) -> None:
     """Look whether a model class can run a spec.
 
     Raises:
         SpecError: it is no multimodal model, the mixin is not first among its bases, or an
-            `embed_<modality>` is missing or does not take the fields by their names.
+            `embed_<modality>`, or the `forward` of raw input, is missing or does not take the
+            fields by their names.
     """
     where = f"{spec.name}, {model.__name__}"
     remedy = f"Write class {model.__name__}(MultiModalModel, ...)."
@@ -35,10 +39,11 @@ def check_class(spec: Declaration, model: type) -> None:
         if hidden and not issubclass(base, MultiModalModel):
             got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
             raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
-    if model.embed_multimodal is not MultiModalModel.embed_multimodal:
+    if model.embed_multimodal is not MultiModalModel.embed_multimodal and not spec.is_raw:
         return
+    others = _OF_FORWARD if spec.is_raw else set()
     for modality in spec.modalities:
-        method = f"embed_{modality.name}"
+        method = "forward" if spec.is_raw else f"embed_{modality.name}"
         fields = sorted(name for name, field in modality.fields.items() if not field.hidden)
         if not callable(encode := getattr(model, method, None)):
             raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
@@ -46,7 +51,7 @@ def check_class(spec: Declaration, model: type) -> None:
         named = {p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         required = {p.name for p in taken if p.default is p.empty and p.name in named}
         takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
-        if not required <= set(fields) or not (takes_all or named >= set(fields)):
+        if not required <= others.union(fields) or not (takes_all or named >= set(fields)):
             got = f"({', '.join(p.name for p in taken)})"
             raise SpecError(
                 f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got

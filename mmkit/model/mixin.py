@@ -55,6 +55,11 @@ class MultiModalModel(ModelInterface):
     - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a
       request that passed no processor cannot take the engine down;
     - placeholder ids are never sampled, and reported log probabilities are the model's.
+
+    For a modality whose items take no positions the class defines
+    ``forward(self, ..., **fields)`` instead: vLLM hands it the fields of all requests of a batch,
+    batched as above, one item per request and in the order of the requests. It returns one row per
+    request.
     """
 
     mm_spec: ClassVar[Declaration]
@@ -156,6 +161,8 @@ class MultiModalModel(ModelInterface):
         What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the
         vocabulary.
 
+        Of raw input nothing is embedded: zeros.
+
         Args:
             input_ids: integers (tokens,); an id outside the vocabulary is embedded as id 0.
             multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions;
@@ -164,6 +171,8 @@ class MultiModalModel(ModelInterface):
         """
         if self._unsound is not None:
             self._unsound.poll()
+        if self.mm_plan.spec.is_raw:
+            return torch.zeros(len(input_ids), self._width, device=input_ids.device)
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
         embeds: torch.Tensor = self.get_language_model().embed_input_ids(
             torch.where(known, input_ids, 0)

@@ -122,6 +122,8 @@ def check_law(
         NotApplicable: it has nothing to say about this subject.
     """
     law = LAWS[law] if isinstance(law, str) else law
+    if law.needs_model and subject.plan is not None and subject.plan.spec.is_raw:
+        raise NotApplicable("the items take no positions: forward gets their fields, not rows")
     options: dict[str, Any] = {
         "deadline": None,
         "suppress_health_check": list(HealthCheck),

@@ -64,6 +64,7 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
             name for name, field in fields.items() if field.keep_on_cpu
         )
         model.merge_by_field_config = True
+    model.supports_multimodal_raw_input_only = processor.spec.is_raw
     guard.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmkit import MmkitError, MultiModalModel, SpecError, plugin
+from mmkit import MmkitError, Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, plugin
 from mmkit.testing import Violation, check_law
 
 from .planted import HIDDEN, MIXED, ByHand, Derived, _Encoders, with_model
@@ -45,6 +45,22 @@ def test_a_class_that_cannot_run_the_spec(name: str) -> None:
     with pytest.raises(SpecError) as refused:
         MIXED.register(type("Robot", bases, methods))
     assert str(refused.value) == sentence
+
+
+def test_raw_input_comes_to_forward() -> None:
+    from mmkit.model.checks import check_class
+
+    raw = ModelSpec("raw", Modality("image", item=Tensor((2,)), tokens=0, fields={"pixels": batched()}))
+
+    class Robot(MultiModalModel, nn.Module):
+        def forward(self, input_ids: Any, positions: Any, **fields: Any) -> Any: ...
+
+    check_class(raw, Robot)
+    Robot.forward = lambda self, input_ids, positions, pixel: None  # type: ignore
+    with pytest.raises(SpecError) as refused:
+        check_class(raw, Robot)
+    expected = "expected the fields (pixels) as parameters, got (input_ids, positions, pixel)."
+    assert str(refused.value) == f"raw, Robot.forward: {expected}"
 
 
 @pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived)])

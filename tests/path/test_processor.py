@@ -1217,6 +1217,21 @@ def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str,
     assert len(made.get_dummy_mm_inputs({name: 2})["mm_placeholders"][name]) == 2
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_items_without_positions(cached: bool) -> None:
+    """As in vLLM's own Terratorch: an empty range at the start of a prompt of one id, whatever the caller wrote."""
+    made, cache = processor(actions(layout=None, update=None, tokens=0)), cache_of() if cached else None
+    for prompt in ("a b", "<item>", [A], []):
+        result = run(made, prompt, {"actions": ONES}, cache=cache)
+        assert result["prompt_token_ids"] == [0]
+        assert result["mm_placeholders"] == {"actions": [PlaceholderRange(0, 0)]}
+    assert summary(rendered.checked(made, elsewhere(result)))[:3] == summary(result)[:3]
+    longer = {**elsewhere(result), "prompt_token_ids": [0, 0]}
+    with pytest.raises(InputError, match=r"^plain\.prompt: expected \[0\], as the spec rewrites it, got \[0, 0\]\."):
+        rendered.checked(made, longer)
+    assert made.get_dummy_mm_inputs({"actions": 1})["mm_placeholders"] == {"actions": [PlaceholderRange(0, 0)]}
+
+
 def test_dummy_inputs_without_a_tokenizer() -> None:
     made = terra_processor()
     assert made.info.ctx.tokenizer is None

@@ -108,6 +108,8 @@ def picky(items, scope):
 
 RECORD = Record(a=Tensor((between(1, 4),), "int64"), b=Tensor((item.a.length,)))
 
+RAW = dict(layout=None, update=None, tokens=0)
+
 # fmt: off
 MODALITIES = [
     ("modality 'm': item: Input should be an instance of ItemType, got 'tensor'.", dict(item="tensor")),
@@ -122,6 +124,10 @@ MODALITIES = [
     ("modality 'a b': expected a name that is a Python identifier, got 'a b'.", dict(name="a b")),
     ("modality 5: name: Input should be a valid string, got 5.", dict(name=5)),
     ("modality 'm': expected at least one update, got none.", dict(update=[])),
+    ("modality 'm': expected limit=1 for an item without positions, got 2.", dict(RAW, limit=2)),
+    ("modality 'm': expected no embeds for an item without positions, got True.", dict(RAW, embeds=True)),
+    ("modality 'm', fields['x']: expected batched, flat or constant fields of an item without positions, got shared().",
+     dict(RAW, fields={"x": shared()}, process=hf())),
     ("modality 'm', update: expected replace(), insert(), already_expanded() or a list of them, got 5.",
      dict(update=5)),
     ("modality 'm': update.0: Input should be an instance of Update, got 5.", dict(update=[5])),
@@ -176,6 +182,10 @@ SPECS = [
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
     ("spec 'a': expected one field named 'm_embeds', got several.",
      lambda: ModelSpec("a", modality(embeds=True), modality("n", fields={"m_embeds": batched()}))),
+    ("spec 'a': expected nothing beside a modality without positions, whose fields take up forward, got m, n.",
+     lambda: ModelSpec("a", modality(**RAW), modality("n", fields={"y": batched()}))),
+    ("spec 'a': expected nothing beside a modality without positions, whose fields take up forward, got m, prompt.",
+     lambda: ModelSpec("a", modality(**RAW), prompt=ending_with(7))),
     ('insert(): expected at="start", at="end" or after=a prefix, got nothing.', insert),
     ("insert(): expected at=\"start\", at=\"end\" or after=a prefix, got at='middle'.", lambda: insert(at="middle")),
     ("insert(): expected at=\"start\", at=\"end\" or after=a prefix, got at='end', after=5.",

@@ -154,6 +154,28 @@ def test_spelling():
     assert plan_of(by_index).spell({"m": [one, one]}) == [5] * 5
 
 
+@pytest.mark.parametrize("config", [CONFIG, SimpleNamespace(n=2)])
+def test_an_item_without_positions(config):
+    spec = ModelSpec("spec", modality(layout=None, update=None, tokens=0))
+    assert spec == spec.model_copy() == ModelSpec("spec", spec["m"].model_copy(update={"limit": 1}))
+    plan = spec.bind(config)
+    items = {"m": torch.ones(1, 2, 2)}
+    assert plan.spell(items) == []
+    for prompt in ([], [5], [3, 1, 4]):
+        preview = plan.preview(prompt, items)
+        assert (preview.prompt_token_ids, [at.start for at in preview.placements]) == ([0], [0])
+    for data, sentence in (
+        ({}, "spec.m: expected one item per request, got none. The model reads nothing else."),
+        (
+            {"m": torch.ones(2, 2, 2)},
+            "spec.m: expected fewer items, got 2. At most 1 m(s) may be provided in one prompt.",
+        ),
+    ):
+        with pytest.raises(InputError) as refused:
+            plan.preview([5], data)
+        assert str(refused.value) == sentence
+
+
 def test_rewriting():
     plan = plan_of(modality(), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
     ids = [1, 2]
