@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 
-from ..errors import InputError
-from ..expr import Expr, Scope, plain
-from .base import ItemType, Sizes, bound_sizes, is_number, positive
+from ..errors import InputError, SpecError
+from ..expr import Count, Expr, Scope, evaluate, expression, plain
+from .base import Between, ItemType, Sizes, bound_sizes, fits, is_number, positive
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, strided
 
 _EXAMPLE = 448
@@ -24,13 +24,103 @@ _EXAMPLE = 448
 
 @dataclass(frozen=True, eq=False)
 class _Media(ItemType):
-    """An item of a kind that vLLM has, too."""
+    """An item of a kind that vLLM has, too, whose sizes may have bounds."""
 
     largest: Any
 
+    noun: ClassVar[str]
+    """What a caller should send, whatever its sizes."""
+
+    sizes_form: ClassVar[str]
+    """How messages tell sizes."""
+
+    if TYPE_CHECKING:
+        least: Any
+        most: Any
+
+    aspect = None
+
     def bind(self, scope: Scope) -> Self:
-        where = f"{type(self).__name__}.largest"
-        return replace(self, largest=bound_sizes(self.largest, scope, len(self.dummy_sizes), where))
+        name, count = type(self).__name__, len(self.dummy_sizes)
+        bound = replace(
+            self,
+            largest=bound_sizes(self.largest, scope, count, f"{name}.largest"),
+            least=_bound_end(self.least, scope, count, f"{name}.least"),
+            most=_bound_end(self.most, scope, count, f"{name}.most"),
+        )
+        if self.aspect is not None:
+            aspect = positive(self.aspect, scope, f"{name}.aspect")
+            bound = replace(bound, aspect=aspect)
+        for sizes in bound.largest:
+            if not bound.takes(sizes):
+                raise SpecError(f"{name}.largest", bound.expected, bound._told(sizes))
+        return bound
+
+    @property
+    def expected(self) -> str:
+        ends = [f"at least {self._told(self.least)}"] if self.least else []
+        ends += [f"at most {self._told(self.most)}"] if self.most else []
+        within = f" of {' and '.join(ends)}" if ends else ""
+        apart = f", no side over {self.aspect:g} times the other" if self.aspect else ""
+        return f"{self.noun}{within}{apart}"
+
+    def _told(self, sizes: Sequence[int]) -> str:
+        return self.sizes_form.format(*sizes)
+
+    def canonical(self, value: object, where: str) -> Any:
+        item = self._form(value, where)
+        if (self.least or self.most or self.aspect) and not self.takes(self._sizes(item)):
+            raise InputError(where, self.expected, self._told(self._sizes(item)))
+        return item
+
+    def _form(self, value: object, where: str) -> Any:
+        """The canonical form of an item of any sizes."""
+        raise NotImplementedError
+
+    def _sizes(self, item: Any) -> Sequence[int]:
+        """The sizes of a canonical item."""
+        raise NotImplementedError
+
+    def bounds(self) -> list[Between]:
+        """The least and the most of each size."""
+        count = len(self.dummy_sizes)
+        least, most = self.least or [1] * count, self.most or [math.inf] * count
+        return list(map(Between, least, most))
+
+    def takes(self, sizes: Sequence[int]) -> bool:
+        """Whether items of some sizes are within the bounds."""
+        is_narrow = self.aspect and max(sizes[-2:]) > self.aspect * min(sizes[-2:])
+        return fits(sizes, self.bounds()) and not is_narrow
+
+    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Sizes within the bounds, as near to others as can be."""
+        bounds = self.bounds()
+        made = [
+            min(max(size, bound.least), bound.most)
+            for size, bound in zip(sizes, bounds, strict=True)
+        ]
+        if self.aspect:
+            short, long = sorted((-2, -1), key=made.__getitem__)
+            wanted = max(made[short], math.ceil(made[long] / self.aspect))
+            made[short] = min(wanted, bounds[short].most)
+            made[long] = min(made[long], math.floor(made[short] * self.aspect))
+        return tuple(made)
+
+    def within(self, sizes: Mapping[str, int], where: str) -> Self:
+        smaller = super().within(sizes, where)
+        stated = [sizes.get(name, math.inf) for name in self.dummy_sizes]
+        most = [min(size, bound.most) for size, bound in zip(stated, self.bounds(), strict=True)]
+        largest = tuple(map(replace(self, most=most).nearest, smaller.largest))
+        for row in largest:
+            if not self.takes(row):
+                raise InputError(f"{where}, limit_mm_per_prompt", self.expected, self._told(row))
+        return replace(self, largest=largest)
+
+    def small(self) -> list[Any]:
+        return [self.blank(*sizes) for sizes in dict.fromkeys(map(self.nearest, self.small_sizes))]
+
+    def smallest(self) -> list[Any]:
+        return [self.blank(*self.nearest(self.least))] if self.least else []
 
     def describe(self) -> str:
         most = ", ".join("×".join(map(str, size)) for size in self.largest)
@@ -48,6 +138,9 @@ class Image(_Media):
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
             of several.
+        least: (width, height) of the smallest image that is taken; one number for both.
+        most: likewise of the largest in pixels; None for any.
+        aspect: how many times as long as the short side the long one may be.
         arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a
             function of the spec, which then gets PIL images alone.
 
@@ -55,12 +148,23 @@ class Image(_Media):
     """
 
     arrays: bool | None = None
+    least: Any = None
+    most: Any = None
+    aspect: Any = None
 
     if TYPE_CHECKING:
 
-        def __init__(self, largest: Sizes, arrays: bool | None = None) -> None: ...
+        def __init__(
+            self,
+            largest: Sizes,
+            arrays: bool | None = None,
+            least: Count | Sizes | None = None,
+            most: Count | Sizes | None = None,
+            aspect: Expr | float | None = None,
+        ) -> None: ...
 
-    expected = "an image"
+    noun = "an image"
+    sizes_form = "{} x {} pixels"
     rank = 3
     media = "image"
     scope = "images_kwargs"
@@ -71,7 +175,7 @@ class Image(_Media):
     def for_function(self) -> Image:
         return replace(self, arrays=bool(self.arrays))
 
-    def canonical(self, value: object, where: str) -> Any:
+    def _form(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, _pil().Image):
             if 0 in media.size:
@@ -103,8 +207,11 @@ class Image(_Media):
         check_finite(media, where)
         return value
 
+    def _sizes(self, item: Any) -> Sequence[int]:
+        return _image_size(getattr(item, "media", item))
+
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        width, height = _image_size(getattr(value, "media", value))
+        width, height = self._sizes(value)
         return SimpleNamespace(index=index, width=width, height=height)
 
     def blank(self, *sizes: int) -> Any:
@@ -112,8 +219,9 @@ class Image(_Media):
 
     def varied(self) -> list[Any]:
         width, height = self.largest[0]
-        other = (min(side, _EXAMPLE) for side in self.largest[-1])
-        return [self.blank(max(1, width * 2 // 3), max(1, height // 2)), self.blank(*other)]
+        some = (max(1, width * 2 // 3), max(1, height // 2))
+        other = [min(side, _EXAMPLE) for side in self.largest[-1]]
+        return [self.blank(*self.nearest(sizes)) for sizes in (some, other)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,16 +233,30 @@ class Video(_Media):
         largest: (frames, width, height) of the video with the most tokens; a list where it is one
             of several.
         metadata: the model needs the metadata of every video.
+        least: (frames, width, height) of the smallest video that is taken.
+        most: likewise of the largest in pixels; None for any.
+        aspect: how many times as long as the short side the long one may be.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
     """
 
     metadata: bool = False
+    least: Any = None
+    most: Any = None
+    aspect: Any = None
 
     if TYPE_CHECKING:
 
-        def __init__(self, largest: Sizes, metadata: bool = False) -> None: ...
+        def __init__(
+            self,
+            largest: Sizes,
+            metadata: bool = False,
+            least: Sizes | None = None,
+            most: Sizes | None = None,
+            aspect: Expr | float | None = None,
+        ) -> None: ...
 
+    sizes_form = "{} frame(s) of {} x {} pixels"
     rank = 4
     media = "video"
     mime = "video/mp4"
@@ -144,13 +266,13 @@ class Video(_Media):
     small_sizes = ((1, 32, 32),)
 
     @property
-    def expected(self) -> str:
+    def noun(self) -> str:  # type: ignore[override]
         return "a video" + (" with metadata" if self.metadata else "")
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
-    def canonical(self, value: object, where: str) -> Any:
+    def _form(self, value: object, where: str) -> Any:
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
@@ -165,16 +287,21 @@ class Video(_Media):
         check_finite(frames, where)
         return frames if metadata is None else (frames, metadata)
 
+    def _sizes(self, item: Any) -> Sequence[int]:
+        frames, _ = _video_parts(item)
+        return (len(frames), *_image_size(frames[0]))
+
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        frames, metadata = _video_parts(value)
-        width, height = _image_size(frames[0])
+        frames, width, height = self._sizes(value)
+        _, metadata = _video_parts(value)
         return SimpleNamespace(
-            index=index, frames=len(frames), width=width, height=height, metadata=metadata
+            index=index, frames=frames, width=width, height=height, metadata=metadata
         )
 
     def varied(self) -> list[Any]:
         frames, width, height = self.largest[0]
-        return [self.blank(min(frames, 4), max(1, width // 2), max(1, height // 2))]
+        some = (min(frames, 4), max(1, width // 2), max(1, height // 2))
+        return [self.blank(*self.nearest(some))]
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
@@ -201,21 +328,32 @@ class Audio(_Media):
     Attributes:
         largest: length in samples of the audio with the most tokens.
         rate: sampling rate in Hz that the model expects; None takes no audio with a sampling rate.
+        least: the fewest samples that are taken, at that rate.
+        most: likewise the most; None for any number.
 
     Facts: `length` in samples, `index`.
     """
 
     rate: Any = None
+    least: Any = None
+    most: Any = None
 
     if TYPE_CHECKING:
 
-        def __init__(self, largest: int | Sizes, rate: Expr | float | None = None) -> None: ...
+        def __init__(
+            self,
+            largest: Count | Sizes,
+            rate: Expr | float | None = None,
+            least: Count | None = None,
+            most: Count | None = None,
+        ) -> None: ...
 
     def bind(self, scope: Scope) -> Self:
         rate = None if self.rate is None else positive(self.rate, scope, "Audio.rate")
         return replace(super().bind(scope), rate=rate)
 
-    expected = "a 1-D float array or an (array, sampling rate) pair"
+    noun = "a 1-D float array or an (array, sampling rate) pair"
+    sizes_form = "{} samples"
     rank = 1
     media = "audio"
     mime = "audio/wav"
@@ -229,11 +367,11 @@ class Audio(_Media):
             return len(data) == 2 and isinstance(data[1], SCALARS)
         return len(data) > 0 and isinstance(data[0], SCALARS)
 
-    def canonical(self, value: object, where: str) -> Any:
+    def _form(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        rate, array = plain(rate), as_array(samples, where, self.expected)
+        rate, array = plain(rate), as_array(samples, where, self.noun)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
-            raise InputError(where, self.expected, f"shape {array.shape}, dtype {array.dtype}")
+            raise InputError(where, self.noun, f"shape {array.shape}, dtype {array.dtype}")
         if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
             raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
         check_finite(array, where)
@@ -255,7 +393,7 @@ class Audio(_Media):
         if before == after:
             return samples
         length = -(-len(samples) * after // before)
-        (most,) = max(self.largest)
+        (most,) = self.most or max(self.largest)
         # a few samples of a low rate must not become gigabytes
         if length > max(len(samples), most):
             got = f"{length} of them from {len(samples)} at {rate:g} Hz"
@@ -264,6 +402,9 @@ class Audio(_Media):
             )
         return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
 
+    def _sizes(self, item: Any) -> Sequence[int]:
+        return (len(item),)
+
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
 
@@ -271,11 +412,25 @@ class Audio(_Media):
         return np.zeros(sizes, dtype=np.float32)
 
     def varied(self) -> list[Any]:
-        return [self.blank(max(1, max(self.largest)[0] // 2)), *self.candidates()]
+        half = (max(1, max(self.largest)[0] // 2),)
+        return [self.blank(*self.nearest(half)), *self.candidates()]
 
     def describe(self) -> str:
         rate = f" at {self.rate:g} Hz" if self.rate else ""
-        return f"{self.expected}, at most {max(self.largest)[0]} samples{rate}"
+        return f"{self.expected}, largest {max(self.largest)[0]} samples{rate}"
+
+
+def _bound_end(value: Any, scope: Scope, count: int, where: str) -> tuple[int, ...] | None:
+    """The sizes at one end; one number for each of at most two."""
+    if value is None:
+        return None
+    value = evaluate(expression(value), scope)
+    if not isinstance(value, (list, tuple)) and count <= 2:
+        value = (value,) * count
+    (sizes, *others) = bound_sizes(value, scope, count, where)
+    if others:
+        raise SpecError(where, "the sizes of one item", repr(value))
+    return sizes
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

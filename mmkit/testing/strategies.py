@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..errors import sentence
-from ..items import ItemType
+from ..items import Between, ItemType
 from ..items.media import Audio, Image, Video
 from ..items.record import Record
 from ..items.tensor import Tensor
@@ -221,21 +221,26 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 
 @items.register
 def _images(kind: Image) -> SearchStrategy[Sample]:
-    sizes = _sides([side for size in kind.largest for side in size])
+    sides = [side for size in kind.largest for side in size]
+    sizes = st.tuples(*[_sides(sides, end) for end in kind.bounds()]).map(kind.nearest)
     forms = [
         "pil",
         "numpy",
         *["chw"] * (kind.arrays is not None),
         *["float"] * (kind.arrays is True),
     ]
-    return st.builds(ImageSample, SEEDS, sizes, sizes, st.sampled_from(forms))
+    return st.builds(_of_sizes, st.just(ImageSample), SEEDS, sizes, st.sampled_from(forms))
 
 
 @items.register
 def _videos(kind: Video) -> SearchStrategy[Sample]:
-    frames = _sides([size[0] for size in kind.largest], most=8)
-    sizes = _sides([side for size in kind.largest for side in size[1:]], most=128)
-    return st.builds(VideoSample, SEEDS, frames, sizes, sizes, st.just(kind.metadata))
+    lengths, sides = kind.bounds()[0], kind.bounds()[1:]
+    frames = _sides([size[0] for size in kind.largest], lengths, most=8)
+    of_frames = [side for size in kind.largest for side in size[1:]]
+    sizes = st.tuples(frames, *[_sides(of_frames, end, most=128) for end in sides])
+    return st.builds(
+        _of_sizes, st.just(VideoSample), SEEDS, sizes.map(kind.nearest), st.just(kind.metadata)
+    )
 
 
 @items.register
@@ -244,19 +249,29 @@ def _audio(kind: Audio) -> SearchStrategy[Sample]:
     return st.builds(
         AudioSample,
         SEEDS,
-        _sides([length for (length,) in kind.largest], most=1 << 15),
+        _sides([length for (length,) in kind.largest], kind.bounds()[0], most=1 << 15),
         st.just(rate),
     )
 
 
-def _sides(largest: Sequence[int], most: int = 256) -> SearchStrategy[int]:
-    """Sizes from 1 up to what the largest item has, the interesting ones often. Shrinks towards
-    1."""
-    limit = min(max(largest), most)
-    edges = sorted(
-        {1, 2, 3, *(s + d for s in largest for d in (-1, 0, 1) if 0 < s + d <= limit), limit}
-    )
-    return st.sampled_from(edges) | st.integers(1, limit)
+def _of_sizes(kind: type[Sample], seed: int, sizes: Sequence[int], *options: Any) -> Sample:
+    return kind(seed, *sizes, *options)
+
+
+def _sides(largest: Sequence[int], bound: Between, most: int = 256) -> SearchStrategy[int]:
+    """Sizes from the least up to what the largest item has, the interesting ones often. Shrinks
+    towards the least.
+
+    Args:
+        largest: the sizes of the largest items.
+        bound: the least size that is taken, and the most.
+        most: larger ones are too slow to be drawn often, but for an end of up to four times this.
+    """
+    least = bound.least
+    limit = max(least, min(max(largest), most), bound.most if bound.most <= 4 * most else 0)
+    near = [least + 1, *(s + d for s in (*largest, limit) for d in (-1, 0, 1))]
+    edges = sorted({least, *(size for size in (*near, least + 2) if least <= size <= limit)})
+    return st.sampled_from(edges) | st.integers(least, limit)
 
 
 def _size(least: int, most: int) -> SearchStrategy[int]:

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import reject
+from hypothesis import find, reject
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import (
+    Audio,
+    Image,
     Modality,
     ModelSpec,
     Record,
     Tensor,
     Text,
+    Video,
     batched,
     between,
     ceil_div,
@@ -27,6 +30,7 @@ from mmkit import (
     testing,
     tok,
 )
+from mmkit.expr import Scope
 from mmkit.items import ItemType
 from mmkit.testing import LAWS, Case, Law, NotApplicable, Subject, Violation, check_law, of_spec, strategies
 from tests import random_specs
@@ -75,6 +79,25 @@ PARTS = ModelSpec(
 def test_items_of_parts(number: str) -> None:
     with one_spawned_process():
         check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Image(largest=(448, 448), least=28, most=(600, 500), aspect=20),
+        Video(largest=(4, 28, 28), least=(2, 14, 14), most=(16, 56, 56), aspect=3),
+        Audio(largest=1600, least=400, most=3200, rate=16000),
+    ],
+)
+def test_drawn_sizes_reach_both_ends(kind: Any) -> None:
+    bound = kind.bind(Scope())
+
+    def sizes(sample: Any) -> tuple[int, ...]:
+        return tuple(bound._sizes(bound.canonical(sample.value(), "item")))
+
+    for axis, (least, most) in enumerate(zip(bound.least, bound.most, strict=True)):
+        for end in (least, least + 1, most - 1, most):
+            assert find(strategies.items(bound), lambda sample, at=axis, end=end: sizes(sample)[at] == end)
 
 
 def nothing_to_say(case: Case) -> None:

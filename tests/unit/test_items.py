@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
@@ -391,6 +391,35 @@ def test_a_record_is_its_parts_in_their_order():
 
 
 # -- media -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.sampled_from([1, 1.1, 1.5, 3, 7.5]),
+    st.tuples(st.integers(1, 30), st.integers(1, 30)),
+)
+def test_sizes_within_bounds(least, more, aspect, sizes):
+    """The nearest sizes are taken, whatever was asked for; what is taken is its own nearest."""
+    most = (least[0] + more[0], least[1] + more[1])
+    kind = Image(largest=(1, 1), least=least, most=most, aspect=aspect)
+    rows = [(w, h) for w in range(least[0], most[0] + 1) for h in range(least[1], most[1] + 1)]
+    taken = [row for row in rows if max(row) <= aspect * min(row)]
+    assume(taken)
+    assert [row for row in rows if kind.takes(row)] == taken
+    assert kind.nearest(sizes) in taken
+    assert kind.nearest(taken[-1]) == taken[-1]
+    assert not kind.takes((least[0] - 1, least[1]))
+    assert not kind.takes((most[0], most[1] + 1))
+    bound = Image(largest=taken, least=least, most=most, aspect=aspect).bind(CONFIG)
+    for made in (*bound.small(), *bound.smallest(), *bound.varied(), *bound.candidates()):
+        assert bound.canonical(made, AT) is made
+    if all(width > sizes[0] for width, _ in taken):
+        with pytest.raises(InputError, match="limit_mm_per_prompt"):
+            bound.within({"width": sizes[0]}, AT)
+    else:
+        smaller = [made.size for made in bound.within({"width": sizes[0]}, AT).candidates()]
+        assert all(size in taken and size[0] <= sizes[0] for size in smaller)
 
 
 def test_equal_rgb_pixels_have_one_form():
