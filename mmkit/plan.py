@@ -71,10 +71,13 @@ class Plan:
         tokenizer: Any = None,
         processor: Any = None,
         kwargs: Mapping[str, Any] | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         self.spec = spec
         # a model of raw input may know no ids; any stands for its one
         self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
+        # the items of an encoder-decoder model stand in no context of the decoder
+        self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
         vocabulary = (
@@ -105,7 +108,7 @@ class Plan:
             with At(f"{where}, when"):
                 present = truth(m.when, scope)
             if present:
-                self.modalities[m.name] = BoundModality(m, where, scope)
+                self.modalities[m.name] = BoundModality(m, where, scope, self._max_model_len)
         self._reserved = self._reserved_targets()
         prompt = Fixed((0,), b"\0") if self.spec.is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
@@ -257,10 +260,7 @@ class Plan:
             values, embeds = modality.intake.take_whole(sent, self.hidden_size)
             if not values:
                 continue
-            known = modality.placeholders.reads_fields and not embeds
-            fields = values if embeds else [None] * len(values)
-            if known:
-                fields = [*modality.processing.run(values).parts]
+            fields = values if embeds else modality.fields_of(values)
             for first, *_ in modality.alternatives(values, fields, embeds):
                 ids += first.written
         return ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..expr import Scope, evaluate, truth
+from ..items import ItemType
 from ..layout import Placeholder
 from ..placement import Alternative
 from ..spec import Modality
@@ -19,10 +19,11 @@ from .memo import Memo
 from .placeholders import Placeholders
 from .processing import Processing
 
-logger = logging.getLogger(__name__)
-
 _COUNTS = 4096
 """Numbers of items for which it is cached whether they may be cached."""
+
+_STEPS = 1024
+"""How finely the sizes of the largest item are adapted to the context."""
 
 _ADAPTED = 64
 """Forms of one modality that an adapter may cache."""
@@ -45,7 +46,9 @@ class BoundModality:
         adapted: what an adapter derives from the modality, for as long as this lives.
     """
 
-    def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
+    def __init__(
+        self, spec: Modality, where: str, scope: Scope, max_model_len: int | None = None
+    ) -> None:
         binding = Binding(spec, where, scope)
         self.spec, self.name, self.where, self.item = spec, spec.name, where, binding.item
         with (at := binding.at("limit")):
@@ -60,7 +63,15 @@ class BoundModality:
         self.processing = Processing(spec, binding)
         self.fields = self.processing.sent
         self.scope = binding.scope
-        self.needs_hf = self.processing.hf is not None and self.placeholders.reads_fields
+        read, known = self.placeholders.fields, self.processing.from_facts
+        self._needs_fields = read is None or not read <= known
+        self.needs_hf = self.processing.hf is not None and self._needs_fields
+        self._max_model_len = max_model_len
+        if self.needs_hf and len(binding.item.largest) > 1:
+            expected = "one largest item, since only the Hugging Face processor tells its rows"
+            remedy = "State a layout over the facts of item, or the one with the most rows."
+            got = f"{len(binding.item.largest)} of them"
+            raise SpecError(f"{where}, item", expected, got, remedy)
         self.adapted = Memo(_ADAPTED)
         self._may_cache = lru_cache(_COUNTS)(partial(_may_cache, spec, binding))
         self._largest: dict[Any, tuple[Any, int]] = {}
@@ -86,12 +97,20 @@ class BoundModality:
             self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows())
             yield known
 
+    def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        """The processed fields of items as far as their layouts read them, without vLLM."""
+        if self._needs_fields:
+            return self.processing.run(values).parts
+        known = self.processing.of_facts
+        return [known(value, i, len(values)) for i, value in enumerate(values)]
+
     def largest(
         self,
         process: Callable[[Any], Mapping[str, Any]] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> tuple[Any, int]:
-        """The item with the most encoder rows, and how many they are.
+        """The item with the most encoder rows, and how many they are. An item whose layout is
+        longer than the context is made smaller, unless only the Hugging Face processor tells.
 
         Args:
             process: a canonical item to its processed fields; wanted where `needs_hf` holds.
@@ -104,15 +123,36 @@ class BoundModality:
         key = tuple((sizes or {}).items())
         if key in self._largest:
             return self._largest[key]
-        candidates = (self.item.within(sizes, self.where) if sizes else self.item).candidates()
-        if self.needs_hf and len(candidates) > 1:
-            costs = "%s: the Hugging Face processor takes %d items to tell the largest of them."
-            remedy = "State that one alone, or a layout over the facts of item."
-            logger.warning(f"{costs} {remedy}", self.where, len(candidates))
-        run = (process or self._process_one) if self.placeholders.reads_fields else _no_fields
-        rows = [self._placeholder(value, run(value)).num_embeds for value in candidates]
-        self._largest[key] = candidates[rows.index(max(rows))], max(rows)
+        item = self.item.within(sizes, self.where) if sizes else self.item
+        run = self._fields_by(process)
+        value, placeholder = self._largest_of(item, run)
+        most = self._max_model_len
+        if most is not None and len(placeholder) > most and not self.needs_hf:
+            value, placeholder = self._largest_within(most, item, run)
+        self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]
+
+    def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+        """What gives the fields that the layout of an item reads, at the least cost."""
+        return (process or self._process_one) if self._needs_fields else self.processing.of_facts
+
+    def _largest_of(self, item: ItemType, run: Callable[[Any], Any]) -> tuple[Any, Placeholder]:
+        placed = [(value, self._placeholder(value, run(value))) for value in item.candidates()]
+        return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
+
+    def _largest_within(
+        self, most: int, item: ItemType, run: Callable[[Any], Any]
+    ) -> tuple[Any, Placeholder]:
+        """The largest item whose layout fits into a context: of smaller sizes in equal parts."""
+        fitting, too_large = 0, _STEPS
+        while too_large - fitting > 1:
+            step = (fitting + too_large) // 2
+            _, placeholder = self._largest_of(item.scaled(step / _STEPS), run)
+            if len(placeholder) > most:
+                too_large = step
+            else:
+                fitting = step
+        return self._largest_of(item.scaled(fitting / _STEPS), run)
 
     def most_rows(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> int | None:
         """Encoder rows of the largest item.
@@ -133,7 +173,8 @@ class BoundModality:
         """
         if self.needs_hf:
             return []
-        run = self._process_one if self.processing.hf is None else _no_fields
+        # a function of the spec is tried out even where the layout does not need it
+        run = self._process_one if self.processing.hf is None else self.processing.of_facts
         largest = [self._placeholder(value, run(value)) for value in self.item.candidates()]
         smallest = [self._placeholder(value, run(value)) for value in self.item.smallest()]
         most = max(one.num_embeds for one in largest)
@@ -156,7 +197,3 @@ class BoundModality:
 def _may_cache(spec: Modality, binding: Binding, count: int) -> bool:
     with binding.at("cacheable"):
         return truth(spec.cacheable, binding.static.of(SimpleNamespace(count=count), None))
-
-
-def _no_fields(value: Any) -> None:
-    """The processed fields of an item whose layout reads none."""

@@ -36,7 +36,8 @@ class Placeholders:
         layout: that of raw items, with its static parts evaluated.
         embeds: that of precomputed embeddings; None where the spec takes none.
         updates: the alternatives of `update`, bound.
-        reads_fields: the layout or the targets read processed fields.
+        fields: names of the processed fields that the layout or the targets read; None where a
+            function may read any.
         depends_on_index: an item's layout or target depends on its position among the items.
         by_company: a layout or a target says that it depends on an item's position, or on the
             number of items.
@@ -61,7 +62,10 @@ class Placeholders:
         leaves = self._leaves[False] | self._leaves[True]
         roots = {leaf.root for leaf in leaves}
         self._opaque = "function" in roots  # it may read anything
-        self.reads_fields = self._opaque or "fields" in roots
+        read = {leaf.keys[:1] for leaf in leaves if leaf.root == "fields"}
+        self.fields: frozenset[str] | None = None
+        if not self._opaque and () not in read:
+            self.fields = frozenset(name for (name,) in read)
         self.depends_on_index = self._opaque or INDEX in leaves
         self.by_company = not leaves.isdisjoint((INDEX, COUNT))
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import SpecError
-from ..expr import Fields, evaluate
+from ..expr import Fields, evaluate, leaves
 from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
@@ -37,6 +37,7 @@ class Processing:
     Attributes:
         fields: the fields, bound, by name.
         sent: those that the model receives.
+        from_facts: names of the derived fields that the facts of an item tell.
         hf: how to call a Hugging Face processor, bound; None where `process` is something else.
     """
 
@@ -54,11 +55,31 @@ class Processing:
         self._in_order = sorted(
             self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived)
         )
+        self.from_facts = self._from_facts()
         self._processed = [name for name, field in self.fields.items() if not field.is_derived]
         self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
         self._unpad = self.hf.unpad if self.hf else {}
         varies = any(field.varies for field in self.fields.values())
         self._needs_scopes = varies or bool(self._unpad)
+
+    def _from_facts(self) -> frozenset[str]:
+        known: set[str] = set()
+        for name, field in self._in_order:
+            roots = {(leaf.root, *leaf.keys[:1]) for leaf in leaves(field.value)}
+            unknown = [root for root in roots if root[0] in ("fields", "function")]
+            if field.is_derived and {("fields", name) for name in known}.issuperset(unknown):
+                known.add(name)
+        return frozenset(known)
+
+    def of_facts(self, value: Any, index: int = 0, count: int = 1) -> Fields:
+        """The fields `from_facts` of a canonical item, at a position among so many."""
+        fields = Fields()
+        scope = self._binding.scope(value, index, fields, count)
+        for name, declared in self._in_order:
+            if name in self.from_facts:
+                with self._at[name]:
+                    fields[name] = declared.derive(scope)
+        return fields
 
     @cached_property
     def hf_processor(self) -> Any:

@@ -155,6 +155,12 @@ class ItemType(Structural):
         largest = tuple(tuple(map(min, row, most)) for row in self.largest)
         return replace(self, largest=largest)  # type: ignore[type-var]
 
+    def scaled(self, fraction: float) -> ItemType:
+        """This item type, bound, with largest items of a fraction of their sizes, rounded down to
+        what an item may have."""
+        largest = tuple(tuple(max(1, int(size * fraction)) for size in row) for row in self.largest)
+        return replace(self, largest=largest)  # type: ignore[type-var]
+
     def for_function(self) -> ItemType:
         """This item type where a function of the spec processes the items."""
         return self

@@ -209,6 +209,16 @@ class Tensor(ItemType):
         middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
         return [self.blank(*middle), *self.small()]
 
+    def scaled(self, fraction: float) -> Tensor:
+        largest = tuple(
+            tuple(
+                max(least, int(size * fraction))
+                for size, (least, _) in zip(row, self.ends(), strict=True)
+            )
+            for row in self.largest
+        )
+        return replace(self, largest=largest)
+
     def smallest(self) -> list[torch.Tensor]:
         return self.small()
 

@@ -71,7 +71,8 @@ class CommonInfo(BaseProcessingInfo):
         """The spec, bound to this model's config and tokenizer."""
         processor = LazyProcessor(self.get_hf_processor)
         kwargs = self.merged_kwargs({})
-        return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs)
+        most = self.ctx.model_config.max_model_len
+        return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs, most)
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The `mm_processor_kwargs` of a request, with those of the server."""

@@ -38,6 +38,7 @@ from mmkit import (
     tok,
     where,
 )
+from mmkit.plan import Plan
 
 from .common import CONFIG, Tokenizer, bound, modality, plan_of
 
@@ -231,16 +232,36 @@ def test_rows():
     assert by_out.placeholders.rows({"y": 4}) is None
 
 
-def test_the_largest_item_by_what_is_processed(caplog):
-    options = dict(item=Tensor(shape=(between(1, 4),), largest=[(4,), (1,)]), layout=embed(5) * fields.x[0])
-    called = bound(process=hf(), **options)
-    value, rows = called.largest(lambda value: {"x": [9 - len(value)]})
-    assert (tuple(value.shape), rows) == ((1,), 8)
-    assert "the Hugging Face processor takes 2 items to tell the largest" in caplog.text
+def test_the_largest_item_by_what_is_processed():
+    two = Tensor(shape=(between(1, 4),), largest=[(4,), (1,)])
+    options = dict(item=two, layout=embed(5) * fields.x[0])
+    with pytest.raises(SpecError, match="expected one largest item, since only the Hugging Face processor"):
+        bound(process=hf(), **options)
     own = bound(process=lambda items, scope: {"x": [[9 - len(value)] for value in items]}, **options)
     assert own.largest()[1] == 8
+    called = bound(process=hf(), layout=embed(5) * fields.x[0])
+    assert called.largest(lambda value: {"x": [3]})[1] == 3
     assert [b.needs_hf for b in (called, own, bound(process=hf()))] == [True, False, False]
     assert bound(process=hf()).largest()[1] == 1, "nothing is processed where the layout does not read it"
+    derives = {"x": batched(), "n": derived(fields.half * 2), "half": derived(item.length + 1, hidden=True)}
+    told = bound(process=hf(), item=two, fields=dict(reversed(derives.items())), layout=embed(5) * fields.n)
+    assert (told.needs_hf, told.largest()[1]) == (False, 10), "the facts of the item tell"
+
+
+@pytest.mark.parametrize(("context", "rows"), [(64, 64), (65, 64), (10, 9), (2, 1), (1, 1)])
+def test_the_largest_item_fits_into_the_context(context, rows):
+    spec = ModelSpec(
+        "m",
+        Modality(
+            "m",
+            item=Tensor(shape=(between(1, 64),)),
+            layout=embed(5) * item.length + where(item.length == 64, [], 9),
+            update=replace(7),
+            fields={"x": batched()},
+        ),
+    )
+    plan = Plan(spec, CONFIG, Tokenizer(), max_model_len=context)
+    assert plan.modalities["m"].largest()[1] == rows
 
 
 def test_targets_that_stand_for_items_alone():
