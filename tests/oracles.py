@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm import ModelRegistry
@@ -125,11 +126,23 @@ def hand_written(name: str, checkpoint: str | None = None, **options: Any) -> An
 
 
 def items_of(case: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The items of a case: images of deterministic noise."""
-    return {
-        name: [ImageSample(item["seed"], item["width"], item["height"]).value() for item in items]
-        for name, items in case["items"].items()
-    }
+    """The items of a case: deterministic noise."""
+    return {name: [NOISE[name](**item) for item in items] for name, items in case["items"].items()}
+
+
+def _image(seed: int, width: int, height: int) -> Any:
+    return ImageSample(seed, width, height).value()
+
+
+def _video(seed: int, frames: int, width: int, height: int) -> Any:
+    return np.random.RandomState(seed).randint(0, 256, (frames, height, width, 3), dtype=np.uint8)
+
+
+def _audio(seed: int, samples: int, rate: int) -> Any:
+    return np.random.RandomState(seed).randn(samples).astype(np.float32), rate
+
+
+NOISE: Mapping[str, Callable[..., Any]] = {"image": _image, "video": _video, "audio": _audio}
 
 
 def apply(made: Any, prompt: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any], cache: Any = None) -> Any:
