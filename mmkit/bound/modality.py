@@ -67,10 +67,11 @@ class BoundModality:
         self._needs_fields = read is None or not read <= known
         self.needs_hf = self.processing.hf is not None and self._needs_fields
         self._max_model_len = max_model_len
-        if self.needs_hf and len(binding.item.largest) > 1:
+        candidates = len(binding.item.candidates(0.0))
+        if self.needs_hf and candidates > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
             remedy = "State a layout over the facts of item, or the one with the most rows."
-            got = f"{len(binding.item.largest)} of them"
+            got = f"{candidates} of them"
             raise SpecError(f"{where}, item", expected, got, remedy)
         self.adapted = Memo(_ADAPTED)
         self._may_cache = lru_cache(_COUNTS)(partial(_may_cache, spec, binding))
@@ -125,7 +126,7 @@ class BoundModality:
             return self._largest[key]
         item = self.item.within(sizes, self.where) if sizes else self.item
         run = self._fields_by(process)
-        value, placeholder = self._largest_of(item, run)
+        value, placeholder = self._largest_of(item.candidates(), run)
         most = self._max_model_len
         if most is not None and len(placeholder) > most and not self.needs_hf:
             value, placeholder = self._largest_within(most, item, run)
@@ -136,8 +137,10 @@ class BoundModality:
         """What gives the fields that the layout of an item reads, at the least cost."""
         return (process or self._process_one) if self._needs_fields else self.processing.of_facts
 
-    def _largest_of(self, item: ItemType, run: Callable[[Any], Any]) -> tuple[Any, Placeholder]:
-        placed = [(value, self._placeholder(value, run(value))) for value in item.candidates()]
+    def _largest_of(
+        self, candidates: Sequence[Any], run: Callable[[Any], Any]
+    ) -> tuple[Any, Placeholder]:
+        placed = [(value, self._placeholder(value, run(value))) for value in candidates]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
 
     def _largest_within(
@@ -147,12 +150,12 @@ class BoundModality:
         fitting, too_large = 0, _STEPS
         while too_large - fitting > 1:
             step = (fitting + too_large) // 2
-            _, placeholder = self._largest_of(item.scaled(step / _STEPS), run)
+            _, placeholder = self._largest_of(item.candidates(step / _STEPS), run)
             if len(placeholder) > most:
                 too_large = step
             else:
                 fitting = step
-        return self._largest_of(item.scaled(fitting / _STEPS), run)
+        return self._largest_of(item.candidates(fitting / _STEPS), run)
 
     def most_rows(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> int | None:
         """Encoder rows of the largest item.

@@ -123,9 +123,16 @@ class ItemType(Structural):
         """A canonical item of these sizes."""
         raise NotImplementedError
 
-    def candidates(self) -> list[Any]:
-        """Canonical items among which is the one with the most encoder rows."""
-        return [self.blank(*sizes) for sizes in self.largest]
+    def least_sizes(self) -> tuple[int, ...]:
+        """The sizes that no item may be below."""
+        return (1,) * len(self.dummy_sizes)
+
+    def candidates(self, fraction: float = 1.0) -> list[Any]:
+        """Canonical items among which is the one with the most encoder rows; of a fraction of its
+        sizes, as far as an item may be so small."""
+        least = self.least_sizes()
+        scaled = [[int(size * fraction) for size in sizes] for sizes in self.largest]
+        return [self.blank(*map(max, sizes, least)) for sizes in scaled]
 
     def small(self) -> list[Any]:
         """Small canonical items, the smallest first."""
@@ -153,12 +160,6 @@ class ItemType(Structural):
             )
         most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
         largest = tuple(tuple(map(min, row, most)) for row in self.largest)
-        return replace(self, largest=largest)  # type: ignore[type-var]
-
-    def scaled(self, fraction: float) -> ItemType:
-        """This item type, bound, with largest items of a fraction of their sizes, rounded down to
-        what an item may have."""
-        largest = tuple(tuple(max(1, int(size * fraction)) for size in row) for row in self.largest)
         return replace(self, largest=largest)  # type: ignore[type-var]
 
     def for_function(self) -> ItemType:

@@ -130,8 +130,8 @@ class Record(ItemType):
             setattr(facts, name, own)
         return facts
 
-    def candidates(self) -> list[dict[str, Any]]:
-        return self._combined(lambda part: part.candidates())
+    def candidates(self, fraction: float = 1.0) -> list[dict[str, Any]]:
+        return self._combined(lambda part: part.candidates(fraction))
 
     def small(self) -> list[dict[str, Any]]:
         return self._combined(lambda part: part.small())

@@ -203,21 +203,14 @@ class Tensor(ItemType):
         return torch.zeros(sizes, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
-        return [self.blank(*(least for least, _ in self.ends()))]
+        return [self.blank(*self.least_sizes())]
 
     def varied(self) -> list[torch.Tensor]:
         middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
         return [self.blank(*middle), *self.small()]
 
-    def scaled(self, fraction: float) -> Tensor:
-        largest = tuple(
-            tuple(
-                max(least, int(size * fraction))
-                for size, (least, _) in zip(row, self.ends(), strict=True)
-            )
-            for row in self.largest
-        )
-        return replace(self, largest=largest)
+    def least_sizes(self) -> tuple[int, ...]:
+        return tuple(least for least, _ in self.ends())
 
     def smallest(self) -> list[torch.Tensor]:
         return self.small()

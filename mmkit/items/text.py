@@ -83,8 +83,8 @@ class Text(ItemType):
         (length,) = sizes
         return (self.alphabet or "a")[0] * length
 
-    def candidates(self) -> list[str]:
-        return [self.blank(self.most)]
+    def candidates(self, fraction: float = 1.0) -> list[str]:
+        return [self.blank(max(self.least, int(self.most * fraction)))]
 
     def small(self) -> list[str]:
         return [self.blank(self.least)]
