@@ -96,14 +96,14 @@ def eject(package: str) -> list[Path]:
 def _folder(package: str) -> Path:
     """The folder of a package."""
     try:
-        found = find_spec(package)
-        got = "no such module" if found is None else "a single module"
+        module = find_spec(package)
+        got = "no such module" if module is None else "a single module"
     except Exception as error:  # a package that holds it runs
-        found, got = None, f"{type(error).__name__}: {error}"
-    if found is None or not found.submodule_search_locations:
+        module, got = None, f"{type(error).__name__}: {error}"
+    if module is None or not module.submodule_search_locations:
         remedy = "Give its dotted name, as my_package."
         raise MmkitError(package, "a package that can be imported", got, remedy)
-    return Path(found.submodule_search_locations[0])
+    return Path(module.submodule_search_locations[0])
 
 
 # -- the package -----------------------------------------------------------------------------------

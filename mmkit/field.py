@@ -152,9 +152,9 @@ class Field(Structural):
             )
         if self.shape is not None:
             shape = tuple(getattr(part, "shape", ()))
-            wanted = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
-            if not fits(shape, wanted):
-                raise SpecError(where, f"shape {shape_text(wanted)} per item", str(shape))
+            sizes = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
+            if not fits(shape, sizes):
+                raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
 
     def __repr__(self) -> str:
         options = [

@@ -210,8 +210,8 @@ class Modality(_Declared):
         """Refuse fields that the items, or their parts, cannot be."""
         processed = {name: field for name, field in self.fields.items() if not field.is_derived}
         parts = sorted(self.item.part_names)
-        wanted = parts or list(processed)[:1]
-        if not self.item.is_field or sorted(processed) != wanted:
+        expected_fields = parts or list(processed)[:1]
+        if not self.item.is_field or sorted(processed) != expected_fields:
             expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
             got = f"{self.item!r} and fields {sorted(processed)}"
             raise SpecError(where, f"{expected}, or a process", got)

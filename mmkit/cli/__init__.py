@@ -49,7 +49,7 @@ def app() -> Any:
                 typer.echo(str(error), err=True)
                 raise typer.Exit(2) from None
 
-    made = typer.Typer(
+    commands = typer.Typer(
         name="mmkit",
         cls=OneSentence,
         help="Declare a modality once; look at it, check it, and mend what it runs in.",
@@ -70,7 +70,7 @@ def app() -> Any:
     def writing(name: str, what: str) -> Any:
         return typer.Option(name, metavar="FILE", help=f"Write {what}; - for standard output.")
 
-    @made.command()
+    @commands.command()
     def show(
         spec: Target,
         config: Annotated[Path | None, folder] = None,
@@ -93,7 +93,7 @@ def app() -> Any:
         asked: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg, "json": json}
         run(load_spec(spec), config, **asked, trust_remote_code=trust_remote_code)
 
-    @made.command()
+    @commands.command()
     def check(
         spec: Target,
         config: Annotated[Path, folder],
@@ -110,18 +110,18 @@ def app() -> Any:
         from .check import run
 
         quiet()
-        wanted = None if laws is None else [law for law in laws.split(",") if law.strip()]
+        numbers = None if laws is None else [law for law in laws.split(",") if law.strip()]
         raise typer.Exit(
             run(
                 load_spec(spec),
                 config,
-                laws=wanted,
+                laws=numbers,
                 examples=examples,
                 trust_remote_code=trust_remote_code,
             )
         )
 
-    @made.command()
+    @commands.command()
     def doctor(
         json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False,
     ) -> None:
@@ -130,7 +130,7 @@ def app() -> Any:
 
         raise typer.Exit(run(as_json=json))
 
-    @made.command()
+    @commands.command()
     def new(
         name: Annotated[str, typer.Argument(help="Of the package, in lower case.")],
         modality: Annotated[str, typer.Option(help="What its model reads, as series or actions.")],
@@ -145,7 +145,7 @@ def app() -> Any:
         folder = write(name, modality, into)
         typer.echo(f"Written: {folder}. Its README.md says how to go on.")
 
-    @made.command()
+    @commands.command()
     def eject(
         package: Annotated[
             str, typer.Argument(help="A package of yours, as my_package.", show_default=False)
@@ -158,4 +158,4 @@ def app() -> Any:
         quiet()
         command(package)
 
-    return made
+    return commands

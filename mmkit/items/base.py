@@ -263,7 +263,7 @@ def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
 
 
-def _fits(size: int, wanted: Any) -> bool:
+def _fits(size: int, allowed: Any) -> bool:
     return bool(
-        wanted.least <= size <= wanted.most if isinstance(wanted, Between) else size == wanted
+        allowed.least <= size <= allowed.most if isinstance(allowed, Between) else size == allowed
     )

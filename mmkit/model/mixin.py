@@ -136,11 +136,11 @@ class MultiModalModel(ModelInterface):
                     else f"a {type(item).__name__}"
                 )
                 raise MmkitError(at, f"a floating (rows, {self._width}) tensor", got, remedy)
-            wanted = modality.placeholders.rows({key: value[i] for key, value in batched.items()})
-            if wanted is not None and len(item) != wanted:
+            rows = modality.placeholders.rows({key: value[i] for key, value in batched.items()})
+            if rows is not None and len(item) != rows:
                 raise MmkitError(
                     at,
-                    f"{wanted} encoder rows",
+                    f"{rows} encoder rows",
                     str(len(item)),
                     "Return one row per embed() position.",
                 )

@@ -47,12 +47,12 @@ class Sample:
 
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
     """In what callers may send a tensor, for `TensorSample`."""
-    made = ["torch", "strided"]
+    names = ["torch", "strided"]
     if dtype != "bfloat16":  # which numpy lacks
-        made.append("numpy")
+        names.append("numpy")
     if 0 not in shape:  # an empty list has lost its shape
-        made.append("list")
-    return made + ["wide"] * (dtype != "bool")
+        names.append("list")
+    return names + ["wide"] * (dtype != "bool")
 
 
 @dataclass(frozen=True)
@@ -334,9 +334,9 @@ class Request:
     def data(self) -> dict[str, list[Any]]:
         """What a caller puts into ``multi_modal_data``."""
         return {
-            name: [sample.value() for sample in found]
-            for name, found in self.items.items()
-            if found
+            name: [sample.value() for sample in samples]
+            for name, samples in self.items.items()
+            if samples
         }
 
     def __repr__(self) -> str:
@@ -361,10 +361,10 @@ def prompts(
     )
 
     def joined(gaps: list[list[list[int]]]) -> list[int]:
-        made = list(prefix)
+        prompt = list(prefix)
         for gap, ids in zip(gaps, [*written, []], strict=True):
-            made += [token for part in gap for token in part] + ids
-        return made
+            prompt += [token for part in gap for token in part] + ids
+        return prompt
 
     return st.tuples(*[between] * (len(written) + 1)).map(list).map(joined)
 

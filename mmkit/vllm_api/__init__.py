@@ -61,15 +61,15 @@ def _fitting() -> Any:
     for name in _GENERATIONS:
         try:
             module = import_module(name, __name__)
-            found = complaints(module.HOOKS)
+            reasons = complaints(module.HOOKS)
         except (ImportError, AttributeError, VllmApiError) as error:
             if not _of_vllm(error):
                 raise
             continue  # not even what it imports
-        if not found:
+        if not reasons:
             return module
-        if not closest or len(found) < len(closest):
-            closest = found
+        if not closest or len(reasons) < len(closest):
+            closest = reasons
     where, expected, got = (
         closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
     )

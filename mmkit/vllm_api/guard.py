@@ -58,10 +58,10 @@ class Refused(*_BASES):  # type: ignore[misc]
         return str(self.args[0])
 
 
-def mark(made: Any) -> Any:
+def mark(rendered: Any) -> Any:
     """Say that a rendered request comes from a processor of ours."""
-    setattr(made["mm_kwargs"], _MARK, True)
-    return made
+    setattr(rendered["mm_kwargs"], _MARK, True)
+    return rendered
 
 
 def install() -> None:

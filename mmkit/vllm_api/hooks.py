@@ -37,7 +37,7 @@ may."""
 
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     """What is wrong with the marked methods of some classes of ours: where, expected, got."""
-    found: dict[tuple[str, str, str], None] = {}
+    collected: dict[tuple[str, str, str], None] = {}
     for cls in classes:
         theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
         for ours in cls.__mro__:
@@ -45,8 +45,8 @@ def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
                 if ours not in theirs and getattr(value, "__override__", False):
                     base = next((b for b in theirs if name in vars(b)), None)
                     if complaint := _compared(name, value, theirs[0], base):
-                        found[complaint] = None
-    return list(found)
+                        collected[complaint] = None
+    return list(collected)
 
 
 def _compared(

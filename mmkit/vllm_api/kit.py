@@ -54,8 +54,8 @@ _tokenizer = find(
 def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
     """A processor of these classes, whether vLLM knows the model or not."""
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
-    made = info(InputProcessingContext(config, tokenizer))
-    return processor(made, dummy_inputs(made))
+    instance = info(InputProcessingContext(config, tokenizer))
+    return processor(instance, dummy_inputs(instance))
 
 
 def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:

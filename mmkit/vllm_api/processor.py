@@ -95,10 +95,10 @@ class CommonInfo(BaseProcessingInfo):
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int] | None:
-        wanted = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if any(m.needs_hf for m in wanted):
+        modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
+        if any(m.needs_hf for m in modalities):
             return None  # vLLM then processes the dummy inputs and counts
-        return {m.name: m.largest()[1] for m in wanted}
+        return {m.name: m.largest()[1] for m in modalities}
 
 
 class ParsingInfo(CommonInfo):

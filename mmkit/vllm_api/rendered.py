@@ -182,12 +182,12 @@ def _compare(
             continue
         if part.dtype != like.dtype:
             raise InputError(where, f"dtype {like.dtype}", str(part.dtype), REMEDY)
-        wanted = list(part.shape if declared.shape is not None else like.shape)
+        shape = list(part.shape if declared.shape is not None else like.shape)
         if isinstance(declared, Flat) and sizes:
-            wanted[declared.dim] = sizes[0]
-        if list(part.shape) != wanted:
+            shape[declared.dim] = sizes[0]
+        if list(part.shape) != shape:
             raise InputError(
-                where, f"shape {tuple(wanted)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}"
+                where, f"shape {tuple(shape)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}"
             )
     if isinstance(modality.spec.process, Identity):
         processed = [name for name, field in modality.fields.items() if not field.is_derived]
