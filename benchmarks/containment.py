@@ -51,8 +51,8 @@ def main(
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"architectures": [ARCHITECTURE]}
-        made = str(checkpoint.make_checkpoint(Path(folder)))
-        llm = LLM(made, dtype="float32", enforce_eager=True, hf_overrides=overrides)
+        folder_name = str(checkpoint.make_checkpoint(Path(folder)))
+        llm = LLM(folder_name, dtype="float32", enforce_eager=True, hf_overrides=overrides)
 
         def ask() -> float:
             image = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))

@@ -42,16 +42,16 @@ def main(
     measure.store("growth", report)
     measure.table(
         ["line", "size", "ms", "floor, ms", "times the floor", "exponent, steepest"],
-        [row for name, found in report["lines"].items() for row in shown(name, found)],
+        [row for name, rows_of in report["lines"].items() for row in shown(name, rows_of)],
     )
 
 
-def shown(name: str, found: dict[str, Any]) -> list[list[str]]:
+def shown(name: str, fit: dict[str, Any]) -> list[list[str]]:
     """A line as rows of the table."""
-    slope = f"{found['exponent']:.3f}, {found['steepest']:.3f}" if found["exponent"] else ""
+    slope = f"{fit['exponent']:.3f}, {fit['steepest']:.3f}" if fit["exponent"] else ""
     rows = [
         ["", f"{p['size']}", f"{p['ms']:.3f}", f"{p['floor_ms']:.3f}", f"{p['ratio']:.2f}", ""]
-        for p in found["points"]
+        for p in fit["points"]
     ]
     rows[0][0], rows[0][-1] = name, slope
     return rows
@@ -71,13 +71,13 @@ def line(requests: list[tuple[int, Any]], rounds: int) -> dict[str, Any]:
             least[size].append(seconds(base))
     points = []
     for size in calls:
-        found = measure.ratio({"whole": whole[size], "floor": least[size]}, "whole", "floor")
+        ratios = measure.ratio({"whole": whole[size], "floor": least[size]}, "whole", "floor")
         points.append(
             {
                 "size": size,
-                "ms": found["whole_ms"],
-                "floor_ms": found["floor_ms"],
-                "ratio": found["ratio"],
+                "ms": ratios["whole_ms"],
+                "floor_ms": ratios["floor_ms"],
+                "ratio": ratios["ratio"],
             }
         )
     sizes = [point["size"] for point in points]

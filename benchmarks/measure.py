@@ -95,7 +95,7 @@ def machine() -> dict[str, Any]:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table."""
-    made = Table(*columns)
+    grid = Table(*columns)
     for row in rows:
-        made.add_row(*map(str, row))
-    Console(width=160).print(made)
+        grid.add_row(*map(str, row))
+    Console(width=160).print(grid)

@@ -66,9 +66,9 @@ def main(
     measure.table(
         ["model", "requests", *report["median"], "peak memory"],
         [
-            [name, found["requests"], *(measure.shown(found[part]) for part in report["median"]),
-             f"{found['peak_kib']['generated'] / found['peak_kib']['hand_written']:.2f}"]
-            for name, found in report["systems"].items()
+            [name, parts["requests"], *(measure.shown(parts[part]) for part in report["median"]),
+             f"{parts['peak_kib']['generated'] / parts['peak_kib']['hand_written']:.2f}"]
+            for name, parts in report["systems"].items()
         ] + [["median", "", *(f"{value:.2f}" for value in report["median"].values()), ""]],
     )  # fmt: skip
 
@@ -81,26 +81,26 @@ def system(name: str, rounds: int) -> dict[str, Any]:
         "hand_written": Side(oracles.hand_written(name)),
     }
     requests = list(common_requests(oracles, name, sides))
-    made: dict[str, Any] = {
+    timings: dict[str, Any] = {
         "requests": len(requests),
         "items": sum(len(v) for _, d, _ in requests for v in d.values()),
     }
     uncached = {side: lambda request, s=sides[side]: apply(s, request) for side in SIDES}
-    made |= in_turns(uncached, requests, rounds, sides)
+    timings |= in_turns(uncached, requests, rounds, sides)
     caches = {side: cache(sides[side].processor) for side in SIDES}
     cached = {
         side: lambda request, s=sides[side], c=caches[side]: apply(s, request, c) for side in SIDES
     }
-    made["cached"] = in_turns(cached, requests, rounds, sides)["uncached"]
-    made["prompt_update"] = prompt_updates(sides, requests, rounds)
+    timings["cached"] = in_turns(cached, requests, rounds, sides)["uncached"]
+    timings["prompt_update"] = prompt_updates(sides, requests, rounds)
     startup = {
         side: lambda _, s=sides[side]: start(s.processor.info.ctx.model_config) for side in SIDES
     }
-    made["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
-    made["peak_kib"] = {
+    timings["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
+    timings["peak_kib"] = {
         side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES
     }
-    return made
+    return timings
 
 
 def common_requests(

@@ -38,9 +38,9 @@ def overhead(report: dict[str, Any]) -> Any:
     figure, axes = plt.subplots(figsize=(8, 3.4))
     width = 0.8 / len(parts)
     for index, (part, label) in enumerate(parts.items()):
-        found = [report["systems"][name][part] for name in names]
-        heights = [f["ratio"] for f in found]
-        errors = [[f["ratio"] - f["p10"] for f in found], [f["p90"] - f["ratio"] for f in found]]
+        ratios = [report["systems"][name][part] for name in names]
+        heights = [f["ratio"] for f in ratios]
+        errors = [[f["ratio"] - f["p10"] for f in ratios], [f["p90"] - f["ratio"] for f in ratios]]
         at = [i + (index - (len(parts) - 1) / 2) * width for i in range(len(names))]
         axes.bar(
             at,
@@ -68,12 +68,12 @@ def growth(report: dict[str, Any]) -> Any:
             for n, f in report["lines"].items()
             if f["exponent"] and n.startswith("prompt") == (title != "items")
         }
-        for colour, (name, found) in zip(COLOURS, lines.items(), strict=False):
-            sizes = [point["size"] for point in found["points"]]
-            axes.plot(sizes, [p["ms"] for p in found["points"]], "o-", color=colour, ms=4,
-                label=f"{name} ({found['exponent']:.2f})")  # fmt: skip
+        for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
+            sizes = [point["size"] for point in line["points"]]
+            axes.plot(sizes, [p["ms"] for p in line["points"]], "o-", color=colour, ms=4,
+                label=f"{name} ({line['exponent']:.2f})")  # fmt: skip
             axes.plot(
-                sizes, [p["floor_ms"] for p in found["points"]], ":", color=colour, linewidth=1
+                sizes, [p["floor_ms"] for p in line["points"]], ":", color=colour, linewidth=1
             )
         axes.set(xscale="log", yscale="log", xlabel=title)
         axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -92,11 +92,11 @@ def terra_cpu(report: dict[str, Any]) -> Any:
     labels, colours = [], []
     for streams in sorted({row["streams"] for row in rows}, reverse=True):
         own = [row for row in rows if row["streams"] == streams]
-        found = [(COLOURS[1], "HF", own[0]["together"]["hf_ms"])]
-        found += [
+        parts = [(COLOURS[1], "HF", own[0]["together"]["hf_ms"])]
+        parts += [
             (COLOURS[0], f"vLLM{', drafts' * (row['drafts'] > 0)}", row["vllm_ms"]) for row in own
         ]
-        for colour, label, value in found:
+        for colour, label, value in parts:
             labels.append(f"{label}, {streams} stream{'s' * (streams > 1)}")
             bars.append(value)
             colours.append(colour)

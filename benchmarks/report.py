@@ -30,8 +30,8 @@ def tables() -> dict[str, str]:
 
 def stored(name: str) -> dict[str, Any]:
     """A result of `measure.store`."""
-    found: dict[str, Any] = json.loads((measure.RESULTS / f"{name}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((measure.RESULTS / f"{name}.json").read_text())
+    return result
 
 
 def overhead(report: dict[str, Any]) -> str:
@@ -68,8 +68,8 @@ def growth(report: dict[str, Any]) -> str:
 
 
 def startup(report: dict[str, Any]) -> str:
-    imports = {f"importing {name}": found for name, found in report["import_ms"].items()}
-    classes = {f"the classes of {name}": found for name, found in report["classes_ms"].items()}
+    imports = {f"importing {name}": ms for name, ms in report["import_ms"].items()}
+    classes = {f"the classes of {name}": ms for name, ms in report["classes_ms"].items()}
     rows = [
         [name, f"{f['median']:.1f} ms", f"{f['least']:.1f} to {f['most']:.1f} ms"]
         for name, f in (imports | classes).items()

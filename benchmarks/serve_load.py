@@ -202,8 +202,8 @@ async def direct(engine: Any, count: int, requests: int, stream: bool) -> dict[s
         temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, output_kind=kind
     )
 
-    async def one(_: int, made: tuple[list[int], np.ndarray]) -> None:
-        prompt, actions = made
+    async def one(_: int, inputs: tuple[list[int], np.ndarray]) -> None:
+        prompt, actions = inputs
         data = {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(actions)}}
         tokens = 0
         async for output in engine.generate(data, sampling, uuid4().hex):
@@ -233,8 +233,8 @@ async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, A
     process.stdin.write(b"go\n")
     line = await process.stdout.readline()
     await process.wait()
-    made: dict[str, Any] = json.loads(line)
-    return made
+    outcome: dict[str, Any] = json.loads(line)
+    return outcome
 
 
 async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:

@@ -36,8 +36,8 @@ def main(
     for _ in measure.progress(range(rounds), "imports"):
         for name, (before, module) in IMPORTS.items():
             command = [sys.executable, "-c", code.format(before, module)]
-            told = subprocess.run(command, capture_output=True, text=True, check=True)
-            taken[name].append(float(told.stdout) * 1000)
+            finished = subprocess.run(command, capture_output=True, text=True, check=True)
+            taken[name].append(float(finished.stdout) * 1000)
     report: dict[str, Any] = {
         "rounds": rounds,
         "import_ms": {name: spread(values) for name, values in taken.items()},
@@ -45,8 +45,8 @@ def main(
     report["without_vllm"] = without_vllm()
     report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
     measure.store("startup", report)
-    rows = [[f"import {name}", found] for name, found in report["import_ms"].items()]
-    rows += [[f"classes of {name}", found] for name, found in report["classes_ms"].items()]
+    rows = [[f"import {name}", ms] for name, ms in report["import_ms"].items()]
+    rows += [[f"classes of {name}", ms] for name, ms in report["classes_ms"].items()]
     measure.table(
         ["what", "median, ms", "least", "most"],
         [[what, *(f"{f[key]:.1f}" for key in ("median", "least", "most"))] for what, f in rows],
@@ -80,15 +80,15 @@ def classes(rounds: int) -> dict[str, list[float]]:
     from mmkit.generate import classes as generated
 
     _ = TERRA.classes  # imports vLLM
-    made: dict[str, list[float]] = {}
+    timings: dict[str, list[float]] = {}
     for spec in (TERRA, LLAVA_LIKE, DEEPSEEK_VL2):
-        made[spec.name] = []
+        timings[spec.name] = []
         for _ in range(rounds):
             fresh = spec.model_copy()  # whose classes are not there yet
             start = time.perf_counter()
             generated(fresh)
-            made[spec.name].append((time.perf_counter() - start) * 1000)
-    return made
+            timings[spec.name].append((time.perf_counter() - start) * 1000)
+    return timings
 
 
 if __name__ == "__main__":

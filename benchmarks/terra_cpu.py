@@ -54,17 +54,17 @@ def main(
         ],
         [
             [
-                found["streams"],
-                found["drafts"],
-                f"{found['steps']:.1f}",
-                f"{found['vllm_ms']:.1f}",
-                f"{found['together']['hf_ms']:.1f}",
-                measure.shown(found["together"]),
-                measure.shown(found["each"]),
-                "identical" if found["identical"] else "DIFFERENT",
-                f"{found['cached']:.1%}",
+                row["streams"],
+                row["drafts"],
+                f"{row['steps']:.1f}",
+                f"{row['vllm_ms']:.1f}",
+                f"{row['together']['hf_ms']:.1f}",
+                measure.shown(row["together"]),
+                measure.shown(row["each"]),
+                "identical" if row["identical"] else "DIFFERENT",
+                f"{row['cached']:.1%}",
             ]
-            for found in rows
+            for row in rows
         ],
     )
 
@@ -98,28 +98,28 @@ def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> 
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     identical, cached = True, []
     for number, (context, actions) in enumerate(episodes(streams, rounds + 1)):
-        made = {}
+        timings = {}
         for kind in kinds if number % 2 else reversed(kinds):
             start = time.perf_counter()
             if kind == "vllm":
                 steps = list(engine.rollout(context, actions, frames))
-                made[kind] = np.stack([step.tokens for step in steps], axis=1)
+                timings[kind] = np.stack([step.tokens for step in steps], axis=1)
                 # the first frame finds nothing there, by intention
                 cached.append(
                     sum(s.cached_tokens for s in steps[1:])
                     / sum(s.prompt_tokens for s in steps[1:])
                 )
             elif kind == "hf":
-                made[kind] = referred(reference, context, actions, frames)
+                timings[kind] = referred(reference, context, actions, frames)
             else:
                 one = [
                     referred(reference, context[i : i + 1], actions[i : i + 1], frames)
                     for i in range(streams)
                 ]
-                made[kind] = np.concatenate(one)
+                timings[kind] = np.concatenate(one)
             if number:  # the first round warms up
                 seconds[kind].append((time.perf_counter() - start) / frames)
-        identical &= all(bool((made["vllm"] == other).all()) for other in made.values())
+        identical &= all(bool((timings["vllm"] == other).all()) for other in timings.values())
     inner.step = step
     together = measure.ratio(seconds, "hf", "vllm")
     return {
@@ -136,8 +136,8 @@ def referred(reference: Any, context: np.ndarray, actions: np.ndarray, frames: i
     """The reference's frames, (streams, frames, num_image_patches)."""
     import torch
 
-    made = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), frames)
-    return torch.stack(list(made), dim=1).numpy()
+    rollout = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), frames)
+    return torch.stack(list(rollout), dim=1).numpy()
 
 
 def episodes(streams: int, rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

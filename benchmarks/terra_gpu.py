@@ -91,8 +91,8 @@ def main(
         rows = []
         for kind in parts or PARTS:
             for count in counts:
-                wanted = (hf_frames or frames) if kind == "hf" else frames
-                rows.append(in_process(kind, count, wanted, tiny, memory))
+                frame_counts = (hf_frames or frames) if kind == "hf" else frames
+                rows.append(in_process(kind, count, frame_counts, tiny, memory))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     reference = {row["streams"]: row for row in rows if row["part"] == "hf" and "error" not in row}
     for row in rows:
@@ -147,8 +147,8 @@ def in_process(kind: str, count: int, frames: int, tiny: bool, memory: float) ->
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
-            made: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            return made
+            outcome: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return outcome
     return {
         "part": kind,
         "streams": count,
@@ -169,25 +169,25 @@ def config(tiny: bool) -> Any:
 def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict[str, Any]:
     """One part, in this process: the first rollout warms up, the second is measured, with other
     frames and actions."""
-    made = config(tiny)
-    rollout = reference(made) if kind == "hf" else engine(kind, streams, memory)
-    for _ in rollout(*drawn(made, streams, seed=0), 2):
+    cfg = config(tiny)
+    rollout = reference(cfg) if kind == "hf" else engine(kind, streams, memory)
+    for _ in rollout(*drawn(cfg, streams, seed=0), 2):
         pass
     seconds, cached, prompts = [], 0, 0
-    for taken, hits, length in rollout(*drawn(made, streams, seed=1), frames):
+    for taken, hits, length in rollout(*drawn(cfg, streams, seed=1), frames):
         seconds.append(taken)
         # the first frame of a rollout finds nothing in the cache, by intention
         if len(seconds) > 1:
             cached, prompts = cached + hits, prompts + length
     bandwidth, measured = device_bandwidth(), copying_bandwidth()
-    least = sum(frame_bytes(made, streams, CONTEXT + number) for number in range(frames))
+    least = sum(frame_bytes(cfg, streams, CONTEXT + number) for number in range(frames))
     return {
         "part": kind,
         "streams": streams,
-        "parameters": parameters(made),
+        "parameters": parameters(cfg),
         "frames": frames,
         "frames_per_second": streams * frames / sum(seconds),
-        "ms_per_step": 1000 * sum(seconds) / frames / made.num_image_patches,
+        "ms_per_step": 1000 * sum(seconds) / frames / cfg.num_image_patches,
         "of_bound": None if bandwidth is None else least / bandwidth / sum(seconds),
         "of_measured_bound": least / measured / sum(seconds),
         "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
@@ -197,11 +197,11 @@ def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict
     }
 
 
-def drawn(made: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def drawn(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Random contexts (streams, 3, num_image_patches) and actions."""
     random = np.random.default_rng(seed)
-    context = random.integers(0, made.pad_token_id, (streams, CONTEXT, made.num_image_patches))
-    shape = streams, made.num_temporal_embeddings, made.num_action_tokens, made.action_dim
+    context = random.integers(0, cfg.pad_token_id, (streams, CONTEXT, cfg.num_image_patches))
+    shape = streams, cfg.num_temporal_embeddings, cfg.num_action_tokens, cfg.action_dim
     return context, random.normal(size=shape).astype(np.float32)
 
 
@@ -226,7 +226,7 @@ def engine(kind: str, streams: int, memory: float) -> Any:
     return rollout
 
 
-def reference(made: Any) -> Any:
+def reference(cfg: Any) -> Any:
     """Rollouts in the Hugging Face reference, which keeps its KV cache."""
     import torch
 
@@ -234,7 +234,7 @@ def reference(made: Any) -> Any:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = LlamaActionForCausalLM._from_config(made, dtype=made.dtype).eval()
+        model = LlamaActionForCausalLM._from_config(cfg, dtype=cfg.dtype).eval()
 
     def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
         steps = model.rollout(
@@ -254,35 +254,35 @@ def reference(made: Any) -> Any:
 # -- the bound -------------------------------------------------------------------------------------
 
 
-def parameters(made: Any) -> int:
+def parameters(cfg: Any) -> int:
     """Of the whole model."""
-    return read_parameters(made) + made.vocab_size * made.hidden_size
+    return read_parameters(cfg) + cfg.vocab_size * cfg.hidden_size
 
 
-def read_parameters(made: Any) -> int:
+def read_parameters(cfg: Any) -> int:
     """Those that every step reads: all but the embedding table."""
-    head = made.head_dim or made.hidden_size // made.num_attention_heads
-    attention = made.hidden_size * head * 2 * (made.num_attention_heads + made.num_key_value_heads)
-    layer = attention + 3 * made.hidden_size * made.intermediate_size + 2 * made.hidden_size
-    tables = made.hidden_size * (made.num_spatio_embeddings + made.num_temporal_embeddings)
-    projection = made.hidden_size * (made.action_dim + 1)
+    head = cfg.head_dim or cfg.hidden_size // cfg.num_attention_heads
+    attention = cfg.hidden_size * head * 2 * (cfg.num_attention_heads + cfg.num_key_value_heads)
+    layer = attention + 3 * cfg.hidden_size * cfg.intermediate_size + 2 * cfg.hidden_size
+    tables = cfg.hidden_size * (cfg.num_spatio_embeddings + cfg.num_temporal_embeddings)
+    projection = cfg.hidden_size * (cfg.action_dim + 1)
     return int(
-        made.num_hidden_layers * layer
-        + made.hidden_size
-        + made.vocab_size * made.hidden_size
+        cfg.num_hidden_layers * layer
+        + cfg.hidden_size
+        + cfg.vocab_size * cfg.hidden_size
         + tables
         + projection
     )
 
 
-def frame_bytes(made: Any, streams: int, known: int) -> float:
+def frame_bytes(cfg: Any, streams: int, known: int) -> float:
     """Bytes read to generate one frame of every stream after so many known ones."""
-    width = 4 if "32" in str(made.dtype) else 2
-    head = made.head_dim or made.hidden_size // made.num_attention_heads
-    position = made.num_hidden_layers * 2 * made.num_key_value_heads * head * width
-    steps, begin = made.num_image_patches, known * made.num_spatio_embeddings
+    width = 4 if "32" in str(cfg.dtype) else 2
+    head = cfg.head_dim or cfg.hidden_size // cfg.num_attention_heads
+    position = cfg.num_hidden_layers * 2 * cfg.num_key_value_heads * head * width
+    steps, begin = cfg.num_image_patches, known * cfg.num_spatio_embeddings
     positions = steps * begin + steps * (steps - 1) / 2
-    return steps * read_parameters(made) * width + streams * positions * position
+    return steps * read_parameters(cfg) * width + streams * positions * position
 
 
 def device_bandwidth() -> float | None:
@@ -291,9 +291,9 @@ def device_bandwidth() -> float | None:
 
     if not torch.cuda.is_available():
         return None
-    told = torch.cuda.get_device_properties(0)
+    gpu = torch.cuda.get_device_properties(0)
     # kHz, bits
-    clock, width = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)
+    clock, width = getattr(gpu, "memory_clock_rate", 0), getattr(gpu, "memory_bus_width", 0)
     return 2 * clock * 1e3 * width / 8 or None
 
 

@@ -111,18 +111,18 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     )(model)
     folder, overrides = checkpoint or system.checkpoint, {"architectures": [architecture]}
     config = model_config(folder, hf_overrides=overrides, trust_remote_code=True, **options)
-    made = MULTIMODAL_REGISTRY.create_processor(config)
-    assert type(made) is spec.classes.processor
-    return made
+    instance = MULTIMODAL_REGISTRY.create_processor(config)
+    assert type(instance) is spec.classes.processor
+    return instance
 
 
 @functools.cache
 def hand_written(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     """vLLM's own processor of a system's architecture, on its stored checkpoint or another."""
     folder = checkpoint or SYSTEMS[name].checkpoint
-    made = MULTIMODAL_REGISTRY.create_processor(model_config(folder, trust_remote_code=True, **options))
-    assert type(made).__module__.startswith("vllm.")
-    return made
+    instance = MULTIMODAL_REGISTRY.create_processor(model_config(folder, trust_remote_code=True, **options))
+    assert type(instance).__module__.startswith("vllm.")
+    return instance
 
 
 def items_of(case: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -145,18 +145,20 @@ def _audio(seed: int, samples: int, rate: int) -> Any:
 NOISE: Mapping[str, Callable[..., Any]] = {"image": _image, "video": _video, "audio": _audio}
 
 
-def apply(made: Any, prompt: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any], cache: Any = None) -> Any:
+def apply(processor: Any, prompt: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any], cache: Any = None) -> Any:
     """What a processor makes of a request, as vLLM's renderer calls it."""
-    return kit.render(made, prompt, data, kwargs, cache)
+    return kit.render(processor, prompt, data, kwargs, cache)
 
 
 def replay(name: str, case: Mapping[str, Any]) -> Any:
     """What the generated processor makes of a case."""
-    made, system = processor(name), SYSTEMS[name]
+    instance, system = processor(name), SYSTEMS[name]
     prompt = (
-        ids(case) if "prompt" not in case else system.encode(made.info.ctx.tokenizer, case["prompt"], case["tokenize"])
+        ids(case)
+        if "prompt" not in case
+        else system.encode(instance.info.ctx.tokenizer, case["prompt"], case["tokenize"])
     )
-    return apply(made, prompt, items_of(case), case.get("mm_processor_kwargs", {}))
+    return apply(instance, prompt, items_of(case), case.get("mm_processor_kwargs", {}))
 
 
 @contextmanager
@@ -183,11 +185,14 @@ def ids(stored: Mapping[str, Any], key: str = "prompt_token_ids") -> list[int]:
 
 def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
     """How a result differs from another, or from what is stored of one: ids, ranges, masks, and every field."""
-    wanted, found = _parts(expected), _parts(got)
-    missing = [f"{place}: missing" for place in wanted if place not in found]
-    surplus = [f"{place}: not expected" for place in found if place not in wanted]
+    expected_parts, parts = _parts(expected), _parts(got)
+    missing = [f"{place}: missing" for place in expected_parts if place not in parts]
+    surplus = [f"{place}: not expected" for place in parts if place not in expected_parts]
     unlike = [
-        f"{place}: {text}" for place in wanted if place in found for text in _unlike(place, wanted[place], found[place])
+        f"{place}: {text}"
+        for place in expected_parts
+        if place in parts
+        for text in _unlike(place, expected_parts[place], parts[place])
     ]
     return [*missing, *surplus, *unlike]
 
@@ -215,16 +220,16 @@ def _stored_range(place: Mapping[str, Any]) -> tuple[int, int, list[bool]]:
     return place["offset"], place["length"], [bool(flag) for flag, count in mask for _ in range(count)]
 
 
-def _unlike(place: str, wanted: Any, got: Any) -> list[str]:
-    if isinstance(wanted, Mapping):
-        return _unlike_stored(wanted, _facts(got))
-    if not hasattr(wanted, "field"):
-        return [] if wanted == got else [f"{got}, not {wanted}"]
+def _unlike(place: str, expected: Any, got: Any) -> list[str]:
+    if isinstance(expected, Mapping):
+        return _unlike_stored(expected, _facts(got))
+    if not hasattr(expected, "field"):
+        return [] if expected == got else [f"{got}, not {expected}"]
     # `slices` and `batch_size` tell what was processed together: a cached item keeps those of its first request
-    kinds = [(type(f).__name__, f.keep_on_cpu, getattr(f, "dim", None)) for f in (wanted.field, got.field)]
+    kinds = [(type(f).__name__, f.keep_on_cpu, getattr(f, "dim", None)) for f in (expected.field, got.field)]
     if kinds[0] != kinds[1]:
         return [f"{kinds[1]}, not {kinds[0]}"]
-    one, other = (_from_the_first(e.data) if place.endswith(RELATIVE) else e.data for e in (wanted, got))
+    one, other = (_from_the_first(e.data) if place.endswith(RELATIVE) else e.data for e in (expected, got))
     difference = laws.differences(one, other, "of the two")
     return [difference] if difference else []
 

@@ -58,9 +58,9 @@ def checkpoint() -> Path:
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    made = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    made.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
-    made.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
+    tokenizer.save_pretrained(folder)
     sizes = {
         "hidden_size": 8,
         "intermediate_size": 8,
@@ -113,7 +113,7 @@ class ModalitySample:
             "after": insert(after=tok["<s>"]),
             "in place": already_expanded(),
         }
-        ways: list[Update] = [kinds[kind] for kind in self.updates]
+        updates: list[Update] = [kinds[kind] for kind in self.updates]
         data, length, common = f"{self.name}_data", f"{self.name}_length", f"{self.name}_common"
         declared = {
             "batched": {data: batched()},
@@ -128,7 +128,7 @@ class ModalitySample:
             item=Tensor(shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]),
             # an item has at least one placeholder
             layout=embed(tok[placeholder]) + _build(self.tree, self.name, None),
-            update=ways,
+            update=updates,
             fields=parts,
             process=_Process(data, isinstance(parts[data], Flat)),
             embeds=self.embeds,
@@ -166,10 +166,10 @@ def _build(tree: Tree, name: str, element: Any) -> Layout:
             repeated: Layout = _build(body, name, element) * _number(count, element)
             return repeated
         case ("sequence", parts):
-            made: Layout = nothing
+            layout: Layout = nothing
             for part in parts:
-                made += _build(part, name, element)
-            return made
+                layout += _build(part, name, element)
+            return layout
         case ("where", limit, then, other):
             # a layout inside where() is chosen per item
             return literal(where(item.length > limit, _build(then, name, element), _build(other, name, element)))

@@ -50,15 +50,15 @@ class Tiles:
     def __call__(
         self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), **options: object
     ) -> dict[str, torch.Tensor]:  # the request's options have chosen the grids already
-        made = {}
+        outputs = {}
         for items, pixels, count in (
             ([self.tiles(image) for image in images], "pixel_values_flat", "image_num_patches"),
             ([self.frames(video) for video in videos], "pixel_values_flat_video", "video_num_patches"),
         ):
             if items:
-                made[pixels] = torch.cat(items)
-                made[count] = torch.tensor([len(item) for item in items])
-        return made
+                outputs[pixels] = torch.cat(items)
+                outputs[count] = torch.tensor([len(item) for item in items])
+        return outputs
 
     def best_grid(self, width: int, height: int) -> tuple[int, int]:
         """(columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a half."""

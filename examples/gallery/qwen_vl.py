@@ -19,12 +19,12 @@ def pictures(side: int) -> CLIPImageProcessor:
 def without_paths(s: Scope) -> list[int]:
     """The prompt with ``<img></img>`` for every ``<img>...</img>``."""
     begin, end = s.tok["<img>"], s.tok["</img>"]
-    kept: list[int] = []
+    remaining: list[int] = []
     position = 0
     while begin in s.prompt[position:] and end in (rest := s.prompt[s.prompt.index(begin, position) :]):
-        kept += [*s.prompt[position : len(s.prompt) - len(rest)], begin, end]
+        remaining += [*s.prompt[position : len(s.prompt) - len(rest)], begin, end]
         position = len(s.prompt) - len(rest) + rest.index(end) + 1
-    return kept + s.prompt[position:]
+    return remaining + s.prompt[position:]
 
 
 QWEN_VL = ModelSpec(

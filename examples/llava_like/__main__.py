@@ -100,17 +100,17 @@ def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[lis
 
 def table(kinds: list[str], texts: list[str], ids: list[list[int]], theirs: list[list[int]] | None) -> Table:
     """One row per kind of request."""
-    made = Table("request", "sent", "an answer")
+    grid = Table("request", "sent", "an answer")
     if theirs is not None:
-        made.add_column("same ids as vLLM's own", justify="right")
+        grid.add_column("same ids as vLLM's own", justify="right")
     for kind in dict.fromkeys(kinds):
         rows = [i for i, other in enumerate(kinds) if other == kind]
         cells: list[str | Text] = [kind, str(len(rows)), Text(repr(texts[rows[0]]))]
         if theirs is not None:
             same = sum(ids[i] == theirs[i] for i in rows)
             cells.append(Text(f"{same} of {len(rows)}", "green" if same == len(rows) else "red"))
-        made.add_row(*cells)
-    return made
+        grid.add_row(*cells)
+    return grid
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ class Case:
     def request(self, images: Any = None) -> dict[str, Any]:
         """What vLLM takes. `images`: to send in place of the pictures, such as precomputed embeddings."""
         key = "prompt" if isinstance(self.prompt, str) else "prompt_token_ids"
-        made: dict[str, Any] = {key: self.prompt}
+        prompt: dict[str, Any] = {key: self.prompt}
         if self.images:
-            made["multi_modal_data"] = {"image": list(self.images) if images is None else images}
-        return made
+            prompt["multi_modal_data"] = {"image": list(self.images) if images is None else images}
+        return prompt
 
 
 def draw_picture(seed: int) -> Image.Image:

@@ -129,21 +129,21 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
                 of its parts has come, and drop unexpected biases and vision layers.
         """
         mapper = self.hf_to_vllm_mapper | AutoWeightsLoader.REMOVE_UNUSED_ROTARY_EMBEDS_MAPPER
-        found: set[str] = set()
+        names: set[str] = set()
 
         def used() -> Iterator[tuple[str, torch.Tensor]]:
             for name, weight in mapper.apply(weights):
                 if not name.startswith(self.unused_weights):
-                    found.add(name)
+                    names.add(name)
                     yield name, weight
 
         loaded = AutoWeightsLoader(self).load_weights(used())
         if self.language_model.quant_config is None:
             # tied weights may come under either name
-            missing = self._checkpoint_names(remove_duplicate=True) - found
+            missing = self._checkpoint_names(remove_duplicate=True) - names
             unexpected = {
                 name
-                for name in found - self._checkpoint_names(remove_duplicate=False)
+                for name in names - self._checkpoint_names(remove_duplicate=False)
                 if not is_pp_missing_parameter(name, self)
             }
             if missing or unexpected:

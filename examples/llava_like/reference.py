@@ -26,5 +26,5 @@ class Reference:
         """The greedy answer to one prompt, as token ids."""
         inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt")
         length = inputs["input_ids"].shape[1]
-        made = self.model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False)
-        return made[0, length:].tolist()
+        generated = self.model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False)
+        return generated[0, length:].tolist()

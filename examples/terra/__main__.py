@@ -71,10 +71,10 @@ def main(
     if reference:
         report["identical_tokens"] = bool((videos["vLLM"] == videos["Hugging Face"]).all())
     if is_road_world(config):
-        wanted = truth[:, CONTEXT_FRAMES : CONTEXT_FRAMES + frames]
+        expected = truth[:, CONTEXT_FRAMES : CONTEXT_FRAMES + frames]
         for name, tokens in videos.items():
-            report[name]["token_accuracy"] = float((tokens == wanted).mean())
-        videos = {"ground truth": wanted, **videos}
+            report[name]["token_accuracy"] = float((tokens == expected).mean())
+        videos = {"ground truth": expected, **videos}
 
     out.mkdir(parents=True, exist_ok=True)
     rows = {

@@ -195,8 +195,8 @@ def read_episode(path: Path, plan: "Plan", config: "LlamaActionConfig", frames: 
             if has.get_dtype() not in dtypes:
                 raise InputError(f"{path.name}, {name}", f"dtype {' or '.join(dtypes)}", has.get_dtype())
             if len(has.get_shape()) != len(shape) or has.get_shape()[1:] != list(shape[1:]):
-                wanted = f"shape ({', '.join(map(str, shape))})"
-                raise InputError(f"{path.name}, {name}", wanted, str(tuple(has.get_shape())))
+                expected = f"shape ({', '.join(map(str, shape))})"
+                raise InputError(f"{path.name}, {name}", expected, str(tuple(has.get_shape())))
         context, actions = file.get_tensor("context").astype(np.int64), file.get_tensor("actions")
     most = config.num_temporal_embeddings - frames
     if not 1 <= len(context) <= most:

@@ -119,14 +119,16 @@ class World:
         Raises:
             MmkitError: it is not there, or serves another model.
         """
-        told = client.modalities()
-        actions = next((modality for modality in told.modalities if modality.name == "actions"), None)
-        if not (actions and actions.shape == [NUM_WAYPOINTS, 3] and told.vocab_size == NUM_TILES + 1):
+        accepted = client.modalities()
+        actions = next((modality for modality in accepted.modalities if modality.name == "actions"), None)
+        if not (actions and actions.shape == [NUM_WAYPOINTS, 3] and accepted.vocab_size == NUM_TILES + 1):
             remedy = "Start one with `python -m mmkit.serve examples/terra/checkpoint`."
-            raise MmkitError(url, "a server of Terra's road world", f"one of {told.spec} ({told.model})", remedy)
+            raise MmkitError(
+                url, "a server of Terra's road world", f"one of {accepted.spec} ({accepted.model})", remedy
+            )
         placeholder = actions.placeholder or [NUM_TILES] * NUM_WAYPOINTS
         step = TOKENS_PER_FRAME + len(placeholder)
-        fitting = (told.max_model_len - TOKENS_PER_FRAME) // step + 1  # the last frame has no action
+        fitting = (accepted.max_model_len - TOKENS_PER_FRAME) // step + 1  # the last frame has no action
         return cls(placeholder, min(fitting, actions.limit + 1) if actions.limit is not None else fitting)
 
 
@@ -262,8 +264,8 @@ def play(game: Game, console: Console) -> None:
 
 def view(game: Game, console: Console) -> Group:
     """The last frame and what is left, as large as the terminal allows."""
-    made = len(game.frames) - CONTEXT_FRAMES
-    title = Text(f"world {game.seed}, frame {made}, {game.left} left", Style(bold=True))
+    generated = len(game.frames) - CONTEXT_FRAMES
+    title = Text(f"world {game.seed}, frame {generated}, {game.left} left", Style(bold=True))
     coloured = console.color_system is not None and console.encoding.startswith("utf")
     size = max(1, min(12, (console.height - 4) * 2 // GRID, console.width // GRID))
     return Group(title, blocks(game.frames[-1], size) if coloured else letters(game.frames[-1]))

@@ -47,8 +47,8 @@ class VllmTerra:
         from vllm import LLM
 
         if drafts:
-            found = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
-            options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, **found}
+            lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+            options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, **lookup}
         self.llm = LLM(
             **{
                 "model": str(model),

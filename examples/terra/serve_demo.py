@@ -69,10 +69,10 @@ def closed_loop(client: Client, context: np.ndarray, actions: np.ndarray, frames
     """Frames (frames, num_image_patches), each generated after the action that the client sends for it."""
     known = len(context)
     with client.session(prompt_of(client, context), {"actions": actions[:known]}, **SAMPLING) as session:
-        made = [session.first.token_ids]
+        chunks = [session.first.token_ids]
         for action in tqdm(actions[known : known + frames - 1], "  closed loop", initial=1, total=frames, unit="frame"):
-            made.append(session.next({"actions": [action]}).token_ids)
-    return np.array(made)
+            chunks.append(session.next({"actions": [action]}).token_ids)
+    return np.array(chunks)
 
 
 def stream(client: Client, context: np.ndarray, actions: np.ndarray) -> list[int]:

@@ -111,15 +111,15 @@ BOMB = PILImage.new("1", (6000, 6000))
 
 
 @pytest.mark.parametrize(
-    ("pictures", "code", "told"),
+    ("pictures", "code", "sentence"),
     [
         ([BOMB], 413, "MMKIT_SERVE_PIXELS"),
         ([BOMB] * 4, 400, "4 placeholder"),
         ([PICTURES[0]] * 2, 400, "2 placeholder"),
     ],
 )
-def test_pictures_are_weighed_before_they_are_decoded(client, pictures, code, told):
-    with pytest.raises(RequestError, match=told) as caught:
+def test_pictures_are_weighed_before_they_are_decoded(client, pictures, code, sentence):
+    with pytest.raises(RequestError, match=sentence) as caught:
         client.generate(QUESTION, {"image": pictures}, **SAMPLING)
     assert caught.value.code == code
 
@@ -152,8 +152,8 @@ def test_vllms_own_chat_route_runs_the_same_spec(server, tokenizer, reference):
     for picture in PICTURES[:2]:
         status, body = chat(server, "what is it?", picture)
         assert status == 200, body
-        wanted = tokenizer.decode(answer(reference, ids, [picture]))
-        assert body["choices"][0]["message"]["content"] == wanted
+        expected = tokenizer.decode(answer(reference, ids, [picture]))
+        assert body["choices"][0]["message"]["content"] == expected
         for text, pictures in (("<image> or <image>?", [picture]), ("<image>?", [])):
             status, body = chat(server, text, *pictures)
             assert status == 400, body

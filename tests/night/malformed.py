@@ -768,8 +768,8 @@ async def flooding(talk: Talk) -> None:
 
 def add_talk(name: str, weight: float, turns: Callable[[Random], list[Turn]]) -> None:
     def build(rng: Random) -> Script:
-        said = turns(rng)
-        return Script(lambda talk: talk.turns(*said), " ".join(str(message)[:200] for message, _ in said))
+        messages = turns(rng)
+        return Script(lambda talk: talk.turns(*messages), " ".join(str(message)[:200] for message, _ in messages))
 
     add(f"session.{name}", TAKEN, weight, build)
 

@@ -234,10 +234,10 @@ class Soak:
         while not (self.done or self.dead):
             try:
                 async with asyncio.timeout(BOUND_SECONDS):
-                    answer, wanted = await ask(rng)
+                    answer, expected = await ask(rng)
                 self.good[name] += 1
-                if answer != wanted:
-                    self.violate(f"good.{name}", f"wrong answer: {answer}, not {wanted}")
+                if answer != expected:
+                    self.violate(f"good.{name}", f"wrong answer: {answer}, not {expected}")
             except RequestError as error:
                 if error.code != 429:
                     self.violate(f"good.{name}", str(error))

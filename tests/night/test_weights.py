@@ -124,5 +124,5 @@ def test_requests_of_the_published_schema(server: Server, tmp_path: Path, mode: 
 def answered(server: Server) -> Counter[str]:
     """How often the route has answered, by status."""
     text = httpx.get(f"{server.url}/metrics", timeout=240).text
-    found = re.findall(r'http_requests_total\{handler="/v1/mm/generate".*status="(.xx)"\} (.+)', text)
-    return Counter({status: int(float(count)) for status, count in found})
+    counters = re.findall(r'http_requests_total\{handler="/v1/mm/generate".*status="(.xx)"\} (.+)', text)
+    return Counter({status: int(float(count)) for status, count in counters})

@@ -151,23 +151,23 @@ class Watch:
     def watching(self) -> Iterator[dict[str, float]]:
         """What a request costs while this is open: bytes at the peak, seconds of the slowest /health."""
         self._reset.write_text("5")
-        before, told, over = self.memory("VmRSS"), {"peak": 0.0, "health": 0.0}, threading.Event()
+        before, peaks, over = self.memory("VmRSS"), {"peak": 0.0, "health": 0.0}, threading.Event()
 
         def ping() -> None:
             with httpx.Client(timeout=120) as client:
                 while not over.wait(0.02):
                     began = time.perf_counter()
                     client.get(self._url)
-                    told["health"] = max(told["health"], time.perf_counter() - began)
+                    peaks["health"] = max(peaks["health"], time.perf_counter() - began)
 
         pinging = threading.Thread(target=ping)
         pinging.start()
         try:
-            yield told
+            yield peaks
         finally:
             over.set()
             pinging.join()
-            told["peak"] = self.memory("VmHWM") - before
+            peaks["peak"] = self.memory("VmHWM") - before
 
 
 def refused(server: Server, path: str, body: bytes) -> tuple[int, int]:
@@ -196,15 +196,15 @@ def measure(server: Server, sizes: Any = SIZES, kinds: Any = tuple(KINDS)) -> li
         path, build = KINDS[name]
         for size in sizes:
             body = build(size).encode()
-            with watch.watching() as told:
+            with watch.watching() as peaks:
                 status, length = refused(server, path, body)
             bound = FACTOR * len(body) + SPARE
-            row = {"kind": name, "bytes": len(body), "status": status, "answer": length, **told}
-            row["held"] = told["peak"] <= bound and length <= LONGEST and 400 <= status < 500
+            row = {"kind": name, "bytes": len(body), "status": status, "answer": length, **peaks}
+            row["held"] = peaks["peak"] <= bound and length <= LONGEST and 400 <= status < 500
             rows.append(row)
             print(
-                f"{name:32} {len(body) / MIB:8.3f} MiB  {status}  {length:5} B  +{told['peak'] / MIB:6.0f} MiB  "
-                f"/health {told['health']:.2f} s{'' if row['held'] else '   NOT HELD'}",
+                f"{name:32} {len(body) / MIB:8.3f} MiB  {status}  {length:5} B  +{peaks['peak'] / MIB:6.0f} MiB  "
+                f"/health {peaks['health']:.2f} s{'' if row['held'] else '   NOT HELD'}",
                 flush=True,
             )
     return rows

@@ -67,8 +67,8 @@ VOCABULARY, HIDDEN = 32, 8
 def _series(items: Any, scope: Any) -> dict[str, Any]:
     """Each row `repeat` times, times `scale`: both are options of the request."""
     repeat, scale = scope.kwargs.get("repeat", 1), scope.kwargs.get("scale", 1)
-    made = [value.repeat_interleave(repeat, dim=0) * scale for value in items]
-    return {"values": torch.cat(made), "length": [torch.tensor(len(v)) for v in made], "version": torch.tensor(7)}
+    tensors = [value.repeat_interleave(repeat, dim=0) * scale for value in items]
+    return {"values": torch.cat(tensors), "length": [torch.tensor(len(v)) for v in tensors], "version": torch.tensor(7)}
 
 
 def series(**changes: Any) -> Modality:
@@ -221,8 +221,10 @@ def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
     """A spec with a model class, in vLLM's registries."""
     name = f"{model.__name__}{next(_numbers)}ForCausalLM"  # vLLM keeps what it has found out of an architecture
     named = type(name, (model,), {"mm_spec": spec, "__module__": __name__})
-    made = spec.classes
-    MULTIMODAL_REGISTRY.register_processor(made.processor, info=made.info, dummy_inputs=made.dummy_inputs)(named)
+    classes = spec.classes
+    MULTIMODAL_REGISTRY.register_processor(classes.processor, info=classes.info, dummy_inputs=classes.dummy_inputs)(
+        named
+    )
     ModelRegistry.register_model(name, named)
     return of_spec(spec, checkpoint(name), kwargs=KWARGS)
 
@@ -307,15 +309,15 @@ def _placed_otherwise(change: Callable[[Any, Mapping[str, Any]], Any]) -> Callab
     """Items are placed as ever, and then each place is changed, a function of it and of all places."""
 
     def placing(inherited: Any, prompt: Any, updates: Any) -> Any:
-        ids, found = inherited(prompt, updates)
-        return ids, {name: [change(place, found) for place in places] for name, places in found.items()}
+        ids, placed = inherited(prompt, updates)
+        return ids, {name: [change(place, placed) for place in places] for name, places in placed.items()}
 
     return placing
 
 
 def end_of_the_prompt_dropped(inherited, prompt, updates):
-    ids, found = inherited(prompt, updates)
-    return ids[: max(place.start_idx + place.length for places in found.values() for place in places)], found
+    ids, placed = inherited(prompt, updates)
+    return ids[: max(place.start_idx + place.length for places in placed.values() for place in places)], placed
 
 
 def prompt_in_lower_case(inherited, prompt):
@@ -323,14 +325,14 @@ def prompt_in_lower_case(inherited, prompt):
 
 
 def ids_that_are_not_the_layout(inherited, prompt, updates):
-    ids, found = inherited(prompt, updates)
-    starts = {place.start_idx for places in found.values() for place in places}
-    return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], found
+    ids, placed = inherited(prompt, updates)
+    starts = {place.start_idx for places in placed.values() for place in places}
+    return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], placed
 
 
 def items_swapped_in_the_prompt(inherited, prompt, updates):
-    ids, found = inherited(prompt, updates)
-    return ids, {name: places[::-1] for name, places in found.items()}
+    ids, placed = inherited(prompt, updates)
+    return ids, {name: places[::-1] for name, places in placed.items()}
 
 
 def items_swapped_after_a_hit(inherited, cache, mm_is_cached, **named):
@@ -719,9 +721,9 @@ def page(examples: int = 60) -> str:
     """All bugs, in markdown."""
     lines = []
     for bug in tqdm(BUGS):
-        said = brief(violation(bug.law, bug.subject(), examples, shrink=True) or "nothing").replace("|", "\\|")
+        sentence = brief(violation(bug.law, bug.subject(), examples, shrink=True) or "nothing").replace("|", "\\|")
         also = ", ".join(others(bug, examples))
-        lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{said}` | {also} |\n")
+        lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{sentence}` | {also} |\n")
     return HEADING + "".join(lines)
 
 

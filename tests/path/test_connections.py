@@ -31,11 +31,11 @@ def test_a_turn_ends_with_a_frame(sizes: list[int], step: int) -> None:
     for size in sizes:
         data += Frame(Opcode.TEXT, bytes(size)).serialize(mask=True)
         ends.add(len(data))
-    told, at = Frames(), 0
-    assert told.take(REQUEST + b"x") == len(REQUEST)
+    frames, at = Frames(), 0
+    assert frames.take(REQUEST + b"x") == len(REQUEST)
     while at < len(data):
         part = data[at : at + step]
-        size = told.take(part)
+        size = frames.take(part)
         assert size == len(part) or at + size in ends
         assert len([end for end in ends if at < end <= at + size]) <= TURN
         at += size
@@ -43,16 +43,16 @@ def test_a_turn_ends_with_a_frame(sizes: list[int], step: int) -> None:
 
 @pytest.mark.parametrize("kind", [Opcode.PING, Opcode.CONT])
 def test_frames_without_a_message_are_counted(kind: Opcode) -> None:
-    told, frame = Frames(), Frame(kind, b"", fin=kind is Opcode.PING).serialize(mask=True)
-    told.take(REQUEST)
+    frames, frame = Frames(), Frame(kind, b"", fin=kind is Opcode.PING).serialize(mask=True)
+    frames.take(REQUEST)
     for _ in range(2):
         for _ in range(MOST_FRAMES):
-            told.take(frame)
-        told.take(Frame(Opcode.TEXT, b"x").serialize(mask=True))
+            frames.take(frame)
+        frames.take(Frame(Opcode.TEXT, b"x").serialize(mask=True))
     for _ in range(MOST_FRAMES):
-        told.take(frame)
+        frames.take(frame)
     with pytest.raises(Flood):
-        told.take(frame)
+        frames.take(frame)
 
 
 @pytest.fixture(scope="module")

@@ -275,21 +275,21 @@ PAIR = "with sender and receiver"
 class Side:
     """A processor with its caches: none, the processor's own, and the pair of API server and engine."""
 
-    def __init__(self, made: Any) -> None:
-        self.made = made
-        self.refusals = MmkitError if isinstance(made, Processor) else (ValueError, RuntimeError, AssertionError)
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.refusals = MmkitError if isinstance(processor, Processor) else (ValueError, RuntimeError, AssertionError)
         self.caches = {
             "without cache": None,
-            "with the processor's cache": Caches(made, 0.1, pair=False),
-            PAIR: Caches(made, 0.1, pair=True),
+            "with the processor's cache": Caches(processor, 0.1, pair=False),
+            PAIR: Caches(processor, 0.1, pair=True),
         }
 
-    def ask(self, request: Request, way: str = "without cache") -> Any:
+    def ask(self, request: Request, route: str = "without cache") -> Any:
         """The result, with the items as they reach the model; or why the request is refused."""
-        cache, options = self.caches[way], {"hf_processor_mm_kwargs": dict(request.kwargs)}
+        cache, options = self.caches[route], {"hf_processor_mm_kwargs": dict(request.kwargs)}
         try:
-            items = self.made.info.parse_mm_data(request.data())
-            result = self.made(request.prompt, items, cache=cache and cache.sender, **options)
+            items = self.processor.info.parse_mm_data(request.data())
+            result = self.processor(request.prompt, items, cache=cache and cache.sender, **options)
         except self.refusals as error:
             return f"{type(error).__name__}: {error}"
         if cache is None:
@@ -324,10 +324,10 @@ def test_as_the_hand_written_class(live: Live, embeds: bool) -> None:
     def compare(requests: list[Request]) -> None:
         hand, ours = map(Side, live.sides)
         for request in requests:
-            for way in hand.caches:
-                outcomes.append(hand.ask(request, way))
-                difference = unlike(outcomes[-1], ours.ask(request, way))
-                assert not difference, f"{way}, {request}\n{difference[0]}"
+            for route in hand.caches:
+                outcomes.append(hand.ask(request, route))
+                difference = unlike(outcomes[-1], ours.ask(request, route))
+                assert not difference, f"{route}, {request}\n{difference[0]}"
 
     compare()
     assert sum(isinstance(outcome, str) for outcome in outcomes) < len(outcomes) / 4
@@ -339,7 +339,7 @@ IMAGE = Picture(0, 60, 40)
 
 
 def outcomes(name: str, request: Request) -> tuple[Any, Any]:
-    hand, ours = (Side(made).ask(request) for made in LIVE[name].sides)
+    hand, ours = (Side(side).ask(request) for side in LIVE[name].sides)
     return hand, ours
 
 
@@ -410,14 +410,14 @@ def test_an_image_as_an_array(name: str, width: int, height: int) -> None:
     assert not unlike(expected, ours)
 
 
-def hashes(made: Any, *requests: Request) -> list[str]:
-    return [Side(made).ask(request)["mm_hashes"]["image"][0] for request in requests]
+def hashes(processor: Any, *requests: Request) -> list[str]:
+    return [Side(processor).ask(request)["mm_hashes"]["image"][0] for request in requests]
 
 
 def test_equal_pixels_in_another_container() -> None:
     """L7: the hand-written class hashes the container too, and so misses its own cache."""
     requests = [Request("a", {"image": [ImageSample(0, 60, 40, container)]}) for container in ("pil", "numpy")]
-    assert [len(set(hashes(made, *requests))) for made in LIVE["blip2"].sides] == [2, 1]
+    assert [len(set(hashes(side, *requests))) for side in LIVE["blip2"].sides] == [2, 1]
 
 
 def test_deepseek_counts_with_the_processor_of_the_request() -> None:
@@ -436,13 +436,13 @@ def test_deepseek_hashes_what_an_image_becomes() -> None:
     image = replace(IMAGE, width=128, height=64)
     single, several = (Request("<image>" * n, {"image": [image] * n}) for n in (1, 3))
     tiles = []
-    for made in LIVE["deepseek_vl2"].sides:
-        side = Side(made)
+    for one_side in LIVE["deepseek_vl2"].sides:
+        side = Side(one_side)
         for request in (single, several, single):
             item = side.ask(request, PAIR)["mm_kwargs"]["image"][0]
         tiles.append(item["images_spatial_crop"].data.tolist())
     assert tiles == [[1, 1], [2, 1]]
-    assert [len(set(hashes(made, single, several))) for made in LIVE["deepseek_vl2"].sides] == [1, 2]
+    assert [len(set(hashes(one_side, single, several))) for one_side in LIVE["deepseek_vl2"].sides] == [1, 2]
 
 
 def test_internvl_with_videos_and_options() -> None:

@@ -88,9 +88,9 @@ def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
         def embed_frames(self, frames: torch.Tensor) -> Any:
             return returned if isinstance(returned, torch.Tensor) else returned * len(frames)
 
-    with pytest.raises(Violation) as said:
+    with pytest.raises(Violation) as refusal:
         check_law("L1", with_model(Odd), examples=20, database=False)
-    assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(said.value)
+    assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
 
 
 def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,12 @@ def _one_process() -> Iterator[None]:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.law}-{bug.name}")
 def test_bugs_are_caught(bug: Bug) -> None:
     """By the law that names them, in a message that says what is wrong, with a request that can be copied."""
-    said = violation(bug.law, bug.subject(), EXAMPLES)
-    assert said is not None, f"{bug.law} does not see that: {bug.sentence}"
-    assert said.startswith(f"{LAWS[bug.law].name}: ")
-    assert re.search(bug.message, said), said
-    assert len(said.split("\n")[0]) < 600
-    for line in said.split("\n"):
+    message = violation(bug.law, bug.subject(), EXAMPLES)
+    assert message is not None, f"{bug.law} does not see that: {bug.sentence}"
+    assert message.startswith(f"{LAWS[bug.law].name}: ")
+    assert re.search(bug.message, message), message
+    assert len(message.split("\n")[0]) < 600
+    for line in message.split("\n"):
         if line.startswith("    in Request("):
             assert f"    in {_evaluated(line)!r}" == line.split(" after ")[0]
 
@@ -47,9 +47,9 @@ def _evaluated(line: str) -> testing.Request:
 @pytest.mark.parametrize("bug", [b for b in BUGS if b.name in ("range_off_by_one", "items_swapped_after_a_hit")])
 def test_requests_are_shrunk(bug: Bug) -> None:
     """What is shown is about the smallest request, or the shortest sequence of them, that shows the bug."""
-    said = violation(bug.law, bug.subject(), EXAMPLES, shrink=True) or ""
-    assert said.count("TensorSample") <= 6, said
-    assert "container='torch'" in said
+    message = violation(bug.law, bug.subject(), EXAMPLES, shrink=True) or ""
+    assert message.count("TensorSample") <= 6, message
+    assert "container='torch'" in message
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -177,22 +177,22 @@ def run(
 
 def ranges(result: Any) -> dict[str, list[tuple[int, int, list[bool] | None]]]:
     return {
-        name: [(r.offset, r.length, None if r.is_embed is None else r.is_embed.tolist()) for r in found]
-        for name, found in result["mm_placeholders"].items()
+        name: [(r.offset, r.length, None if r.is_embed is None else r.is_embed.tolist()) for r in places]
+        for name, places in result["mm_placeholders"].items()
     }
 
 
 def fields_of(result: Any, caches: harness.Caches | None = None) -> dict[str, list[dict[str, Any]]]:
     """The data that reach the model, by modality and item; through the engine's side of the caches if there are any."""
-    items = {name: list(found) for name, found in result["mm_kwargs"].items()}
+    items = {name: list(kwargs_items) for name, kwargs_items in result["mm_kwargs"].items()}
     if caches is not None:
         items = caches.receive(items, result)
     return {
         name: [
             {key: (str(e.data.dtype), e.data.tolist(), type(e.field).__name__) for key, e in sorted(found_item.items())}
-            for found_item in found
+            for found_item in kwargs_items
         ]
-        for name, found in items.items()
+        for name, kwargs_items in items.items()
     }
 
 
@@ -206,7 +206,7 @@ def summary(result: Any, caches: harness.Caches | None = None) -> Any:
 
 
 def hashes(result: Any) -> list[str]:
-    return [h for found in result["mm_hashes"].values() for h in found]
+    return [h for of_modality in result["mm_hashes"].values() for h in of_modality]
 
 
 def actions(**changes: Any) -> ModelSpec:
@@ -320,15 +320,17 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_items(cached: bool) -> None:
     """An empty list is none, as in vLLM, alone and beside items of another modality."""
-    made, cache = processor(TWO), cache_of() if cached else None
-    none: Any = run(made, "a", {"actions": []}, cache=cache)
+    instance, cache = processor(TWO), cache_of() if cached else None
+    none: Any = run(instance, "a", {"actions": []}, cache=cache)
     assert none["prompt_token_ids"] == ids("a")
     assert not any(none["mm_kwargs"].values())
     data = {"actions": ONES[None], "states": []}
-    assert summary(run(made, "a <item>", data, cache=cache)) == summary(run(made, "a <item>", {"actions": ONES}))
+    assert summary(run(instance, "a <item>", data, cache=cache)) == summary(
+        run(instance, "a <item>", {"actions": ONES})
+    )
     for written in ("<item>", "a <row>"):
         with pytest.raises(InputError, match=r"^two\.actions: expected one item per placeholder"):
-            run(made, written, {"actions": []}, cache=cache)
+            run(instance, written, {"actions": []}, cache=cache)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -340,13 +342,15 @@ def test_errors_of_a_process_are_named(cached: bool) -> None:
             raise AssertionError("too much")
         return {"actions": items}
 
-    made = processor(actions(process=picky))
+    instance = processor(actions(process=picky))
     cache = cache_of() if cached else None
-    run(made, "<item>", {"actions": ONES}, cache=cache)
+    run(instance, "<item>", {"actions": ONES}, cache=cache)
     with pytest.raises(SpecError, match=r"^plain\.actions, process: .* got AssertionError: too much\.$") as refused:
-        run(made, "<item>", {"actions": 2 * ONES}, cache=cache)
+        run(instance, "<item>", {"actions": 2 * ONES}, cache=cache)
     assert isinstance(refused.value.__cause__, AssertionError)
-    assert cache is None or cache.is_cached(run(made, "<item>", {"actions": ONES})["mm_hashes"]["actions"]) == [True]
+    assert cache is None or cache.is_cached(run(instance, "<item>", {"actions": ONES})["mm_hashes"]["actions"]) == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -434,24 +438,25 @@ def elsewhere(result: Any, **changes: Any) -> Any:
     items = {
         name: [
             None if one is None else MsgpackDecoder(MultiModalKwargsItem).decode(MsgpackEncoder().encode(one))
-            for one in found
+            for one in kwargs_items
         ]
-        for name, found in {**result["mm_kwargs"], **changes}.items()
+        for name, kwargs_items in {**result["mm_kwargs"], **changes}.items()
     }
     places = {
-        n: [PlaceholderRange(p.offset, p.length) for p in found] for n, found in result["mm_placeholders"].items()
+        n: [PlaceholderRange(p.offset, p.length) for p in kwargs_items]
+        for n, kwargs_items in result["mm_placeholders"].items()
     }
     return {**result, "mm_kwargs": MultiModalKwargsItems(items), "mm_placeholders": places, "mm_hashes": {}}
 
 
 def test_what_was_rendered_elsewhere() -> None:
-    made = processor(actions(**VARIABLE))
-    here = run(made, "a <item> <item> b", {"actions": [ONES, ONES[:1]]})
-    taken = rendered.checked(made, elsewhere(here))
+    instance = processor(actions(**VARIABLE))
+    here = run(instance, "a <item> <item> b", {"actions": [ONES, ONES[:1]]})
+    taken = rendered.checked(instance, elsewhere(here))
     assert summary(taken)[:3] == summary(here)[:3]
     assert set(hashes(taken)).isdisjoint(hashes(here))
     assert len(set(hashes(taken))) == 2
-    assert hashes(taken) == hashes(rendered.checked(made, elsewhere(here)))
+    assert hashes(taken) == hashes(rendered.checked(instance, elsewhere(here)))
 
 
 TWICE = torch.tensor(2)
@@ -494,24 +499,24 @@ FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_was_rendered_elsewhere_and_is_refused(name: str) -> None:
     values, changes, sentence = FOREIGN[name]
-    made = processor(actions(**VARIABLE))
-    request = elsewhere(run(made, "a <item>", {"actions": ONES}))
+    instance = processor(actions(**VARIABLE))
+    request = elsewhere(run(instance, "a <item>", {"actions": ONES}))
     fields = {key: types.SimpleNamespace(data=value) for key, value in values.items()}
     with pytest.raises(InputError) as refused:
-        rendered.checked(made, {**request, "mm_kwargs": {"actions": [fields]}, **changes})
+        rendered.checked(instance, {**request, "mm_kwargs": {"actions": [fields]}, **changes})
     assert str(refused.value) == f"plain.{sentence} Send the items themselves."
 
 
 def test_items_rendered_elsewhere_stand_apart_and_are_known() -> None:
-    made = processor(actions(**VARIABLE))
-    request = elsewhere(run(made, "a <item> <item>", {"actions": [ONES, ONES]}))
+    instance = processor(actions(**VARIABLE))
+    request = elsewhere(run(instance, "a <item> <item>", {"actions": [ONES, ONES]}))
     twice = {"actions": [request["mm_placeholders"]["actions"][0]] * 2}
     for changes, sentence in (
         ({"mm_placeholders": twice}, "plain.mm_placeholders: expected items beside one another, got two at 1."),
         ({"mm_kwargs": {"actions": [None, None]}}, "plain.actions[0]: expected processed fields, got NoneType. "),
     ):
         with pytest.raises(InputError) as refused:
-            rendered.checked(made, {**request, **changes})
+            rendered.checked(instance, {**request, **changes})
         assert str(refused.value).startswith(sentence)
 
 
@@ -588,13 +593,13 @@ def test_names_take_little_memory() -> None:
     ],
 )
 def test_updates(update: Any, prompt: str, expected: str, offsets: list[int]) -> None:
-    made = processor(actions(update=update))
+    instance = processor(actions(update=update))
     data = {"actions": [ONES, 2 * ONES]}
-    result = run(made, prompt, data)
+    result = run(instance, prompt, data)
     assert result["prompt_token_ids"] == ids(expected)
     assert ranges(result) == {"actions": [(offset, 2, None) for offset in offsets]}
     # L10: what is expanded stays as it is
-    again = run(made, list(result["prompt_token_ids"]), data)
+    again = run(instance, list(result["prompt_token_ids"]), data)
     assert (again["prompt_token_ids"], ranges(again)) == (result["prompt_token_ids"], ranges(result))
 
 
@@ -631,7 +636,7 @@ TWO = ModelSpec("two", actions()["actions"], STATES)
 @given(order=st.lists(st.one_of(st.just(0), st.integers(1, 4)), max_size=6))
 def test_two_modalities_in_one_prompt(order: list[int]) -> None:
     """In any order: an action is 0, a state its length. Lengths, masks and flat fields follow the items."""
-    made = processor(TWO)
+    instance = processor(TWO)
     data: dict[str, Any] = {}
     prompt: list[int] = []
     expected: list[int] = []
@@ -647,21 +652,21 @@ def test_two_modalities_in_one_prompt(order: list[int]) -> None:
             data.setdefault("actions", []).append(torch.full((2, 3), float(n)))
             where.setdefault("actions", []).append((len(expected), 2, None))
             expected += [ROW, ROW]
-    result = run(made, prompt, data)
+    result = run(instance, prompt, data)
     assert result["prompt_token_ids"] == expected
     assert ranges(result) == where
-    got = {name: [values[name][1] for values in found] for name, found in fields_of(result).items()}
+    got = {name: [values[name][1] for values in of_items] for name, of_items in fields_of(result).items()}
     assert got == {name: [value.tolist() for value in values] for name, values in data.items()}
 
 
 def test_text_and_tokens_are_the_same_request() -> None:
-    made = processor(TWO)
+    instance = processor(TWO)
     text = "see <item> a <state> b"
     data = {"actions": [ONES], "states": [torch.ones(3)]}
-    tokens = made.info.ctx.tokenizer.encode(text, **made.info.default_tok_params.get_encode_kwargs())
+    tokens = instance.info.ctx.tokenizer.encode(text, **instance.info.default_tok_params.get_encode_kwargs())
     assert tokens == ids(text)
-    by_text = made(text, made.info.parse_mm_data(data))
-    assert summary(by_text) == summary(run(made, tokens, data))
+    by_text = instance(text, instance.info.parse_mm_data(data))
+    assert summary(by_text) == summary(run(instance, tokens, data))
 
 
 # -- numbered targets, kwargs, shared fields, caches (L3) ----------------------------------------------------------
@@ -702,24 +707,24 @@ def _series_prompt(count: int) -> list[int]:
     scale=st.sampled_from([1, 2]),
 )
 def test_numbered_targets_and_kwargs(picks: list[int], repeat: int, scale: int) -> None:
-    made = processor(SERIES)
+    instance = processor(SERIES)
     items = [POOL[i] for i in picks]
-    result = run(made, _series_prompt(len(items)), {"series": items}, kwargs={"repeat": repeat, "scale": scale})
+    result = run(instance, _series_prompt(len(items)), {"series": items}, kwargs={"repeat": repeat, "scale": scale})
     expected: list[int] = []
     for i, value in enumerate(items):
         expected += [A, ID[NUMBERED[i]], *[ROW] * (len(value) * repeat)]
     assert result["prompt_token_ids"] == expected
-    found = fields_of(result)["series"]
-    assert [f["values"][1] for f in found] == [(value * scale).tolist() for value in items]
-    assert [f["length"][1] for f in found] == [len(value) for value in items]
-    assert {f["version"][1:] for f in found} == {(7, "MultiModalSharedField")}
-    plain = run(made, _series_prompt(len(items)), {"series": items})
+    series = fields_of(result)["series"]
+    assert [f["values"][1] for f in series] == [(value * scale).tolist() for value in items]
+    assert [f["length"][1] for f in series] == [len(value) for value in items]
+    assert {f["version"][1:] for f in series} == {(7, "MultiModalSharedField")}
+    plain = run(instance, _series_prompt(len(items)), {"series": items})
     assert hashes(plain) != hashes(result)  # kwargs are part of what an item is
 
 
 def test_kwargs_of_the_engine_and_of_the_request() -> None:
-    made = processor(SERIES, mm_processor_kwargs={"repeat": 3, "scale": 5})
-    both = run(made, _series_prompt(1), {"series": [POOL[0]]}, kwargs={"scale": 2})
+    instance = processor(SERIES, mm_processor_kwargs={"repeat": 3, "scale": 5})
+    both = run(instance, _series_prompt(1), {"series": [POOL[0]]}, kwargs={"scale": 2})
     assert ranges(both)["series"] == [(1, 4, [False, True, True, True])]
     assert fields_of(both)["series"][0]["values"][1] == (POOL[0] * 2).tolist()
 
@@ -762,30 +767,30 @@ def test_caches_change_nothing() -> None:
 @pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy, lambda a: a[None]], ids=["numpy", "torch", "batch"])
 def test_a_caller_may_reuse_its_buffer(make: Any) -> None:
     """A robot writes the next observation into the same array: the cached item must not change with it."""
-    made = processor(actions())
+    instance = processor(actions())
     cache = cache_of()
     buffer = np.ones((2, 3), dtype=np.float32)
-    run(made, "<item>", {"actions": make(buffer)}, cache=cache)
+    run(instance, "<item>", {"actions": make(buffer)}, cache=cache)
     buffer += 1
-    cached = run(made, "<item>", {"actions": np.ones((2, 3))}, cache=cache)
+    cached = run(instance, "<item>", {"actions": np.ones((2, 3))}, cache=cache)
     assert fields_of(cached)["actions"][0]["actions"][1] == np.ones((2, 3)).tolist()
 
 
 def test_a_refused_request_leaves_no_trace_in_the_cache() -> None:
     """The engine never saw the item, so the next request must send it."""
-    made = processor(actions())
-    caches = pair_of_caches(made)
+    instance = processor(actions())
+    caches = pair_of_caches(instance)
     with pytest.raises(InputError):
-        run(made, "a b", {"actions": ONES}, cache=caches.sender)
-    good = run(made, "<item>", {"actions": ONES}, cache=caches.sender)
+        run(instance, "a b", {"actions": ONES}, cache=caches.sender)
+    good = run(instance, "<item>", {"actions": ONES}, cache=caches.sender)
     assert fields_of(good, caches)["actions"][0]["actions"][1] == ONES.tolist()
 
 
 def test_the_sender_cache_holds_no_tensors() -> None:
     """It is there so that the API server does not keep what the engine keeps already."""
-    made = processor(actions())
-    sender = pair_of_caches(made).sender
-    result = run(made, "<item>", {"actions": ONES}, cache=sender)
+    instance = processor(actions())
+    sender = pair_of_caches(instance).sender
+    result = run(instance, "<item>", {"actions": ONES}, cache=sender)
     _, updates = sender.get_and_update_item(None, hashes(result)[0])
     scope = updates[0].content.scope
     assert scope is None or b"torch._utils" not in pickle.dumps(scope.fields)
@@ -804,10 +809,10 @@ def test_a_layout_beyond_all_bounds_is_refused() -> None:
 
 def test_a_uuid_with_other_content_is_another_item() -> None:
     """Two callers may choose the same one; neither gets the other's item."""
-    made, cache = processor(actions()), cache_of()
+    instance, cache = processor(actions()), cache_of()
 
     def sent(value: Any) -> tuple[str, torch.Tensor]:
-        result = run(made, "<item>", {"actions": [value]}, cache=cache, uuids={"actions": ["u"]})
+        result = run(instance, "<item>", {"actions": [value]}, cache=cache, uuids={"actions": ["u"]})
         return hashes(result)[0], result["mm_kwargs"]["actions"][0]["actions"].data
 
     one, other = torch.full_like(ONES, 1.0), torch.full_like(ONES, 2.0)
@@ -826,22 +831,22 @@ def test_a_uuid_of_another_modality_is_another_item() -> None:
         update=replace(tok["<state>"]),
         fields={"values": batched()},
     )
-    made = processor(ModelSpec("alike", actions()["actions"], values))
+    instance = processor(ModelSpec("alike", actions()["actions"], values))
     cache = cache_of()
-    run(made, "<item>", {"actions": ONES}, cache=cache, uuids={"actions": ["u"]})
-    result = run(made, "<state>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
+    run(instance, "<item>", {"actions": ONES}, cache=cache, uuids={"actions": ["u"]})
+    result = run(instance, "<state>", {"values": torch.ones(1)}, cache=cache, uuids={"values": ["u"]})
     assert list(result["mm_kwargs"]) == ["values"]
     with pytest.raises(InputError, match=r"^alike\.values\[0\]: .* no such item in the cache"):
-        run(made, "<state>", {"values": [None]}, cache=cache, uuids={"values": ["v"]})
+        run(instance, "<state>", {"values": [None]}, cache=cache, uuids={"values": ["v"]})
 
 
 def test_an_update_of_another_modality_is_refused() -> None:
     """As the uuid of a cached item may bring it."""
-    made = processor(TWO)
-    _, processed, items = harness._processed(made, {"actions": [ONES]}, {})
-    updates = made._get_mm_prompt_updates(items, {}, processed)
+    instance = processor(TWO)
+    _, processed, items = harness._processed(instance, {"actions": [ONES]}, {})
+    updates = instance._get_mm_prompt_updates(items, {}, processed)
     with pytest.raises(InputError) as refused:
-        made._apply_prompt_updates([ITEM], {"states": updates["actions"]})
+        instance._apply_prompt_updates([ITEM], {"states": updates["actions"]})
     assert str(refused.value) == (
         "two.states[0]: expected the uuid of one of states, got one of actions. Use each uuid for one item."
     )
@@ -869,12 +874,12 @@ def test_parts_of_flat_fields(dim: int) -> None:
     spec = ModelSpec(
         "plain", STATES.model_copy(update={"process": joined, "fields": {"states": flat(item.length, dim=dim)}})
     )
-    made, data = processor(spec), {"states": [torch.ones(2), torch.arange(3.0)]}
-    expected = made.plan.preview(ids("<state> <state>"), data).fields["states"]
-    got = run(made, "<state> <state>", data)["mm_kwargs"]["states"]
+    instance, data = processor(spec), {"states": [torch.ones(2), torch.arange(3.0)]}
+    expected = instance.plan.preview(ids("<state> <state>"), data).fields["states"]
+    got = run(instance, "<state> <state>", data)["mm_kwargs"]["states"]
     for one, part in zip(got, expected, strict=True):
         rows = zip(one["states"].data, part["states"], strict=True)
-        assert all(torch.equal(row, wanted) for row, wanted in rows)
+        assert all(torch.equal(row, own) for row, own in rows)
 
 
 def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
@@ -892,17 +897,17 @@ def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
     fast.add_special_tokens({"additional_special_tokens": ["<row>"]})
     fast.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((Path(checkpoint()) / "config.json").read_text())
-    made = processor(spec, folder=str(tmp_path))
+    instance = processor(spec, folder=str(tmp_path))
     cache = MultiModalProcessorOnlyCache(model_config(str(tmp_path)))
-    tokens = made.info.ctx.tokenizer.encode("Item 1. Item 2.")
+    tokens = instance.info.ctx.tokenizer.encode("Item 1. Item 2.")
     one, two = ONES[:1], 2 * ONES
-    expected = run(made, list(tokens), {"actions": [two, one]})
+    expected = run(instance, list(tokens), {"actions": [two, one]})
     assert len(ranges(expected)["actions"]) == 2
-    run(made, list(tokens), {"actions": [one, two]}, cache=cache)
-    assert summary(run(made, list(tokens), {"actions": [two, one]}, cache=cache)) == summary(expected)
+    run(instance, list(tokens), {"actions": [one, two]}, cache=cache)
+    assert summary(run(instance, list(tokens), {"actions": [two, one]}, cache=cache)) == summary(expected)
     for text in ("Item 2. Item 1.", "Item 1. a Item 2. Item 2."):
         with pytest.raises(InputError, match=r"^plain\.actions"):
-            run(made, made.info.ctx.tokenizer.encode(text), {"actions": [one, two]})
+            run(instance, instance.info.ctx.tokenizer.encode(text), {"actions": [one, two]})
 
 
 # -- prompts, derived fields, own processors, conditions on the request --------------------------------------------
@@ -911,28 +916,28 @@ def test_numbered_text_targets_after_a_cache_hit(tmp_path: Path) -> None:
 def test_the_prompt_of_a_spec() -> None:
     """It is the same with and without items, on the processor's way and on that of prompts that never reach it."""
     spec = ModelSpec("plain", actions()["actions"], prompt=ending_with(tok["</s>"]))
-    made = processor(spec)
-    result = run(made, "a <item>", {"actions": ONES})
+    instance = processor(spec)
+    result = run(instance, "a <item>", {"actions": ONES})
     assert result["prompt_token_ids"] == ids("a <row> <row> </s>")
     assert ranges(result) == {"actions": [(1, 2, None)]}
-    params = made.info.get_default_tok_params()
+    params = instance.info.get_default_tok_params()
     assert params.apply_post_tokenization(None, {"prompt_token_ids": ids("a")})["prompt_token_ids"] == ids("a </s>")
-    assert run(made, "a", {})["prompt_token_ids"] == ids("a </s>")
-    assert run(made, "<s> <s> a <item> </s>", {"actions": ONES})["prompt_token_ids"] == ids(
+    assert run(instance, "a", {})["prompt_token_ids"] == ids("a </s>")
+    assert run(instance, "<s> <s> a <item> </s>", {"actions": ONES})["prompt_token_ids"] == ids(
         "<s> <s> a <row> <row> </s>"
     )
-    assert spec.bind(made.info.get_hf_config(), made.info.ctx.tokenizer).preview(
+    assert spec.bind(instance.info.get_hf_config(), instance.info.ctx.tokenizer).preview(
         ids("a <item>"), {"actions": ONES}
     ).prompt_token_ids == list(result["prompt_token_ids"])
 
 
 def test_a_prompt_that_the_spec_cannot_rewrite_is_refused() -> None:
-    made = processor(ModelSpec("plain", actions()["actions"], prompt=lambda s: s.prompt[: s.prompt.index(B)]))
-    assert run(made, "a <item> b a", {"actions": ONES})["prompt_token_ids"] == ids("a <row> <row>")
+    instance = processor(ModelSpec("plain", actions()["actions"], prompt=lambda s: s.prompt[: s.prompt.index(B)]))
+    assert run(instance, "a <item> b a", {"actions": ONES})["prompt_token_ids"] == ids("a <row> <row>")
     with pytest.raises(
         InputError, match=r"^plain\.prompt: expected a prompt that the spec can rewrite, got ValueError"
     ):
-        run(made, "a <item>", {"actions": ONES})
+        run(instance, "a <item>", {"actions": ONES})
 
 
 def test_an_encoder_decoder_model() -> None:
@@ -941,10 +946,10 @@ def test_an_encoder_decoder_model() -> None:
         actions(update=insert(at="start"))["actions"],
         decoder_prompt=lambda s: [s.cfg.eos_token_id, *s.prompt],
     )
-    made = processor(spec)
-    assert type(made).__mro__[1].__name__ == "EncDecProcessor"
+    instance = processor(spec)
+    assert type(instance).__mro__[1].__name__ == "EncDecProcessor"
     for cache in (None, cache_of()):
-        result = run(made, "a b", {"actions": ONES}, cache=cache)
+        result = run(instance, "a b", {"actions": ONES}, cache=cache)
         assert result["encoder_prompt_token_ids"] == ids("<row> <row> a b")
         assert result["prompt_token_ids"] == ids("</s> a b")
         assert ranges(result) == {"actions": [(0, 2, None)]}
@@ -986,25 +991,25 @@ class Doubler:
         self.calls.append([name for name, items in (("actions", actions), ("states", states)) if len(items)])
         if any(float(value.max()) > 9 for value in (*actions, *states)):
             raise OverflowError("too large")
-        made = {"actions": [value * self.factor for value in actions]} if len(actions) else {}
-        return {**made, "states": torch.cat(list(states)) * self.factor} if len(states) else made
+        outputs = {"actions": [value * self.factor for value in actions]} if len(actions) else {}
+        return {**outputs, "states": torch.cat(list(states)) * self.factor} if len(states) else outputs
 
 
 def test_a_processor_of_the_spec() -> None:
     """One call for all modalities that name the same; made anew for other mm_processor_kwargs."""
     doubled = hf(later(Doubler)(kwargs.get("factor", 2)))
-    made = processor(
+    instance = processor(
         ModelSpec("plain", actions(process=doubled)["actions"], STATES.model_copy(update={"process": doubled}))
     )
     data = {"actions": [ONES, ONES], "states": [torch.ones(3)]}
     Doubler.calls.clear()
     for factor, options in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
-        got = fields_of(run(made, "<item> <item> <state>", data, kwargs=options))
+        got = fields_of(run(instance, "<item> <item> <state>", data, kwargs=options))
         assert [item["actions"][1] for item in got["actions"]] == [(ONES * factor).tolist()] * 2
         assert got["states"][0]["states"][1] == [float(factor)] * 3
     assert Doubler.calls == [["actions", "states"]] * 4
     with pytest.raises(InputError, match=r"^plain\.actions: expected items .*, got OverflowError: too large"):
-        run(made, "<item>", {"actions": ONES * 10})
+        run(instance, "<item>", {"actions": ONES * 10})
 
 
 def _pooled(items: Any, scope: Any) -> dict[str, Any]:
@@ -1023,27 +1028,27 @@ POOLED = actions(
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_processing_that_depends_on_the_number_of_items(requests: list[list[int]]) -> None:
     """Requests of more than two items are processed anew, and their items have hashes of their own."""
-    made, only = processor(POOLED), cache_of()
-    caches = pair_of_caches(made)
+    instance, only = processor(POOLED), cache_of()
+    caches = pair_of_caches(instance)
     rows: dict[str, int] = {}
     for picks in requests:
         data = {"actions": [ONES * pick for pick in picks]}
         prompt = " ".join(["<item>"] * len(picks))
-        expected = run(made, prompt, data)
-        wanted = 4 if len(picks) <= 2 else 1
-        assert [length for _, length, _ in ranges(expected)["actions"]] == [wanted] * len(picks)
-        assert summary(run(made, prompt, data, cache=only)) == summary(expected)
-        assert summary(run(made, prompt, data, cache=caches.sender), caches) == summary(expected)
+        expected = run(instance, prompt, data)
+        length = 4 if len(picks) <= 2 else 1
+        assert [place[1] for place in ranges(expected)["actions"]] == [length] * len(picks)
+        assert summary(run(instance, prompt, data, cache=only)) == summary(expected)
+        assert summary(run(instance, prompt, data, cache=caches.sender), caches) == summary(expected)
         for item_hash in hashes(expected):
-            assert rows.setdefault(item_hash, wanted) == wanted
+            assert rows.setdefault(item_hash, length) == length
 
 
 def test_a_modality_that_the_model_may_lack() -> None:
     spec = ModelSpec("plain", actions()["actions"], STATES.model_copy(update={"when": cfg.num_hidden_layers > 1}))
-    made = processor(spec)
-    assert made.info.get_supported_mm_limits() == {"actions": None}
+    instance = processor(spec)
+    assert instance.info.get_supported_mm_limits() == {"actions": None}
     with pytest.raises(InputError, match=r"^plain\.multi_modal_data: expected modalities among \['actions'\]"):
-        run(made, "<item>", {"actions": ONES, "states": torch.ones(1)})
+        run(instance, "<item>", {"actions": ONES, "states": torch.ones(1)})
 
 
 def test_plans_for_mm_processor_kwargs_are_kept_but_not_without_end() -> None:
@@ -1052,9 +1057,9 @@ def test_plans_for_mm_processor_kwargs_are_kept_but_not_without_end() -> None:
     )
     assert plan.configured({"rows": 3}, None) is plan
     for rows in (1, 2, 1):
-        made = plan.configured({"rows": rows}, None)
-        assert made.modalities["actions"].largest()[1] == rows
-        assert made is plan.configured({"rows": rows}, None)
+        configured = plan.configured({"rows": rows}, None)
+        assert configured.modalities["actions"].largest()[1] == rows
+        assert configured is plan.configured({"rows": rows}, None)
     odd = {"rows": 4, "x": {1, 2}}  # JSON cannot write it
     assert plan.configured(odd, None).modalities["actions"].largest()[1] == 4
     for rows in range(200):
@@ -1078,7 +1083,7 @@ def test_embeddings_get_the_ranges_of_the_item() -> None:
         for cache in (None, cache_of(enable_mm_embeds=True)):
             result = run(embeds_processor(), "a <item> b <item>", {"actions": {"actions_embeds": data}}, cache=cache)
             assert (result["prompt_token_ids"], ranges(result)) == (raw["prompt_token_ids"], ranges(raw))
-            assert [list(found) for found in fields_of(result)["actions"]] == [["actions_embeds"]] * 2
+            assert [list(item_fields) for item_fields in fields_of(result)["actions"]] == [["actions_embeds"]] * 2
             assert not set(hashes(result)) & set(hashes(raw))
 
 
@@ -1115,8 +1120,8 @@ def test_embeddings_need_to_be_enabled() -> None:
 
 def test_embeddings_in_place_of_flat_fields() -> None:
     spec = actions(fields={"actions": flat(item.length)}, embeds=embed(tok["<row>"]) * item.rows)
-    made = processor(spec, enable_mm_embeds=True)
-    result = run(made, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 1, HIDDEN)}})
+    instance = processor(spec, enable_mm_embeds=True)
+    result = run(instance, "a <item>", {"actions": {"actions_embeds": torch.ones(1, 1, HIDDEN)}})
     assert ranges(result) == {"actions": [(1, 1, None)]}
     assert list(fields_of(result)["actions"][0]) == ["actions_embeds"]
 
@@ -1134,17 +1139,23 @@ def test_a_layout_of_its_own_for_embeddings() -> None:
             embeds=embed(tok["<row>"]) * item.rows,
         ),
     )
-    made = processor(spec, enable_mm_embeds=True)
-    raw = run(made, "<item>", {"image": np.zeros((2, 2, 3), dtype=np.uint8)})
-    assert ranges(raw) == ranges(run(made, "<item>", {"image": torch.zeros(1, 4, HIDDEN)})) == {"image": [(0, 4, None)]}
-    assert ranges(run(made, "<item>", {"image": torch.zeros(3, 2, 2, dtype=torch.uint8)})) == {"image": [(0, 4, None)]}
-    assert ranges(run(made, "<item>", {"image": [torch.zeros(3, 2, 2)]})) == {"image": [(0, 4, None)]}
+    instance = processor(spec, enable_mm_embeds=True)
+    raw = run(instance, "<item>", {"image": np.zeros((2, 2, 3), dtype=np.uint8)})
+    assert (
+        ranges(raw)
+        == ranges(run(instance, "<item>", {"image": torch.zeros(1, 4, HIDDEN)}))
+        == {"image": [(0, 4, None)]}
+    )
+    assert ranges(run(instance, "<item>", {"image": torch.zeros(3, 2, 2, dtype=torch.uint8)})) == {
+        "image": [(0, 4, None)]
+    }
+    assert ranges(run(instance, "<item>", {"image": [torch.zeros(3, 2, 2)]})) == {"image": [(0, 4, None)]}
     for ambiguous in (torch.zeros(3, 2, 2), [torch.zeros(1, 4, HIDDEN)]):
         with pytest.raises(InputError, match="Send embeddings as"):
-            run(made, "<item>", {"image": ambiguous})
+            run(instance, "<item>", {"image": ambiguous})
     for large in (np.zeros((3, 3, 3), dtype=np.uint8), torch.zeros(1, 9, HIDDEN)):
         with pytest.raises(InputError, match=r"at most 8 encoder row\(s\), as the stated largest item has, got 9"):
-            run(made, "<item>", {"image": large})
+            run(instance, "<item>", {"image": large})
 
 
 # -- the worst case (L6) -------------------------------------------------------------------------------------------
@@ -1162,13 +1173,13 @@ def test_no_item_has_more_tokens_than_the_dummy(most: int, wide: int, sizes: st.
             fields={"actions": flat(item.length)},
         ),
     )
-    made = processor(spec)
-    stated = made.info.get_mm_max_tokens_per_item(512, {"actions": 1})
-    dummy = made.get_dummy_mm_inputs({"actions": 2})
+    instance = processor(spec)
+    stated = instance.info.get_mm_max_tokens_per_item(512, {"actions": 1})
+    dummy = instance.get_dummy_mm_inputs({"actions": 2})
     assert stated == {"actions": most * wide}
     assert [r.get_num_embeds() for r in dummy["mm_placeholders"]["actions"]] == [most * wide] * 2
     length = sizes.draw(st.integers(1, most))
-    result = run(made, "<item>", {"actions": torch.zeros(1, length, wide)})
+    result = run(instance, "<item>", {"actions": torch.zeros(1, length, wide)})
     assert result["mm_placeholders"]["actions"][0].get_num_embeds() <= stated["actions"]
 
 
@@ -1186,9 +1197,9 @@ def test_no_item_has_more_tokens_than_the_dummy(most: int, wide: int, sizes: st.
     ],
 )
 def test_dummy_inputs(spec: ModelSpec, counts: dict[str, int]) -> None:
-    made = processor(spec)
-    dummy = made.get_dummy_mm_inputs(counts)
-    assert {name: len(found) for name, found in dummy["mm_placeholders"].items()} == {
+    instance = processor(spec)
+    dummy = instance.get_dummy_mm_inputs(counts)
+    assert {name: len(places) for name, places in dummy["mm_placeholders"].items()} == {
         n: c for n, c in counts.items() if c
     }
     assert len(dummy["prompt_token_ids"]) == 512
@@ -1210,11 +1221,11 @@ def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str,
     """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
     options = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
     spec = ModelSpec("sized", Modality(name, item=item, process=blank, **options))
-    made = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
-    _, items = made.worst(512, {name: 2}, made.info.ctx.get_mm_config().limit_per_prompt)
-    found = [vars(made.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]
-    assert [{key: told[key] for key in facts} for told in found] == [facts] * 2
-    assert len(made.get_dummy_mm_inputs({name: 2})["mm_placeholders"][name]) == 2
+    instance = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
+    _, items = instance.worst(512, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)
+    known = [vars(instance.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]
+    assert [{key: one[key] for key in facts} for one in known] == [facts] * 2
+    assert len(instance.get_dummy_mm_inputs({name: 2})["mm_placeholders"][name]) == 2
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -1233,28 +1244,28 @@ def test_items_without_positions(cached: bool) -> None:
 
 
 def test_dummy_inputs_without_a_tokenizer() -> None:
-    made = terra_processor()
-    assert made.info.ctx.tokenizer is None
-    dummy = made.get_dummy_mm_inputs({"actions": 4})
+    instance = terra_processor()
+    assert instance.info.ctx.tokenizer is None
+    dummy = instance.get_dummy_mm_inputs({"actions": 4})
     assert dummy["prompt_token_ids"] == [PATCH] * 24 + [0] * (1750 - 24)
-    assert made.info.get_mm_max_tokens_per_item(1750, {"actions": 4}) == {"actions": 6}
-    assert made.info.allowed_mm_limits == {"actions": 24}
+    assert instance.info.get_mm_max_tokens_per_item(1750, {"actions": 4}) == {"actions": 6}
+    assert instance.info.allowed_mm_limits == {"actions": 24}
 
 
 # -- the generated classes -----------------------------------------------------------------------------------------
 
 
 def test_generated_classes() -> None:
-    made = TERRA.classes
-    assert [c.__name__ for c in made] == ["TerraProcessingInfo", "TerraDummyInputs", "TerraProcessor"]
-    assert {c.__module__ for c in made} == {"mmkit.generated.examples.terra.spec.TERRA"}
-    assert inspect.getsource(made.processor).startswith("class TerraProcessor(Processor):")
-    assert "embed(cfg.pad_token_id) * cfg.num_action_tokens" in inspect.getsource(inspect.getmodule(made.processor))
-    assert all(c.__doc__ for c in made)
-    assert type(terra_processor()) is made.processor
+    classes = TERRA.classes
+    assert [c.__name__ for c in classes] == ["TerraProcessingInfo", "TerraDummyInputs", "TerraProcessor"]
+    assert {c.__module__ for c in classes} == {"mmkit.generated.examples.terra.spec.TERRA"}
+    assert inspect.getsource(classes.processor).startswith("class TerraProcessor(Processor):")
+    assert "embed(cfg.pad_token_id) * cfg.num_action_tokens" in inspect.getsource(inspect.getmodule(classes.processor))
+    assert all(c.__doc__ for c in classes)
+    assert type(terra_processor()) is classes.processor
     assert TERRA.classes is not None
-    assert TERRA.classes == made
-    assert [pickle.loads(pickle.dumps(c)) for c in made] == list(made)
+    assert TERRA.classes == classes
+    assert [pickle.loads(pickle.dumps(c)) for c in classes] == list(classes)
 
 
 def test_modules_that_do_not_exist() -> None:
@@ -1265,30 +1276,30 @@ def test_modules_that_do_not_exist() -> None:
 
 
 def test_a_spec_in_no_module_variable() -> None:
-    made = actions().classes
-    assert inspect.getsource(made.processor).startswith("class PlainProcessor(Processor):")
-    assert [pickle.loads(pickle.dumps(c)) for c in made] == list(made)
+    classes = actions().classes
+    assert inspect.getsource(classes.processor).startswith("class PlainProcessor(Processor):")
+    assert [pickle.loads(pickle.dumps(c)) for c in classes] == list(classes)
 
 
 @pytest.fixture
 def module() -> Iterator[types.ModuleType]:
     """A module that holds a spec in the variable SPEC."""
-    made = types.ModuleType("mmkit_made_up_module")
-    sys.modules[made.__name__] = made
+    new_module = types.ModuleType("mmkit_made_up_module")
+    sys.modules[new_module.__name__] = new_module
     text = "from mmkit import *\ndef make(name):\n    return ModelSpec(name, Modality('actions', " + (
         "item=Tensor(shape=(2, 3)), layout=embed(3) * 2, update=already_expanded(), fields={'actions': batched()}))\n"
     )
-    exec(text, made.__dict__)
-    yield made
+    exec(text, new_module.__dict__)
+    yield new_module
     for name in [n for n in sys.modules if "mmkit_made_up_module" in n]:
         del sys.modules[name]
 
 
 def test_a_spec_in_a_module_variable(module: Any) -> None:
     module.SPEC = module.make("first")
-    made = module.SPEC.classes
-    assert made.info is importlib.import_module("mmkit.generated.mmkit_made_up_module.SPEC").FirstProcessingInfo
-    assert made.info.spec is module.SPEC
+    classes = module.SPEC.classes
+    assert classes.info is importlib.import_module("mmkit.generated.mmkit_made_up_module.SPEC").FirstProcessingInfo
+    assert classes.info.spec is module.SPEC
 
 
 def test_a_variable_that_is_assigned_again(module: Any) -> None:
@@ -1321,10 +1332,10 @@ def test_subclasses_can_be_registered() -> None:
         def get_supported_mm_limits(self) -> dict[str, int | None]:
             return {"actions": 1}
 
-    made = processor(spec, register={"processor": Sub, "info": Info})
-    assert run(made, "<item>", {"actions": ONES})["prompt_token_ids"] == [ROW, ROW, B]
+    instance = processor(spec, register={"processor": Sub, "info": Info})
+    assert run(instance, "<item>", {"actions": ONES})["prompt_token_ids"] == [ROW, ROW, B]
     with pytest.raises(InputError, match="At most 1 "):
-        run(made, "<item> <item>", {"actions": [ONES, ONES]})
+        run(instance, "<item> <item>", {"actions": [ONES, ONES]})
 
 
 def test_a_subclass_of_the_dummy_inputs_is_asked() -> None:
@@ -1334,8 +1345,8 @@ def test_a_subclass_of_the_dummy_inputs_is_asked() -> None:
         def get_dummy_mm_data(self, seq_len: int, mm_counts: Any, mm_options: Any) -> Any:
             return {"actions": [3 * ONES] * mm_counts["actions"]}
 
-    made = processor(spec, register={"dummy_inputs": Dummies})
-    dummy = made.get_dummy_mm_inputs({"actions": 1})
+    instance = processor(spec, register={"dummy_inputs": Dummies})
+    dummy = instance.get_dummy_mm_inputs({"actions": 1})
     assert fields_of(dummy)["actions"][0]["actions"][1] == (3 * ONES).tolist()
 
 
@@ -1354,14 +1365,14 @@ def test_rows_of_a_layout_over_a_flat_field() -> None:
         layout=embed(tok["<row>"]) * fields.actions.shape[0],
         fields={"actions": flat(item.length)},
     )
-    made = processor(spec)
-    assert ranges(run(made, "<item>", {"actions": torch.ones(3, 3)})) == {"actions": [(0, 3, None)]}
-    assert made.plan.modalities["actions"].placeholders.rows({}) is None
+    instance = processor(spec)
+    assert ranges(run(instance, "<item>", {"actions": torch.ones(3, 3)})) == {"actions": [(0, 3, None)]}
+    assert instance.plan.modalities["actions"].placeholders.rows({}) is None
 
 
 def test_placeholder_ids_of_a_function_are_reserved() -> None:
-    made = processor(actions(layout=lambda s: embed(s.tok["<row>"]) * 2))
-    assert made.plan.embed_ids == {ROW}
+    instance = processor(actions(layout=lambda s: embed(s.tok["<row>"]) * 2))
+    assert instance.plan.embed_ids == {ROW}
 
 
 # -- with a Hugging Face processor: LLaVA ---------------------------------------------------------------------------
@@ -1377,12 +1388,12 @@ PICTURE = np.random.RandomState(0).randint(0, 256, (8, 8, 3), dtype=np.uint8)
 
 
 def test_llava_dummies_and_embeddings() -> None:
-    made = llava_processor()
-    assert made.info.get_mm_max_tokens_per_item(512, {"image": 1}) == {"image": 16}
-    assert ranges(made.get_dummy_mm_inputs({"image": 2}))["image"] == [(0, 16, None), (16, 16, None)]
-    cache = MultiModalProcessorOnlyCache(made.info.ctx.model_config)
+    instance = llava_processor()
+    assert instance.info.get_mm_max_tokens_per_item(512, {"image": 1}) == {"image": 16}
+    assert ranges(instance.get_dummy_mm_inputs({"image": 2}))["image"] == [(0, 16, None), (16, 16, None)]
+    cache = MultiModalProcessorOnlyCache(instance.info.ctx.model_config)
     for _ in range(2):
-        result = run(made, [0, 3, 4], {"image": torch.ones(1, 16, 64)}, cache=cache)
+        result = run(instance, [0, 3, 4], {"image": torch.ones(1, 16, 64)}, cache=cache)
         assert ranges(result) == {"image": [(1, 16, None)]}
         assert list(fields_of(result)["image"][0]) == ["image_embeds"]
 
@@ -1419,8 +1430,8 @@ def test_functions_see_the_hf_processor() -> None:
         fields={"pixel_values": batched()},
         process=lambda items, s: {"pixel_values": s.proc(images=items, return_tensors="pt")["pixel_values"]},
     )
-    made = harness.generated(*ModelSpec("llava", image).classes, llava_processor().info.ctx.model_config)
-    assert ranges(run(made, [0, 3], {"image": PICTURE})) == {"image": [(1, 16, None)]}
+    instance = harness.generated(*ModelSpec("llava", image).classes, llava_processor().info.ctx.model_config)
+    assert ranges(run(instance, [0, 3], {"image": PICTURE})) == {"image": [(1, 16, None)]}
 
 
 # -- what vLLM may lack --------------------------------------------------------------------------------------------

@@ -30,12 +30,12 @@ def config() -> Any:
 def subject_of(sample: SpecSample) -> Subject:
     """The processor of a spec, of classes that no module keeps."""
     bases = {"info": ProcessingInfo, "dummy_inputs": DummyInputs, "processor": Processor}
-    made = harness.generated(
+    instance = harness.generated(
         **{k: type(k, (base,), {"spec": sample.spec}) for k, base in bases.items()}, config=config()
     )
-    plan = made.info.plan
+    plan = instance.info.plan
     samples = {name: items(modality.item) for name, modality in plan.modalities.items()}
-    return Subject(made, samples, model_dir=checkpoint(), plan=plan)
+    return Subject(instance, samples, model_dir=checkpoint(), plan=plan)
 
 
 def number(value: Any, length: int, element: int) -> int:
@@ -106,10 +106,10 @@ def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, dat
     request = data.draw(subject.requests())
     request = replace(request, prompt=data.draw(damaged(request.prompt)))
     given_items = {m: request.items[m.name] for m in sample.modalities if request.items.get(m.name)}
-    ways = {m.name: [ways_of(m, item.shape[0]) for item in items] for m, items in given_items.items()}
+    alternatives = {m.name: [ways_of(m, item.shape[0]) for item in items] for m, items in given_items.items()}
     bare = {ID[MARKS[m.name][1]] for m in sample.modalities if m not in given_items} & {*request.prompt}
     prompt = [*request.prompt, ID["</s>"]] if sample.suffix else request.prompt
-    expected = None if bare else naive.place(prompt, ways)
+    expected = None if bare else naive.place(prompt, alternatives)
     try:
         outcome = subject.run(request)
     except InputError:

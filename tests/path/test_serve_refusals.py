@@ -43,9 +43,9 @@ def engine():
     config = processor().info.ctx.model_config
     renderer = SimpleNamespace(tokenizer=None, mm_processor_cache=None)
     client = SimpleNamespace(renderer=renderer, model_config=config, errored=False)
-    found = Engine(client, processor(), trust_kwargs=False)
-    found.render = endless
-    return found
+    instance = Engine(client, processor(), trust_kwargs=False)
+    instance.render = endless
+    return instance
 
 
 async def endless(prompt, *, special):
@@ -161,13 +161,13 @@ STOPPING = RuntimeError("cannot schedule new futures after shutdown")
     ],
 )
 def test_errors_of_the_server(error, code, message):
-    found = errors.info(error, None, "generate")
-    assert (found.code, found.message) == (code, f"server: {message}")
+    info = errors.info(error, None, "generate")
+    assert (info.code, info.message) == (code, f"server: {message}")
 
 
 def test_an_error_is_short_whatever_was_sent():
-    told = errors.info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
-    assert len(json.dumps(errors.body(told))) < 2048
+    info = errors.info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
+    assert len(json.dumps(errors.body(info))) < 2048
 
 
 def test_a_mistake_that_vllm_finds_is_the_callers():

@@ -97,13 +97,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", FUTURES)
-def test_an_incompatible_vllm_is_refused(name: str, said: dict[str, list[str]]) -> None:
+def test_an_incompatible_vllm_is_refused(name: str, sentences: dict[str, list[str]]) -> None:
     remedy = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
-    assert said[name] == [f"VllmApiError: vLLM 0.99.0{FUTURES[name][1]} {remedy}"]
+    assert sentences[name] == [f"VllmApiError: vLLM 0.99.0{FUTURES[name][1]} {remedy}"]
 
 
-def test_a_newer_vllm_that_fits_is_taken_with_a_warning(said: dict[str, list[str]]) -> None:
-    generation, warning = said["newer"]
+def test_a_newer_vllm_that_fits_is_taken_with_a_warning(sentences: dict[str, list[str]]) -> None:
+    generation, warning = sentences["newer"]
     assert generation == mmkit.vllm_api.generation.__name__
     assert warning.startswith(f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0.")
     assert not newer()  # this one: no warning

@@ -74,8 +74,8 @@ def _scan(
     anchors: dict[int, list[tuple[str, int, int]]] = {}
     waiting: dict[str, list[int]] = {}
     for modality, ways_of in items.items():
-        for index, ways in enumerate(ways_of):
-            anchor = None if reading != "targets" or waiting.get(modality) else _anchor(prompt, ways)
+        for index, alternatives in enumerate(ways_of):
+            anchor = None if reading != "targets" or waiting.get(modality) else _anchor(prompt, alternatives)
             if anchor is None:
                 waiting.setdefault(modality, []).append(index)
             else:
@@ -88,29 +88,29 @@ def _scan(
     while position <= len(prompt):
         here = anchors.pop(position, [])
         # what goes to the end is last there, also where the end is the start
-        for modality, index, way in sorted(here, key=lambda at: items[at[0]][at[1]][at[2]][0] == "end"):
-            placed.append((modality, index, len(result), way))
-            result += items[modality][index][way][2]
+        for modality, index, alternative in sorted(here, key=lambda at: items[at[0]][at[1]][at[2]][0] == "end"):
+            placed.append((modality, index, len(result), alternative))
+            result += items[modality][index][alternative][2]
             untouched.append([])
         if position == len(prompt):
             break
-        found = _at(prompt, position, items, waiting, reading)
-        if found is None:
+        match = _at(prompt, position, items, waiting, reading)
+        if match is None:
             result.append(prompt[position])
             untouched[-1].append(prompt[position])
             position += 1
         else:
-            modality, way, length = found
+            modality, alternative, length = match
             index = waiting[modality].pop(0)
-            placed.append((modality, index, len(result), way))
-            result += items[modality][index][way][2]
+            placed.append((modality, index, len(result), alternative))
+            result += items[modality][index][alternative][2]
             untouched.append([])
             position += length
     if anchors or any(waiting.values()):
         return None
     for ways_of in items.values():
-        for ways in ways_of:
-            for kind, target, _, embeds in ways:
+        for alternatives in ways_of:
+            for kind, target, _, embeds in alternatives:
                 for segment in untouched:
                     if embeds & set(segment) or (kind == "replace" and _contains(segment, target)):
                         return None
@@ -119,8 +119,8 @@ def _scan(
     return result, placed
 
 
-def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
-    for number, (kind, prefix, _, _) in enumerate(ways):
+def _anchor(prompt: list[int], alternatives: list[Way]) -> tuple[int, int] | None:
+    for number, (kind, prefix, _, _) in enumerate(alternatives):
         if kind == "start":
             return 0, number
         if kind == "end":

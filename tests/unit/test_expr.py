@@ -233,9 +233,9 @@ def test_calls_are_folded_once_their_arguments_are_known():
         asked.append((width, height))
         return width * height
 
-    made = later(area)(cfg.a, item.width)
-    assert leaves(made) == leaves_of(cfg.a, item.width)
-    folded = fold(made, SCOPE)
+    call = later(area)(cfg.a, item.width)
+    assert leaves(call) == leaves_of(cfg.a, item.width)
+    folded = fold(call, SCOPE)
     assert leaves(folded) == leaves_of(item.width)
     assert evaluate(folded, SCOPE) == CONFIG["a"] * ITEM["width"]
     assert fold(later(area)(cfg.a, 2), SCOPE) == 6
@@ -330,7 +330,7 @@ def test_every_root_reads_its_own_part_of_the_scope(name):
     "expr", [cfg, cfg.a, cfg.a + 1, item.shape[0], where(cfg.a, 1, 2), cfg.a == 1, tok["<image>"]], ids=repr
 )
 def test_python_decides_nothing(expr):
-    said = re.escape(f"{expr!r} is only known later and ")
+    opening = re.escape(f"{expr!r} is only known later and ")
     decisions = {
         r"has no truth value; use where\(\), minimum\(\), maximum\(\), & \| ~, or a function of a Scope": lambda: bool(
             expr
@@ -344,7 +344,7 @@ def test_python_decides_nothing(expr):
         "is no number": lambda: range(expr),
     }
     for sentence, decide in decisions.items():
-        with pytest.raises(TypeError, match=f"^{said}{sentence}"):
+        with pytest.raises(TypeError, match=f"^{opening}{sentence}"):
             decide()
 
 
@@ -412,7 +412,7 @@ def test_slices():
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         (torch.tensor(3), 3),
         (np.array([1, 2]), (1, 2)),
@@ -422,6 +422,6 @@ def test_slices():
         (2.5, 2.5),
     ],
 )
-def test_plain_values_can_be_keys(value, wanted):
-    assert plain(value) == wanted
-    assert hash(plain(value)) == hash(wanted)
+def test_plain_values_can_be_keys(value, expected):
+    assert plain(value) == expected
+    assert hash(plain(value)) == hash(expected)

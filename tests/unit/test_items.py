@@ -52,7 +52,7 @@ def arrays(draw):
 
 def containers(array):
     """Every accepted way of writing the value of a float32 array."""
-    made = {
+    forms = {
         "float32": array,
         "float64": array.astype(np.float64),
         "float16": array.astype(np.float16),
@@ -67,37 +67,37 @@ def containers(array):
         "parameter": torch.nn.Parameter(torch.from_numpy(array.copy())),
         "result": torch.from_numpy(array.copy()).requires_grad_() * 1,
     }
-    made["read-only"] = array.copy()
-    made["read-only"].flags.writeable = False
+    forms["read-only"] = array.copy()
+    forms["read-only"].flags.writeable = False
     if array.ndim and array.size:
-        made |= {"list": array.tolist(), "tuple": tuple(array.tolist())}
+        forms |= {"list": array.tolist(), "tuple": tuple(array.tolist())}
         if np.array_equal(array, np.trunc(array)):
-            made["integers"] = array.astype(int).tolist()
-            made["int64"] = torch.from_numpy(array.astype(np.int64))
-            made["int16"] = array.astype(np.int16)
-    return made
+            forms["integers"] = array.astype(int).tolist()
+            forms["int64"] = torch.from_numpy(array.astype(np.int64))
+            forms["int16"] = array.astype(np.int16)
+    return forms
 
 
 @given(arrays(), st.sampled_from(["float32", "float16", "bfloat16", "float64"]))
 def test_equal_values_have_one_form(array, dtype):
     kind = Tensor(shape=array.shape, dtype=dtype).bind(CONFIG)
-    wanted = torch.from_numpy(array.copy()).to(kind.torch_dtype)
+    expected = torch.from_numpy(array.copy()).to(kind.torch_dtype)
     for name, value in containers(array).items():
-        made = kind.canonical(value, AT)
-        assert type(made) is torch.Tensor, name
-        assert made.is_contiguous(), name
-        assert not made.requires_grad, name
-        assert (made.dtype, made.shape) == (kind.torch_dtype, array.shape), name
-        assert torch.equal(made, wanted), name
-        assert same(kind.canonical(made, AT), made), f"{name}: canonicalising again changes it"
+        tensor = kind.canonical(value, AT)
+        assert type(tensor) is torch.Tensor, name
+        assert tensor.is_contiguous(), name
+        assert not tensor.requires_grad, name
+        assert (tensor.dtype, tensor.shape) == (kind.torch_dtype, array.shape), name
+        assert torch.equal(tensor, expected), name
+        assert same(kind.canonical(tensor, AT), tensor), f"{name}: canonicalising again changes it"
 
 
 @given(st.floats(-60000, 60000))
 def test_float64_is_rounded_to_nearest(value):
-    made = canonical(np.full((2, 3), value))
-    assert (made.numpy() == np.float32(value)).all()
-    assert torch.equal(made, canonical([[value] * 3] * 2))
-    assert torch.equal(made, canonical(torch.full((2, 3), value, dtype=torch.float64)))
+    tensor = canonical(np.full((2, 3), value))
+    assert (tensor.numpy() == np.float32(value)).all()
+    assert torch.equal(tensor, canonical([[value] * 3] * 2))
+    assert torch.equal(tensor, canonical(torch.full((2, 3), value, dtype=torch.float64)))
 
 
 def test_the_callers_data_is_not_changed():
@@ -121,16 +121,16 @@ def test_no_warning_for_a_tensor_that_requires_grad():
 def test_a_bound_is_rounded_as_values_are(dtype):
     """Who clips to a bound in float32 is within it, as is the canonical form of what is within it."""
     kind = bound(dtype=dtype, bound=0.1)
-    made = kind.canonical([[0.1] * 3] * 2, AT)
-    assert torch.equal(kind.canonical(made, AT), made)
+    tensor = kind.canonical([[0.1] * 3] * 2, AT)
+    assert torch.equal(kind.canonical(tensor, AT), tensor)
     assert kind.bind(CONFIG) == kind
 
 
 def test_not_finite_where_allowed():
     value = [[math.nan, math.inf, -math.inf]] * 2
-    made = canonical(value, finite=False)
-    assert made.isnan()[:, 0].all()
-    assert made.isinf()[:, 1:].all()
+    tensor = canonical(value, finite=False)
+    assert tensor.isnan()[:, 0].all()
+    assert tensor.isinf()[:, 1:].all()
     assert canonical([[0.0, 1e30, 0.0]] * 2, finite=False, bound=math.inf)[0, 1] == 1e30
 
 
@@ -164,11 +164,11 @@ def test_whatever_is_sent_is_canonical_or_refused(data):
         items = [kind.canonical(value, AT) for value in kind.split(data, AT)]
     except InputError:
         return
-    for made in items:
-        assert made.dtype == torch.float32
-        assert made.shape[1:] == (2,)
-        assert 1 <= len(made) <= 3
-        assert torch.isfinite(made).all()
+    for tensor in items:
+        assert tensor.dtype == torch.float32
+        assert tensor.shape[1:] == (2,)
+        assert 1 <= len(tensor) <= 3
+        assert torch.isfinite(tensor).all()
 
 
 # -- integers and bools ----------------------------------------------------------------------------------------------
@@ -176,22 +176,22 @@ def test_whatever_is_sent_is_canonical_or_refused(data):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
 def test_integers_that_fit_have_one_form(dtype):
-    wanted = torch.tensor([0, 5, 100], dtype=getattr(torch, dtype))
+    expected = torch.tensor([0, 5, 100], dtype=getattr(torch, dtype))
     kind = Tensor(shape=(3,), dtype=dtype).bind(CONFIG)
     for name in ("u1", "u2", "u4", "i1", "i2", "i4", "i8"):
-        assert same(kind.canonical(np.array([0, 5, 100], name), AT), wanted), name
+        assert same(kind.canonical(np.array([0, 5, 100], name), AT), expected), name
     for other in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        assert same(kind.canonical(wanted.to(other), AT), wanted)
-    assert same(kind.canonical([0, 5, 100], AT), wanted)
+        assert same(kind.canonical(expected.to(other), AT), expected)
+    assert same(kind.canonical([0, 5, 100], AT), expected)
     for name in ("f2", "f4", "f8"):
-        assert same(kind.canonical(np.array([0, 5, 100], name), AT), wanted), name
-    assert same(kind.canonical(wanted.bfloat16(), AT), wanted)
-    assert same(kind.canonical([0.0, 5, 100.0], AT), wanted)
-    limits = torch.iinfo(wanted.dtype)
+        assert same(kind.canonical(np.array([0, 5, 100], name), AT), expected), name
+    assert same(kind.canonical(expected.bfloat16(), AT), expected)
+    assert same(kind.canonical([0.0, 5, 100.0], AT), expected)
+    limits = torch.iinfo(expected.dtype)
     for odd in (limits.min - 1, limits.max + 1, -(10**30)):
         with pytest.raises(InputError):
             kind.canonical([0, odd, 1], AT)
-    edge = kind.canonical(torch.tensor([limits.min, limits.max, 0], dtype=wanted.dtype), AT)
+    edge = kind.canonical(torch.tensor([limits.min, limits.max, 0], dtype=expected.dtype), AT)
     assert edge.tolist() == [limits.min, limits.max, 0]
 
 
@@ -208,10 +208,10 @@ def test_bound_of_integers():
 
 def test_bools():
     kind = Tensor(shape=(2,), dtype="bool").bind(CONFIG)
-    wanted = torch.tensor([True, False])
-    assert same(kind.canonical(np.array([True, False]), AT), wanted)
-    assert same(kind.canonical(wanted, AT), wanted)
-    assert same(kind.canonical([True, False], AT), wanted)
+    expected = torch.tensor([True, False])
+    assert same(kind.canonical(np.array([True, False]), AT), expected)
+    assert same(kind.canonical(expected, AT), expected)
+    assert same(kind.canonical([True, False], AT), expected)
 
 
 # -- one item, several, a batch --------------------------------------------------------------------------------------
@@ -276,12 +276,12 @@ def test_rank_decides_what_is_one_item(rank, count):
     shape = (2,) * rank
     kind = Tensor(shape=shape).bind(CONFIG)
     batch = np.arange(count * 2**rank, dtype=np.float32).reshape(count, *shape)
-    for way in (batch, torch.from_numpy(batch), list(batch), tuple(torch.from_numpy(batch)), batch.tolist()):
-        items = [kind.canonical(value, AT) for value in kind.split(way, AT)]
+    for form in (batch, torch.from_numpy(batch), list(batch), tuple(torch.from_numpy(batch)), batch.tolist()):
+        items = [kind.canonical(value, AT) for value in kind.split(form, AT)]
         assert [item.tolist() for item in items] == batch.tolist()
     if rank:
-        for way in (batch[0], torch.from_numpy(batch[0]), batch[0].tolist()):
-            assert [kind.canonical(v, AT).tolist() for v in kind.split(way, AT)] == [batch[0].tolist()]
+        for form in (batch[0], torch.from_numpy(batch[0]), batch[0].tolist()):
+            assert [kind.canonical(v, AT).tolist() for v in kind.split(form, AT)] == [batch[0].tolist()]
 
 
 # -- dimensions ------------------------------------------------------------------------------------------------------
@@ -378,10 +378,10 @@ def test_facts(kind, value, facts):
 
 
 def test_a_record_is_its_parts_in_their_order():
-    made = CELL.canonical(dict(reversed(ONE_CELL.items())), AT)
-    assert list(made) == ["ids", "values", "name"]
-    assert same(made["ids"], torch.tensor([1, 2]))
-    assert same(made["values"], torch.tensor([[1.0, 2], [3, 4]]))
+    canonical_record = CELL.canonical(dict(reversed(ONE_CELL.items())), AT)
+    assert list(canonical_record) == ["ids", "values", "name"]
+    assert same(canonical_record["ids"], torch.tensor([1, 2]))
+    assert same(canonical_record["values"], torch.tensor([[1.0, 2], [3, 4]]))
     assert CELL.bind(CONFIG) == CELL
     for one, lengths in ((CELL.candidates(), 2), (CELL.small(), 1), (CELL.smallest(), 1)):
         assert [len(record["values"]) for record in one] == [lengths]
@@ -423,14 +423,14 @@ def test_sizes_within_bounds(least, more, aspect, sizes):
 
 
 def test_equal_rgb_pixels_have_one_form():
-    wanted = PILImage.fromarray(PIXELS)
+    expected = PILImage.fromarray(PIXELS)
     strided = np.repeat(PIXELS, 2, axis=1)[:, ::2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for value in (PIXELS, torch.from_numpy(PIXELS), np.asfortranarray(PIXELS), strided, wanted):
+        for value in (PIXELS, torch.from_numpy(PIXELS), np.asfortranarray(PIXELS), strided, expected):
             image = IMAGE.canonical(value, AT)
             assert isinstance(image, PILImage.Image)
-            assert (image.mode, image.size, image.tobytes()) == ("RGB", (5, 4), wanted.tobytes())
+            assert (image.mode, image.size, image.tobytes()) == ("RGB", (5, 4), expected.tobytes())
 
 
 def test_other_images_stay_as_they_are():
@@ -440,21 +440,21 @@ def test_other_images_stay_as_they_are():
 
 def test_equal_8_bit_pixels_have_one_form():
     first = np.moveaxis(PIXELS, -1, 0)
-    for way in (
+    for form in (
         PIXELS,
         first,
         np.ascontiguousarray(first),
         torch.tensor(PIXELS),
         torch.tensor(PIXELS).permute(2, 0, 1),
     ):
-        assert np.array_equal(np.asarray(IMAGE.canonical(way, AT)), PIXELS)
-        assert np.array_equal(np.asarray(IMAGE.for_function().canonical(way, AT)), PIXELS)
+        assert np.array_equal(np.asarray(IMAGE.canonical(form, AT)), PIXELS)
+        assert np.array_equal(np.asarray(IMAGE.for_function().canonical(form, AT)), PIXELS)
 
 
 def test_equal_frames_have_one_form():
     images, tensors = [PILImage.fromarray(frame) for frame in FRAMES], [torch.tensor(frame) for frame in FRAMES]
-    for way in (FRAMES, list(FRAMES), tuple(FRAMES), images, tensors):
-        (frames,) = VIDEO.split(way, AT)
+    for form in (FRAMES, list(FRAMES), tuple(FRAMES), images, tensors):
+        (frames,) = VIDEO.split(form, AT)
         video = VIDEO.canonical(frames, AT)
         assert video.dtype == FRAMES.dtype
         assert np.array_equal(video, FRAMES)
@@ -472,15 +472,15 @@ def test_metadata_where_it_is_required():
 
 @given(st.lists(exact, min_size=1, max_size=8))
 def test_equal_samples_have_one_form(values):
-    wanted = np.array(values, np.float32)
-    ways = [wanted, wanted.astype(np.float64), wanted.astype(">f4"), np.repeat(wanted, 2)[::2], values]
-    ways += [wanted.astype(np.float16), torch.tensor(values), torch.tensor(values).half()]
-    for way in ways:
-        (audio,) = AUDIO.split(way, AT)
+    expected = np.array(values, np.float32)
+    forms = [expected, expected.astype(np.float64), expected.astype(">f4"), np.repeat(expected, 2)[::2], values]
+    forms += [expected.astype(np.float16), torch.tensor(values), torch.tensor(values).half()]
+    for form in forms:
+        (audio,) = AUDIO.split(form, AT)
         samples = AUDIO.canonical(audio, AT)
         assert type(samples) is np.ndarray
         assert (samples.dtype, samples.flags.c_contiguous, samples.tolist()) == (np.float32, True, values)
-        (pair,) = AUDIO.split((way, 16000), AT)
+        (pair,) = AUDIO.split((form, 16000), AT)
         samples = AUDIO.canonical(pair, AT)
         assert (samples.dtype, samples.tolist()) == (np.float32, values)
 

@@ -72,10 +72,10 @@ def build(tree, loops=()):
         case ("repeat", body, count):
             return build(body, loops) * value(count)
         case ("sequence", parts):
-            made = nothing
+            layout = nothing
             for part in parts:
-                made += build(part, loops)
-            return made
+                layout += build(part, loops)
+            return layout
     _, over, body, sep, last = tree
     options = {name: build(part, loops) for name, part in (("sep", sep), ("last", last)) if part is not None}
     return each(value(over), lambda x: build(body, (*loops, x)), **options)
@@ -83,18 +83,18 @@ def build(tree, loops=()):
 
 @given(trees())
 def test_agrees_with_the_naive_evaluator(tree):
-    laid = build(tree).lay(SCOPE)
-    wanted = naive.lay(tree, ENV)
-    assert laid.ids == [token for token, _ in wanted]
-    assert list(laid.mask) == [embeds for _, embeds in wanted]
-    assert len(laid) == len(wanted)
-    assert laid.num_embeds == sum(laid.mask)
-    assert laid.embed_ids == {token for token, embeds in wanted if embeds}
-    if all(laid.mask):
-        assert laid.is_embed is None
+    block = build(tree).lay(SCOPE)
+    expected = naive.lay(tree, ENV)
+    assert block.ids == [token for token, _ in expected]
+    assert list(block.mask) == [embeds for _, embeds in expected]
+    assert len(block) == len(expected)
+    assert block.num_embeds == sum(block.mask)
+    assert block.embed_ids == {token for token, embeds in expected if embeds}
+    if all(block.mask):
+        assert block.is_embed is None
     else:
-        assert laid.is_embed.dtype == torch.bool
-        assert laid.is_embed.tolist() == [embeds for _, embeds in wanted]
+        assert block.is_embed.dtype == torch.bool
+        assert block.is_embed.tolist() == [embeds for _, embeds in expected]
 
 
 @given(trees())
@@ -116,9 +116,9 @@ def test_binding_changes_nothing(tree):
 def test_leaves_name_everything_that_varies(tree):
     """Two scopes that agree on the leaves give the same layout; loop variables are nobody's leaves."""
     whole = build(tree)
-    found = {repr(leaf) for leaf in whole.leaves()}
-    assert all(name.startswith(("cfg.", "item.")) for name in found)
-    facts = {key: (value if f"item.{key}" in found else None) for key, value in ITEM.items()}
+    names = {repr(leaf) for leaf in whole.leaves()}
+    assert all(name.startswith(("cfg.", "item.")) for name in names)
+    facts = {key: (value if f"item.{key}" in names else None) for key, value in ITEM.items()}
     assert whole.lay(Scope(cfg=SCOPE.cfg, item=SimpleNamespace(**facts))) == whole.lay(SCOPE)
 
 
@@ -143,9 +143,9 @@ def test_evaluating_twice_shares_nothing_that_changes(tree):
 
 @given(st.lists(trees(depth=1), max_size=3), st.integers(0, 3))
 def test_sums_and_products(parts, count):
-    made = list(map(build, parts))
+    layouts = list(map(build, parts))
     whole = nothing
-    for part in made:
+    for part in layouts:
         whole = whole + part
     ids = [token for part in parts for token, _ in naive.lay(part, ENV)]
     assert whole.lay(SCOPE).ids == ids
@@ -194,8 +194,8 @@ def test_what_can_be_a_layout(value, ids):
 
 def test_a_function_or_where_may_choose_an_embedding_layout():
     for value in (lambda s: embed(4) * s.item.width, where(item.width > 1, embed(4) * item.width, literal(0))):
-        laid = lay(value, width=2)
-        assert (laid.ids, laid.num_embeds) == ([4, 4], 2)
+        block = lay(value, width=2)
+        assert (block.ids, block.num_embeds) == ([4, 4], 2)
 
 
 def test_each_over_numbers_and_sequences():

@@ -54,16 +54,16 @@ IMAGE = Modality(
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_from_data_to_placeholders(lengths):
     plan = plan_of(IMAGE)
-    prompt, wanted, starts = [1], [1], []
+    prompt, expected, starts = [1], [1], []
     for length in lengths:
         prompt += [7, 2]
-        starts.append(len(wanted))
-        wanted += [7] * (length + 1) + [2]
+        starts.append(len(expected))
+        expected += [7] * (length + 1) + [2]
     items = {"image": [torch.zeros(n) for n in lengths]}
     preview = plan.preview(prompt, items)
-    assert preview.prompt_token_ids == wanted
+    assert preview.prompt_token_ids == expected
     assert [placement.start for placement in preview.placements] == starts
-    assert plan.preview(wanted, items).prompt_token_ids == wanted
+    assert plan.preview(expected, items).prompt_token_ids == expected
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
@@ -72,9 +72,9 @@ def test_layouts_are_kept_by_geometry(lengths):
     bound = plan_of(IMAGE).modalities["image"]
     seen = {}
     for index, length in enumerate(lengths):
-        ways = bound.placeholders.alternatives(bound.scope(torch.zeros(length), index))
-        assert len(ways[0].placeholder) == length + 1
-        assert seen.setdefault(length, ways) is ways
+        alternatives = bound.placeholders.alternatives(bound.scope(torch.zeros(length), index))
+        assert len(alternatives[0].placeholder) == length + 1
+        assert seen.setdefault(length, alternatives) is alternatives
 
 
 def test_item_numbered_targets_are_not_confused_by_the_cache():
@@ -346,9 +346,9 @@ def test_targets_that_the_tokenizer_splits_otherwise():
     def preview(text):
         return plan.preview(merging.encode(text, False), {"m": [one, two]})
 
-    made = preview("a x1. x2.")
-    assert made.prompt_token_ids == [*b"a ", 150, *b". ", 150, 150, ord(".")]
-    assert [(p.index, p.start) for p in made.placements] == [(0, 2), (1, 5)]
+    rendered = preview("a x1. x2.")
+    assert rendered.prompt_token_ids == [*b"a ", 150, *b". ", 150, 150, ord(".")]
+    assert [(p.index, p.start) for p in rendered.placements] == [(0, 2), (1, 5)]
     for text in ("x2. a x1.", "x1. x1. x2.", "x1. x2. x3.", "x1."):
         with pytest.raises(InputError, match=r"^spec\.m"):
             preview(text)
@@ -390,9 +390,9 @@ def test_layouts_are_kept_up_to_a_size(monkeypatch):
     assert ways(3000) is not ways(3000)
     assert ways(601) is ways(601), "what is too large lets nothing go"
     by_values = bound(layout=embed(5) * later(len)(fields.x), fields={"x": batched()})
-    for length, kept in ((256, True), (257, False)):
+    for length, stays in ((256, True), (257, False)):
         scope = by_values.scope(torch.zeros(2, 2), 0, {"x": torch.zeros(length)})
-        assert (by_values.placeholders.alternatives(scope) is by_values.placeholders.alternatives(scope)) == kept
+        assert (by_values.placeholders.alternatives(scope) is by_values.placeholders.alternatives(scope)) == stays
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -480,10 +480,10 @@ def test_processing_ragged_items(lengths):
 
     modality = bound(item=RAGGED, fields=declared, process=process)
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    made = modality.processing.run(items)
-    assert made.sizes == {"rows": [2 * n for n in lengths]}
-    assert torch.equal(torch.cat([part["rows"] for part in made.parts], dim=1), made.data["rows"])
-    for value, part in zip(items, made.parts, strict=True):
+    processed = modality.processing.run(items)
+    assert processed.sizes == {"rows": [2 * n for n in lengths]}
+    assert torch.equal(torch.cat([part["rows"] for part in processed.parts], dim=1), processed.data["rows"])
+    for value, part in zip(items, processed.parts, strict=True):
         (alone,) = modality.processing.run([value]).parts
         assert alone.keys() == part.keys() == declared.keys()
         assert all(torch.equal(alone[name], part[name]) for name in declared)
@@ -493,8 +493,8 @@ def test_processing_ragged_items(lengths):
 def test_identity_passes_items_on(lengths, batch):
     modality = bound(item=RAGGED, fields={"x": batched() if batch else flat(item.length)})
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    made = modality.processing.run(items)
-    assert [part["x"].tolist() for part in made.parts] == [value.tolist() for value in items]
+    processed = modality.processing.run(items)
+    assert [part["x"].tolist() for part in processed.parts] == [value.tolist() for value in items]
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
@@ -506,6 +506,6 @@ def test_unpadding(shape):
         process=hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n}),
     )
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    made = modality.processing.finish(padded, [torch.zeros(1), torch.zeros(2)])
-    assert [part["x"].tolist() for part in made.parts] == [[1.0], [2.0, 3.0]]
-    assert [value.tolist() for value in made.data["x"]] == [[1.0], [2.0, 3.0]]
+    finished = modality.processing.finish(padded, [torch.zeros(1), torch.zeros(2)])
+    assert [part["x"].tolist() for part in finished.parts] == [[1.0], [2.0, 3.0]]
+    assert [value.tolist() for value in finished.data["x"]] == [[1.0], [2.0, 3.0]]

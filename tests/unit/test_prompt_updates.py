@@ -38,7 +38,7 @@ def check(prompt, items, ids, placements):
     """Law L2: what holds of every result, whatever the request."""
     assert [(p.modality, p.index) for p in placements] != [] or not any(items.values())
     assert sorted((p.modality, p.index) for p in placements) == sorted(
-        (modality, index) for modality, ways in items.items() for index in range(len(ways))
+        (modality, index) for modality, alternatives in items.items() for index in range(len(alternatives))
     )
     position = 0
     outside = []
@@ -76,7 +76,8 @@ def run(prompt, items, reserved=EMPTY):
 def as_naive(items):
     return {
         modality: [
-            [(kind_of(w), list(w.target), w.placeholder.ids, set(w.placeholder.embed_ids)) for w in ways] for ways in of
+            [(kind_of(w), list(w.target), w.placeholder.ids, set(w.placeholder.embed_ids)) for w in alternatives]
+            for alternatives in of
         ]
         for modality, of in items.items()
     }
@@ -232,9 +233,9 @@ def test_a_surplus_or_missing_item_is_refused(request_, which):
     if not searched or {"image", "same"} <= items.keys():
         return
     name = searched[0 if which == "first" else -1].modality
-    more = {n: [*ways, ways[-1]] if n == name else ways for n, ways in items.items()}
+    more = {n: [*alternatives, alternatives[-1]] if n == name else alternatives for n, alternatives in items.items()}
     assert run(prompt, more) is None
-    fewer = {n: ways[:-1] if n == name else ways for n, ways in items.items()}
+    fewer = {n: alternatives[:-1] if n == name else alternatives for n, alternatives in items.items()}
     if fewer[name]:  # a modality without items is the business of Plan.check_bare
         assert run(prompt, fewer) is None
 
@@ -287,7 +288,7 @@ def only(kind, target, ids=(E, E)):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "ways", "ids", "starts"),
+    ("prompt", "alternatives", "ids", "starts"),
     [
         pytest.param([1, 9, 2], [only("replace", [9])], [1, 9, 9, 2], [1], id="replace"),
         pytest.param([9, 9, 9, 9], [only("replace", [9])] * 2, [9] * 4, [0, 2], id="adjacent, expanded"),
@@ -307,8 +308,8 @@ def only(kind, target, ids=(E, E)):
         pytest.param([2, 1], [only("replace", [2]) + only("end", [])], [9, 9, 1], [0], id="rather than at the end"),
     ],
 )
-def test_examples(prompt, ways, ids, starts):
-    result = run(prompt, {"image": ways})
+def test_examples(prompt, alternatives, ids, starts):
+    result = run(prompt, {"image": alternatives})
     assert result is not None
     assert result[0] == ids
     assert [p.start for p in result[1]] == starts

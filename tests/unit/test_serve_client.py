@@ -36,12 +36,12 @@ class Blocking:
 
     def _blocking(self, call: Any) -> Any:
         def called(*args: Any, **options: Any) -> Any:
-            made = call(*args, **options)
-            if hasattr(made, "__anext__"):
-                return self._iterated(made)
-            if hasattr(made, "__aenter__"):
-                return Blocking(made, self.runner)
-            return self.runner.run(made)
+            outcome = call(*args, **options)
+            if hasattr(outcome, "__anext__"):
+                return self._iterated(outcome)
+            if hasattr(outcome, "__aenter__"):
+                return Blocking(outcome, self.runner)
+            return self.runner.run(outcome)
 
         return called
 
@@ -89,8 +89,8 @@ def context(seed: int = 0) -> tuple[list[int], list[np.ndarray]]:
 
 
 def test_modalities(client: Any) -> None:
-    told = client.modalities()
-    assert (told.spec, told.max_model_len, told.modalities[0].placeholder) == ("terra", ROOM, [PAD] * 6)
+    accepted = client.modalities()
+    assert (accepted.spec, accepted.max_model_len, accepted.modalities[0].placeholder) == ("terra", ROOM, [PAD] * 6)
 
 
 def test_generate(make: Any, fake: Fake) -> None:

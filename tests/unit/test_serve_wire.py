@@ -243,7 +243,7 @@ def of_pictures(*sizes, form="PNG"):
 
 
 @pytest.mark.parametrize(
-    ("media", "frames", "wanted"),
+    ("media", "frames", "expected"),
     [
         (Media("image", "data:image/png;base64," + of_pictures((30, 20))), 32, 600),
         (Media("image", "data:image/png;base64," + of_pictures((20000, 20000))), 32, 2 * PILImage.MAX_IMAGE_PIXELS + 1),
@@ -254,5 +254,5 @@ def of_pictures(*sizes, form="PNG"):
         (Media("image", "http://127.0.0.1/x.png"), 32, 0),
     ],
 )
-def test_pixels_are_counted_without_decoding(media, frames, wanted):
-    assert pixels(media, frames) == wanted
+def test_pixels_are_counted_without_decoding(media, frames, expected):
+    assert pixels(media, frames) == expected

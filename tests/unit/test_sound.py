@@ -40,15 +40,15 @@ def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Each item counts once; the log has one line for many of them, and then is quiet."""
     pytest.importorskip("prometheus_client")
 
-    told: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
     report = Reporter("robot", 16384.0)
-    tally = Tally(lambda name, number: (told.update({name: number}), report(name, number)))  # type: ignore[func-returns-value]
+    tally = Tally(lambda name, number: (messages.update({name: number}), report(name, number)))  # type: ignore[func-returns-value]
     before = unsound_items().labels("actions")._value.get()
     with caplog.at_level(logging.WARNING):
         for name, number in [("actions", 0), ("actions", 2), ("images", 1), ("actions", 1)]:
             tally.add(name, torch.tensor(number))
             tally.poll()
-    assert told == {"actions": 3, "images": 1}
+    assert messages == {"actions": 3, "images": 1}
     assert unsound_items().labels("actions")._value.get() == before + 3
     (line,) = caplog.messages
     assert line == (

@@ -86,12 +86,12 @@ def _results(
     lines = [
         line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)
     ]
-    told = {
+    results = {
         result["check"]: result
         for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))
     }
     for name in names:
-        yield told.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
+        yield results.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -66,7 +66,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
 
     for name in (*SYSTEMS, "terra"):
         try:
-            made = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
+            instance = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
         except Exception as error:
             failed(name, error)
             continue
@@ -74,7 +74,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
             if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
                 continue
             try:
-                check_law(number, made, database=False)
+                check_law(number, instance, database=False)
                 checked += 1
             except NotApplicable:
                 pass
@@ -134,22 +134,22 @@ def differential() -> Details:
     theirs, ours = hand_written("llava"), processor("llava")
     cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
     failures, compared = [], 0
-    for way, capacity, pair in (
+    for route, capacity, pair in (
         ("no cache", 0.0, False),
         ("its cache", 0.1, False),
         ("a pair of caches", 0.1, True),
     ):
         caches = [
-            harness.Caches(made, capacity, pair=pair) if capacity else None
-            for made in (theirs, ours)
+            harness.Caches(sides, capacity, pair=pair) if capacity else None
+            for sides in (theirs, ours)
         ]
         for i, case in enumerate(cases):
             data = {"image": list(case.images)} if case.images else {}
-            made = zip((theirs, ours), caches, strict=True)
-            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in made)
+            sides = zip((theirs, ours), caches, strict=True)
+            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in sides)
             for part in ("ids", "ranges", "fields"):
-                if found := differences(getattr(one, part), getattr(other, part), part):
-                    failures.append(f"request {i} ({case.kind}), {way}: {found}")
+                if difference := differences(getattr(one, part), getattr(other, part), part):
+                    failures.append(f"request {i} ({case.kind}), {route}: {difference}")
             compared += 1
     return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
 
@@ -162,12 +162,12 @@ def engine() -> Details:
     from examples.terra.rollout import VllmTerra
 
     register()
-    context, actions, wanted = _rollouts()
+    context, actions, expected = _rollouts()
     terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
     steps = list(terra.rollout(context, actions, FRAMES))
     got = np.stack([step.tokens for step in steps], axis=1)
     cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
-    return {**_compared(got, wanted), "cached": round(cached, 3)}
+    return {**_compared(got, expected), "cached": round(cached, 3)}
 
 
 def serve() -> Details:
@@ -186,7 +186,7 @@ def serve() -> Details:
     from mmkit.serve import Client
     from mmkit.serve.process import Server
 
-    context, actions, wanted = _rollouts()
+    context, actions, expected = _rollouts()
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = Path("out", "matrix", f"{vllm.__version__}-server.log")
     with (
@@ -198,7 +198,7 @@ def serve() -> Details:
             lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions
         )
         got = np.stack(list(loops))
-    return {"routes": True, **_compared(got, wanted)}
+    return {"routes": True, **_compared(got, expected)}
 
 
 def _rollouts() -> tuple[Any, Any, Any]:
@@ -219,8 +219,8 @@ def _rollouts() -> tuple[Any, Any, Any]:
     return context, actions, torch.stack(list(frames), dim=1).numpy()
 
 
-def _compared(got: Any, wanted: Any) -> Details:
-    wrong = int((got != wanted).sum())
+def _compared(got: Any, expected: Any) -> Details:
+    wrong = int((got != expected).sum())
     return {
         "ids": got.size,
         "digest": hashlib.sha256(got.astype("<i8").tobytes()).hexdigest()[:12],

@@ -193,20 +193,20 @@ def environment(version: str) -> dict[str, str]:
 
 def facts(version: str) -> dict[str, Any]:
     """What the tree of a version was made of: its `tree.json`."""
-    made: dict[str, Any] = json.loads((RELEASES[version].folder / "tree.json").read_text())
-    return made
+    tree: dict[str, Any] = json.loads((RELEASES[version].folder / "tree.json").read_text())
+    return tree
 
 
 def build(versions: Sequence[str] = ()) -> None:
     """Make the trees that are missing or made by an older recipe, and those whose kernels they
     borrow."""
-    wanted = [RELEASES[version] for version in versions or RELEASES]
-    lenders = [RELEASES[release.kernels] for release in wanted]
+    asked = [RELEASES[version] for version in versions or RELEASES]
+    lenders = [RELEASES[release.kernels] for release in asked]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / ".lock").open("w") as lock, _progress() as show:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however it ends
         _clean()
-        releases = list(dict.fromkeys([*lenders, *wanted]))
+        releases = list(dict.fromkeys([*lenders, *asked]))
         trees = [release for release in releases if not _is_built(release)]
         libraries = [name for name in LIBRARIES if any(name == r.transformers for r in releases)]
         libraries = [name for name in libraries if not _has_libraries(name)]
@@ -258,7 +258,7 @@ def _build(release: Release) -> None:
                     Path("..", "..", release.kernels, "vllm", kernel.name)
                 )
             patches = [asdict(patch) for patch in PATCHES if _apply(patch, folder / "vllm")]
-        made = {
+        tree = {
             "version": release.version,
             "kernels": f"borrowed from {release.kernels}" if release.borrows else "native",
             "transformers": release.transformers or installed("transformers"),
@@ -266,7 +266,7 @@ def _build(release: Release) -> None:
             "wheel": {"name": wheel.name, "sha256": digest},
             "recipe": release.recipe,
         }
-        (folder / "tree.json").write_text(json.dumps(made, indent=2) + "\n")
+        (folder / "tree.json").write_text(json.dumps(tree, indent=2) + "\n")
 
 
 def _apply(patch: Patch, package: Path) -> bool:
@@ -318,22 +318,22 @@ def _has_libraries(transformers: str) -> bool:
 
 
 def _install_libraries(transformers: str) -> None:
-    wanted = LIBRARIES[transformers]
+    libraries = LIBRARIES[transformers]
     with _replacing(_libraries(transformers)) as folder:
-        _pip("install", "--target", str(folder), *wanted)
-        (folder / "requirements.txt").write_text("\n".join(wanted))
+        _pip("install", "--target", str(folder), *libraries)
+        (folder / "requirements.txt").write_text("\n".join(libraries))
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """An empty folder that takes the place of the target when all went well."""
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".new-") as temporary:
-        made, old = Path(temporary, "made"), Path(temporary, "old")
-        made.mkdir()
-        yield made
+        new, old = Path(temporary, "made"), Path(temporary, "old")
+        new.mkdir()
+        yield new
         if target.exists():
             target.rename(old)
-        made.rename(target)
+        new.rename(target)
 
 
 def _pip(command: str, *arguments: str) -> None:
@@ -386,10 +386,10 @@ def main() -> None:
         return
     build(options.versions)
     for version in options.versions or RELEASES:
-        made = facts(version)
-        changed = f", {len(made['patches'])} patches" if made["patches"] else ""
+        tree = facts(version)
+        changed = f", {len(tree['patches'])} patches" if tree["patches"] else ""
         print(
-            f"{version:8} kernels {made['kernels']}, transformers {made['transformers']}{changed}"
+            f"{version:8} kernels {tree['kernels']}, transformers {tree['transformers']}{changed}"
         )
 
 

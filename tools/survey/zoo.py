@@ -175,12 +175,12 @@ def tokenizer(
     named = named or {}
     tokens = list(dict.fromkeys(["<pad>", "<s>", "</s>", "<unk>", *special, *named.values()]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate([*tokens, *alphabet])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    bpe = Tokenizer(models.BPE({token: i for i, token in enumerate([*tokens, *alphabet])}, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=bpe,
         clean_up_tokenization_spaces=False,
         extra_special_tokens=dict(named),
         chat_template=chat_template,
@@ -849,7 +849,7 @@ def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dic
         "from transformers import AutoConfig, BatchFeature\n"
         "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n\n\n"
     )
-    source = head + "\n\n".join(inspect.getsource(made) for made in classes)
+    source = head + "\n\n".join(inspect.getsource(cls) for cls in classes)
     return {f"{module}.py": source}, {auto: f"{module}.{classes[-1].__name__}"}
 
 

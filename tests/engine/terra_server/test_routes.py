@@ -254,10 +254,10 @@ def test_messages_out_of_order(server):
     ]
     with connect(server.url.replace("http", "ws") + SESSION, additional_headers=HEADERS) as socket:
         assert json.loads(socket.recv(240))["type"] == "ready"
-        for message, wanted in turns:
+        for message, expected in turns:
             socket.send(json.dumps(message) if isinstance(message, dict) else message)
             answer = json.loads(socket.recv(240))
-            assert wanted == (answer["error"]["message"] if answer["type"] == "error" else answer["type"])
+            assert expected == (answer["error"]["message"] if answer["type"] == "error" else answer["type"])
 
 
 def test_metrics_tell_of_refusals_and_sessions(server, client):
