@@ -99,10 +99,11 @@ class Report:
 
     def __str__(self) -> str:
         width = max((len(result.law) for result in self.results), default=0)
-        lines = [
-            f"  {r.law:{width}}  {r.status}{': ' * bool(r.detail)}{r.detail}" for r in self.results
-        ]
-        return "\n".join([self.subject, *lines])
+        lines = [self.subject]
+        for result in self.results:
+            detail = f": {result.detail}" if result.detail else ""
+            lines.append(f"  {result.law:{width}}  {result.status}{detail}")
+        return "\n".join(lines)
 
 
 def check_law(
@@ -282,18 +283,14 @@ def parametrize(
         except NotApplicable as reason:
             pytest.skip(str(reason))
 
-    known = expected or {}
-    return pytest.mark.parametrize(
-        "check",
-        [
-            pytest.param(
-                partial(run, law),
-                id=law.name,
-                marks=[pytest.mark.xfail(strict=True, raises=Violation, reason=known[number])]
-                if number in known
-                else [],
-            )
-            for number, law in LAWS.items()
-            if model or not law.needs_model
-        ],
-    )
+    reasons = expected or {}
+    checks = []
+    for law in LAWS.values():
+        if law.needs_model and not model:
+            continue
+        marks = []
+        if law.number in reasons:
+            reason = reasons[law.number]
+            marks.append(pytest.mark.xfail(strict=True, raises=Violation, reason=reason))
+        checks.append(pytest.param(partial(run, law), id=law.name, marks=marks))
+    return pytest.mark.parametrize("check", checks)

@@ -69,8 +69,8 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
     )
     plan.check_names([*sent, *ranges])
     plan.check_bare(ids, [name for name, items in sent.items() if items])
-    if (wanted := plan.rewrite("prompt", list(ids))) != list(ids):
-        where, expected = f"{plan.spec.name}.prompt", f"{wanted}, as the spec rewrites it"
+    if (rewritten := plan.rewrite("prompt", list(ids))) != list(ids):
+        where, expected = f"{plan.spec.name}.prompt", f"{rewritten}, as the spec rewrites it"
         raise InputError(where, expected, str(list(ids)), REMEDY)
     items: dict[str, list[_Item]] = {}
     for name in sent.keys() | ranges.keys():
