@@ -14,6 +14,7 @@ from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
 from ..field import Field
 from ..items import ItemType, shape_text
+from ..items.record import Record
 from ..layout import Fixed, Layout, nothing
 from ..model_spec import ModelSpec
 from ..spec import Modality
@@ -90,6 +91,8 @@ class Names:
             return part._changed(self._in)
         if isinstance(part, (list, tuple)):
             return type(part)(map(self._in, part))
+        if isinstance(part, Mapping):
+            return {name: self._in(value) for name, value in part.items()}
         if not is_dataclass(part) or isinstance(part, type):
             return part
         changed = copy(part)
@@ -102,6 +105,9 @@ def _source(part: Any) -> str:
     """A part as one would write it: an item type without what it has by default."""
     if not isinstance(part, ItemType) or not is_dataclass(part):
         return getattr(part, "__qualname__", repr(part))
+    if isinstance(part, Record):
+        parts = [f"{name}={_source(one)}" for name, one in part.parts.items()]
+        return f"Record({', '.join(parts)})"
     stated = [(f, getattr(part, f.name)) for f in fields(part)]
     options = [f"{f.name}={value!r}" for f, value in stated if not same(value, f.default)]
     return f"{type(part).__name__}({', '.join(options)})"

@@ -22,7 +22,7 @@ from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..spec import Modality
-from .common import Opened, UsageError, brief, open_checkpoint, reason, write
+from .common import Opened, UsageError, brief, open_checkpoint, plural, reason, write
 from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg
 from .formulas import Names, declared_parts, read_values, used_variables
 from .runs import notation, runs
@@ -116,8 +116,9 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
     """The modality and the item that ``modality=FORM`` means.
 
     FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
-    of an image, frames x width x height of a video, samples of audio), or a file: .npy,
-    .safetensors with one tensor, or an image.
+    of an image, frames x width x height of a video, samples of audio, characters of a text), or a
+    file: .json (lists, a text, or the dict of a record), .npy, .safetensors with one tensor, or an
+    image.
 
     Raises:
         UsageError: another form, an unknown modality, or a file that cannot be read.
@@ -141,6 +142,8 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
 
 def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
     count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
+    if kind.part_names:
+        raise UsageError(where, kind.form, "sizes")
     if len(sizes) != count:
         raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
     if kind.dummy_sizes and 0 in sizes:
@@ -172,12 +175,18 @@ def _read_image(path: Path) -> Any:
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     ".npy": np.load,  # which unpickles nothing
     ".safetensors": _read_safetensors,
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
 }
 
 
 def describe(value: Any) -> str:
-    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``."""
+    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3
+    characters``."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
+    if isinstance(value, str):
+        return plural(len(value), "character")
     media = getattr(value, "media", value)
     if hasattr(media, "getbands"):
         return "{}×{}".format(*media.size)

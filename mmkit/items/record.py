@@ -47,7 +47,7 @@ class Record(ItemType):
 
     rank = 0
     media = ""
-    form = "zeros alone"
+    form = "a dict of its parts in JSON"
 
     def __init__(self, **parts: Tensor | Text) -> None:
         if not parts:
@@ -154,7 +154,7 @@ class Record(ItemType):
         return records
 
     def schema(self) -> dict[str, Any]:
-        parts = {name: part.schema() for name, part in self.parts.items()}
+        parts = {n: {"expected": p.expected, **p.schema()} for n, p in self.parts.items()}
         return {**super().schema(), "parts": parts}
 
     def __repr__(self) -> str:

@@ -22,6 +22,7 @@ from .base import (
     bound_size,
     bound_sizes,
     fits,
+    map_size,
     positive,
     shape_text,
 )
@@ -226,10 +227,14 @@ class Tensor(ItemType):
         return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
 
     def schema(self) -> dict[str, Any]:
-        shape = [
-            [size.least, size.most] if isinstance(size, Between) else size for size in self.shape
-        ]
+        sizes = [map_size(_in_json, size) for size in self.shape]
+        shape = [[size.least, size.most] if isinstance(size, Between) else size for size in sizes]
         return {"shape": shape, "dtype": self.dtype}
+
+
+def _in_json(size: Any) -> int | str:
+    """A size; one that follows from other parts of a record as its source."""
+    return size if isinstance(size, int) else repr(size)
 
 
 def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | None:

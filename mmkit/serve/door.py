@@ -162,7 +162,8 @@ class Door:
             expected = "items of that modality beside their uuids"
             remedy = "Send null for an item that the server has."
             raise InputError(error.where, expected, "none", remedy) from None
-        data = Decoder(self.limits.elements, self.limits.items).decode(named)
+        kinds = {name: modality.item for name, modality in plan.modalities.items()}
+        data = Decoder(self.limits.elements, self.limits.items).decode(named, kinds)
         limits = self.engine.limits()
         for name, value in data.items():
             modality = plan.modalities[name]

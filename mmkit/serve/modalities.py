@@ -47,7 +47,12 @@ def _example(kind: ItemType) -> Any:
     """A small item in JSON; of one that comes as a file, how the JSON begins."""
     if kind.mime:
         return {f"{kind.media}_url": {"url": f"data:{kind.mime};base64,..."}}
-    example = next(reversed(kind.small()), None)
+    return _in_json(next(reversed(kind.small()), None))
+
+
+def _in_json(example: Any) -> Any:
+    if isinstance(example, dict):
+        return {name: _in_json(part) for name, part in example.items()}
     if isinstance(example, torch.Tensor):
         if example.numel() <= _WRITTEN_OUT:
             return example.tolist()

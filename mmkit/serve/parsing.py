@@ -110,6 +110,7 @@ _WORDS = {
 _UNIONS = {
     "`bool | int | float | object | array | null`": FORMS,
     "`bool | int | float | array`": FORMS,
+    "`bool | int | float | str | object | array | null`": f"a text, {FORMS}",
     "`bool | int | float`": f"lists nested at most {DEEPEST} deep",
 }
 """What it calls the types of items."""

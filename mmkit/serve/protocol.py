@@ -21,11 +21,15 @@ Salt = Annotated[str, Meta(min_length=1)]
 Items = Annotated[
     Raw,
     Meta(
-        description="Per modality a list of items, or one encoded batch. An item is nested lists "
-        'of numbers, {"data": base64 of little-endian values, "dtype", "shape"}, {"safetensors": '
-        "base64 of a file with one tensor}, or a media part of a chat message, as "
-        '{"image_url": {"url": "data:image/png;base64,..."}}.',
-        extra_json_schema={"type": "object", "additionalProperties": {"type": ["array", "object"]}},
+        description="Per modality a list of items, one record or text, or one encoded batch. An "
+        'item is nested lists of numbers, {"data": base64 of little-endian values, "dtype", '
+        '"shape"}, {"safetensors": base64 of a file with one tensor}, a media part of a chat '
+        'message, as {"image_url": {"url": "data:image/png;base64,..."}}, a text, or an object of '
+        "the parts of a record, each in one of these forms.",
+        extra_json_schema={
+            "type": "object",
+            "additionalProperties": {"type": ["array", "object", "string"]},
+        },
     ),
 ]
 Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
@@ -204,13 +208,27 @@ class ErrorBody(_Out):
     error: ErrorInfo
 
 
+Sizes = list[int | str | list[int | str]] | None
+"""Sizes, [least, most] where one varies; an expression for one that follows from other parts."""
+
+
+class PartInfo(_Out):
+    """What a model accepts as one part of a record; see `ModalityInfo`."""
+
+    expected: str
+    shape: Sizes
+    dtype: str | None
+
+
 class ModalityInfo(_Out):
     """What a model accepts of one modality.
 
     Attributes:
         expected: an item in a few words.
-        shape: sizes of a tensor item, [least, most] where one varies; None for media.
-        dtype: its canonical dtype; None for media.
+        shape: sizes of a tensor item, or of a text in characters, [least, most] where one varies;
+            None for media and records.
+        dtype: its canonical dtype, or ``"text"``; None for media and records.
+        parts: the parts of a record, by name; None for other items.
         limit: the most items in one request.
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
             decides.
@@ -222,8 +240,9 @@ class ModalityInfo(_Out):
 
     name: str
     expected: str
-    shape: list[int | list[int]] | None
+    shape: Sizes
     dtype: str | None
+    parts: dict[str, PartInfo] | None = None
     limit: int | None
     largest_tokens: int | None
     placeholder: list[int] | None

@@ -8,6 +8,8 @@ nested lists, a number                                 the values
 ``{"safetensors": base64}``                            a safetensors file with one tensor
 ``{"image_url": {"url": ...}}``, ``video_url``,        a media part of vLLM's chat messages, which
 ``audio_url``                                          vLLM's own loader reads
+``"CCO"``                                              a text, where the item is one
+``{"gene_ids": ..., "values": ...}``                   a record: its parts, in the forms above
 ====================================================== ===========================================
 
 The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of
@@ -32,7 +34,9 @@ import torch
 from msgspec import UNSET, Raw, Struct
 
 from ..errors import InputError
+from ..items import ItemType
 from ..items.tensor import DTYPES
+from ..items.text import Text
 from .parsing import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
 
 _SHOWN = 40
@@ -85,7 +89,9 @@ def _nested(deepest: int) -> Any:
     return numbers
 
 
-_ITEMS: Any = list[_nested(DEEPEST) | _Object | None]  # type: ignore[misc]
+_VALUE: Any = _nested(DEEPEST) | _Object | None
+_PART: Any = _VALUE | str
+"""A part of a record; the spec says which of them are texts."""
 
 
 @cache
@@ -98,10 +104,18 @@ def _named(names: tuple[str, ...], kind: Any) -> Any:
 
 
 @cache
-def _batch(name: str) -> Any:
-    """The type of a modality's value that is an object."""
+def _batch(name: str, parts: tuple[str, ...]) -> Any:
+    """The type of a modality's value that is an object: precomputed embeddings, or one item."""
     fields = [("embeds", Raw, msgspec.field(name=f"{name}_embeds", default=UNSET))]
-    return msgspec.defstruct("Batch", fields, bases=(_Object,), forbid_unknown_fields=True)
+    item = _named(parts, _PART) if parts else _Object
+    return msgspec.defstruct("Batch", fields, bases=(item,), forbid_unknown_fields=True)
+
+
+def _type_of(kind: ItemType | None) -> Any:
+    """What one item of a list is, of an item type; None for numbers or media."""
+    if isinstance(kind, Text):
+        return str | None
+    return _named(kind.part_names, _PART) | None if kind and kind.part_names else _VALUE
 
 
 def by_modality(raw: Raw, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
@@ -137,46 +151,83 @@ class Decoder:
     def __post_init__(self) -> None:
         self._limits = self.elements, self.items
 
-    def decode(self, items: Mapping[str, Raw]) -> dict[str, Any]:
+    def decode(
+        self, items: Mapping[str, Raw], kinds: Mapping[str, ItemType] | None = None
+    ) -> dict[str, Any]:
         """What goes into ``multi_modal_data``; media parts become `Media`.
 
         Args:
             items: JSON, by modality.
+            kinds: the item types, by modality; numbers or media where one is missing.
 
         Raises:
             InputError: names the path of what is malformed.
             TooLarge: more numbers or items than allowed.
         """
-        return {name: self._modality(name, raw, f"items.{name}") for name, raw in items.items()}
+        kinds = kinds or {}
+        return {
+            name: self._modality(name, raw, f"items.{name}", kinds.get(name))
+            for name, raw in items.items()
+        }
 
-    def _modality(self, name: str, raw: Raw, where: str, *, embeds: bool = False) -> Any:
-        start = bytes(memoryview(raw)[:_SHOWN])
+    def _modality(self, name: str, raw: Raw, where: str, kind: ItemType | None) -> Any:
+        parts = kind.part_names if kind else ()
+        start = bytes(memoryview(raw)[:1])
         try:
-            if start.startswith(b"["):
-                return self._several(decoded(decoder(_ITEMS), raw, where=where), where)
-            if start.startswith(b"{"):
-                value = decoded(decoder(_Object if embeds else _batch(name)), raw, where=where)
-                if embeds or value.embeds is UNSET:
+            if start == b"{":
+                value = decoded(decoder(_batch(name, parts)), raw, where=where)
+                if value.embeds is UNSET:
                     self._take_items(1, where)  # the spec counts those of a batch
-                    return self._object(value, where)
-                return {
-                    f"{name}_embeds": self._modality(
-                        name, value.embeds, f"{where}.{name}_embeds", embeds=True
-                    )
-                }
+                    item = self._item(value, where, parts)
+                    return [item] if parts else item
+                field = f"{name}_embeds"
+                if sum(part is not UNSET for part in msgspec.structs.astuple(value)) > 1:
+                    raise InputError(where, f"{field} alone", "others beside it")
+                return {field: self._tensors(value.embeds, f"{where}.{field}")}
+            if start == b'"' and isinstance(kind, Text):
+                return [decoded(decoder(str), raw, where=where)]
+            return self._tensors(raw, where, _type_of(kind), parts)
         except UnknownField as error:
+            if parts and error.object.rpartition(".")[0] == "items":
+                expected, got = " and ".join(parts), f"{error.name!r} as well"
+                raise InputError(error.object, f"a dict of {expected}", f"one with {got}") from None
             raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
+
+    def _tensors(
+        self, raw: Raw, where: str, kind: Any = _VALUE, parts: tuple[str, ...] = ()
+    ) -> Any:
+        """A list of items, each of a type, or one encoded tensor."""
+        start = bytes(memoryview(raw)[:_SHOWN])
+        if start.startswith(b"["):
+            values = decoded(decoder(list[kind]), raw, where=where)
+            self._take_items(len(values), where)
+            return [self._item(v, f"{where}[{i}]", parts) for i, v in enumerate(values)]
+        if start.startswith(b"{"):
+            self._take_items(1, where)
+            return self._item(decoded(decoder(_Object), raw, where=where), where)
         got = "a text" if start.startswith(b'"') else start.decode()
         raise InputError(where, "a list of items, or one encoded tensor", got)
 
-    def _several(self, values: list[Any], where: str) -> list[Any]:
-        self._take_items(len(values), where)
-        for index, value in enumerate(values):
-            if isinstance(value, _Object):
-                values[index] = self._object(value, f"{where}[{index}]")
-            elif value is not None:
-                self._take(_numbers(value), f"{where}[{index}]")
-        return values
+    def _item(self, value: Any, where: str, parts: tuple[str, ...] = ()) -> Any:
+        """One item, or one part of a record."""
+        if parts and value is not None:
+            record = {name: getattr(value, f"field_{i}") for i, name in enumerate(parts)}
+            return {
+                name: self._part(part, f"{where}.{name}")
+                for name, part in record.items()
+                if part is not UNSET
+            }
+        if isinstance(value, _Object):
+            return self._object(value, where)
+        if value is not None and not isinstance(value, str):
+            self._take(_numbers(value), where)
+        return value
+
+    def _part(self, value: Any, where: str) -> Any:
+        part = self._item(value, where)
+        if isinstance(part, Media):
+            raise InputError(where, "numbers or a text", f"a part of kind {part.kind}")
+        return part
 
     def _object(self, value: _Object, where: str) -> Any:
         match sorted(
@@ -256,7 +307,7 @@ def _numbers(value: Any) -> int:
 
 def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a caller would put into ``multi_modal_data``, as JSON: arrays and tensors as raw base64,
-    PIL images as PNG data URLs, lists as they are.
+    PIL images as PNG data URLs, lists and texts as they are, dicts by their parts.
 
     Raises:
         InputError: a value that has no form on the wire.
@@ -294,6 +345,6 @@ def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
         return [_encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         return {key: _encoded(part, f"{where}.{key}", top=top) for key, part in value.items()}
-    if value is None or type(value) in (bool, int, float):
+    if value is None or type(value) in (bool, int, float, str):
         return value
-    raise InputError(where, "lists, arrays, tensors or images", f"a {type(value).__name__}")
+    raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")

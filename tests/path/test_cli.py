@@ -30,7 +30,9 @@ from mmkit import (
     MmkitError,
     Modality,
     ModelSpec,
+    Record,
     Tensor,
+    Text,
     Video,
     already_expanded,
     batched,
@@ -230,6 +232,8 @@ KINDS = {
     "image": Image(largest=(64, 48)),
     "video": Video(largest=(4, 32, 32)),
     "audio": Audio(largest=100),
+    "word": Text(most=9),
+    "cell": Record(ids=Tensor((between(1, 9),), "int64"), word=Text(most=9)),
 }
 
 
@@ -251,12 +255,16 @@ def plan_of_all_kinds() -> Any:
         ("series={}/a.npy", "5×4"),
         ("series={}/a.safetensors", "6×4"),
         ("image={}/a.png", "7×8"),
+        ("word=3", "3 characters"),
+        ("cell=zeros", "ids 1, word 1 character"),
+        ("cell={}/a.json", "ids 2, word 3 characters"),
     ],
 )
 def test_items(form: str, words: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
     save_file({"a": torch.zeros(6, 4)}, tmp_path / "a.safetensors")
     PILImage.new("RGB", (7, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text('{"ids": [1, 2], "word": "abc"}')
     name, value = show.parse_item(form.format(tmp_path), plan_of_all_kinds())
     assert form.startswith(name)
     assert show.describe(value) == words
@@ -306,12 +314,13 @@ def test_refusals_are_one_sentence(command: str) -> None:
 
 
 BAD_ITEMS = {
-    "clouds=3": "expected modality=FORM with a modality among series, image, video, audio, got 'clouds'. As in --item "
-    "series=zeros.",
+    "clouds=3": "expected modality=FORM with a modality among series, image, video, audio, word, cell, got 'clouds'. "
+    "As in --item series=zeros.",
     "image=640": "expected WIDTHxHEIGHT, 2 size(s), got 1.",
+    "cell=3": "expected a dict of its parts in JSON, got sizes.",
     "image=0x3": "expected sizes of at least 1, got 0x3.",
-    "series=big": "expected zeros, a shape as 9x4, or a file (.npy, .safetensors, .png, .jpg, .jpeg, .webp), got "
-    "'big'. As in --item series=zeros.",
+    "series=big": "expected zeros, a shape as 9x4, or a file (.npy, .safetensors, .json, .png, .jpg, .jpeg, .webp), "
+    "got 'big'. As in --item series=zeros.",
     "series=none.npy": "expected a .npy file that can be read, got no such file or directory.",
 }
 

@@ -16,17 +16,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
-from mmkit import InputError, MmkitError
+from mmkit import InputError, MmkitError, Record, Tensor, Text, between, embed, item
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import parsing, protocol
 from mmkit.serve.limits import Limits
 from mmkit.serve.media import pixels
+from mmkit.serve.modalities import describe
 from mmkit.serve.wire import Decoder, Media, TooLarge, encode
+from tests.unit.common import bound
 
 
-def decoded(value, elements=10**6, items=100):
+def decoded(value, elements=10**6, items=100, kind=None):
     """What a server makes of the items of modality ``m``."""
-    return Decoder(elements, items).decode({"m": msgspec.Raw(json.dumps(value).encode())})["m"]
+    raws, kinds = {"m": msgspec.Raw(json.dumps(value).encode())}, {"m": kind} if kind else {}
+    return Decoder(elements, items).decode(raws, kinds)["m"]
 
 
 def text(raw):
@@ -144,6 +147,61 @@ def test_what_is_refused(value, message):
     assert str(caught.value) == message
 
 
+WORD = Text(most=3)
+CELL = Record(ids=Tensor((between(1, 3),), "int64"), values=Tensor((item.ids.length, 2)), name=WORD)
+ONE_CELL = {"ids": np.array([1, 2]), "values": torch.ones(2, 2), "name": "ab"}
+
+
+def test_records_and_texts_come_back():
+    plan = bound(item=CELL, layout=embed(5) * item.ids.length, process=lambda items, scope: {"x": items})
+    kind, told = plan.item, describe(plan, 4)
+    for sent in (ONE_CELL, [ONE_CELL], [dict(reversed(ONE_CELL.items()))], {**ONE_CELL, "ids": [1, 2]}, told.example):
+        back = decoded(encode({"m": sent})["m"], kind=kind)
+        (record,) = plan.intake.parse(back)
+        assert list(record) == list(told.parts) == ["ids", "values", "name"]
+    assert told.parts["values"].model_dump() == {
+        "expected": "a (item.ids.length, 2) float32 tensor",
+        "shape": ["item.ids.length", 2],
+        "dtype": "float32",
+    }
+    assert (told.parts["ids"].shape, told.parts["name"].shape, told.parts["name"].dtype) == ([[1, 3]], [[1, 3]], "text")
+    assert decoded([None, encode({"m": ONE_CELL})["m"]], kind=kind)[0] is None
+    assert decoded({"m_embeds": [[[1.0]]]}, kind=kind) == {"m_embeds": [[[1.0]]]}
+    assert decoded("ab", kind=WORD) == decoded(["ab"], kind=WORD) == ["ab"]
+    assert decoded(encode({"m": ["ab", None]})["m"], kind=WORD) == ["ab", None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (WORD, [1], "items.m[0]: expected a text or null, got a whole number."),
+        (WORD, 3, "items.m: expected a list of items, or one encoded tensor, got 3."),
+        (CELL, [1], "items.m[0]: expected an object or null, got a whole number."),
+        (CELL, "x", "items.m: expected a list of items, or one encoded tensor, got a text."),
+        (CELL, [{"x": 1}], "items.m[0]: expected a dict of ids and values and name, got one with 'x' as well."),
+        (CELL, {"x": 1}, "items.m: expected a dict of ids and values and name, got one with 'x' as well."),
+        (CELL, [{"ids": {"x": 1}}], f"items.m[0].ids: expected {FORMS}, got an object with 'x'."),
+        (CELL, [{"ids": [["x"]]}], f"items.m[0].ids[0][0]: expected {FORMS}, got a text."),
+        (
+            CELL,
+            [{"ids": raw(b"1", "int8", [2])}],
+            "items.m[0].ids.data: expected 2 bytes for shape (2,) of int8, got 1.",
+        ),
+        (
+            CELL,
+            [{"ids": {"image_url": {"url": "data:"}}}],
+            "items.m[0].ids: expected numbers or a text, got a part of kind image.",
+        ),
+        (CELL, {"m_embeds": [], "ids": [1]}, "items.m: expected m_embeds alone, got others beside it."),
+        (None, {"m_embeds": [], "data": ""}, "items.m: expected m_embeds alone, got others beside it."),
+    ],
+)
+def test_records_and_texts_that_are_refused(kind, value, message):
+    with pytest.raises(InputError) as caught:
+        decoded(value, kind=kind)
+    assert str(caught.value) == message
+
+
 def test_a_pickle_is_not_read():
     import pickle
 
@@ -175,7 +233,7 @@ def test_deep_lists_are_refused():
         decoded(functools.reduce(lambda inner, _: [inner], range(500), []))
 
 
-@pytest.mark.parametrize("value", [{1, 2}, "x", np.array(["x"]), np.zeros(1, complex)])
+@pytest.mark.parametrize("value", [{1, 2}, b"x", np.array(["x"]), np.zeros(1, complex)])
 def test_what_the_client_cannot_send(value):
     with pytest.raises(InputError):
         encode({"m": value})
