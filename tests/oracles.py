@@ -55,12 +55,14 @@ def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[i
 
 @dataclass(frozen=True)
 class System:
-    """One system: its folder, its spec, the architecture that its config names, how text was tokenized."""
+    """One system: its folder, its spec, the architecture that its config names, how text was tokenized, and the texts
+    that stand for an item, where the hand-written class takes more of them than there are items."""
 
     name: str
     spec: str
     architecture: str
     encode: Encode = encoded
+    markers: tuple[str, ...] = ()
 
     def load_spec(self) -> ModelSpec:
         module, variable = self.spec.split(":")
@@ -87,6 +89,12 @@ SYSTEMS = {
         System("deepseek_vl2", "gallery.deepseek_vl2:DEEPSEEK_VL2", "DeepseekVLV2ForCausalLM", always_special),
         System("internvl2", "gallery.internvl:INTERNVL", "InternVLChatModel", always_special),
         System("qwen_vl", "gallery.qwen_vl:QWEN_VL", "QwenVLForConditionalGeneration"),
+        System(
+            "qwen2_audio",
+            "gallery.qwen2_audio:QWEN2_AUDIO",
+            "Qwen2AudioForConditionalGeneration",
+            markers=("<|AUDIO|>",),
+        ),
     )
 }
 

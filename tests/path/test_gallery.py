@@ -23,14 +23,24 @@ def twin_of(name: str, case: dict[str, Any]) -> dict[str, Any]:
     return next(c for n, c in CASES if n == name and c["id"] == f"{other}/{rest}")
 
 
+def has_surplus(name: str, case: dict[str, Any]) -> bool:
+    """Whether a prompt has more placeholders than items: some hand-written classes leave them to the model."""
+    text = case["prompt"] if "prompt" in case else case["text"]
+    return sum(map(text.count, SYSTEMS[name].markers)) > sum(map(len, case["items"].values()))
+
+
 def is_wrong(name: str, case: dict[str, Any]) -> bool:
     """Whether the hand-written class is wrong: as recorded, or because it contradicts itself, as its `origin.json`
     tells. A text and its ids are one request (the law L4), so the other form has the answer.
     """
     if "oracle_defect" in case or "suspect" in case:
         return True
+    if has_surplus(name, case):
+        return "expect" in case
     if name == "florence2" and "prompt" not in case:  # leaves <s> in the middle of the sentence of a task token
         return twin_of(name, case)["prompt"].startswith("<CAPTION_TO_PHRASE_GROUNDING>")
+    if name == "qwen2_audio" and "prompt" in case:  # writes the tokens around a bare placeholder of a text alone
+        return "<|AUDIO|>" in case["prompt"].replace("<|audio_bos|><|AUDIO|>", "")
     # refuses as text what it takes as ids
     return name == "qwen_vl" and "error" in case and "prompt" in case and "expect" in twin_of(name, case)
 
@@ -50,6 +60,10 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "case"), described(wrong=True))
 def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any]) -> None:
+    if has_surplus(name, case):
+        with pytest.raises(ValueError, match=r"expected \d+ placeholder"):
+            replay(name, case)
+        return
     got = replay(name, case)
     twin = twin_of(name, case)
     if not is_wrong(name, twin):

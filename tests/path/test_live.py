@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from PIL import Image
 
 from mmkit import MmkitError
-from mmkit.testing import ImageSample, Request, Sample, TensorSample, VideoSample
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, TensorSample, VideoSample
 from mmkit.vllm_api import Processor
 from mmkit.vllm_api.harness import Caches
 from tests.oracles import SYSTEMS, differences, hand_written, processor
@@ -47,7 +47,7 @@ class Live:
         markers: per modality the placeholder of an item, as text; None where placeholders are inserted.
         taken: placeholder tokens, which no prompt may have beside its items.
         special: tokens to write between words.
-        sizes: (width, height) of images at the edges of the system's geometry.
+        sizes: (width, height) of images at the edges of the system's geometry, or lengths of audio.
         kwargs: `mm_processor_kwargs` that it knows.
         arrays: its hand-written class takes arrays as images.
         embeds: the numbers of rows of precomputed embeddings; empty where it takes none.
@@ -60,7 +60,7 @@ class Live:
     markers: Mapping[str, str | None]
     taken: Sequence[str]
     special: Sequence[str]
-    sizes: Sequence[tuple[int, int]]
+    sizes: Sequence[Any]
     kwargs: Sequence[Mapping[str, Any]] = ()
     arrays: bool = True
     embeds: Sequence[int] = ()
@@ -170,6 +170,14 @@ LIVE = {
             arrays=False,
             embeds=[1, 4, 20],
         ),
+        Live(
+            "qwen2_audio",
+            markers={"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
+            taken=["<|AUDIO|>"],
+            special=["<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|audio_eos|>"],
+            sizes=[480, 481, 1120, 1121, 47999, 48000, 48001],
+            embeds=[1, 4, 20],
+        ),
     )
 }
 LIVE["internvl2-video"] = replace(
@@ -207,7 +215,7 @@ class Picture(ImageSample):
         return Image.fromarray(noise, "RGBA").convert(self.mode)
 
 
-def rows_of_an_image(count: int, seed: int = 0) -> TensorSample:
+def rows_of(count: int, seed: int = 0) -> TensorSample:
     """Precomputed embeddings."""
     return TensorSample(seed, (count, HIDDEN))
 
@@ -232,6 +240,13 @@ SIDES = st.integers(1, 60)
 VIDEOS = st.builds(VideoSample, st.integers(0, 3), st.integers(1, 4), SIDES, SIDES)
 
 
+def samples(live: Live, name: str) -> st.SearchStrategy[Any]:
+    """Items of a modality."""
+    if name == "audio":
+        return st.builds(AudioSample, st.integers(0, 3), st.one_of(st.sampled_from(live.sizes), st.integers(600, 9000)))
+    return images(live) if name == "image" else VIDEOS
+
+
 @st.composite
 def prompts(draw: Any, live: Live, kinds: list[str]) -> str | list[int]:
     """Words, special tokens and any ids, with a placeholder for each of the items, in any order and place."""
@@ -251,16 +266,15 @@ def sequences(draw: Any, live: Live, embeds: bool) -> list[Request]:
     """Requests that share some of their items; with precomputed embeddings in half of them where that is asked."""
     pools: dict[str, list[Sample]] = {}
     for name in live.markers:
-        pools[name] = draw(st.lists(images(live) if name == "image" else VIDEOS, min_size=1, max_size=4))
+        pools[name] = draw(st.lists(samples(live, name), min_size=1, max_size=4))
     requests = []
     for _ in range(REQUESTS):
         items = {name: draw(st.lists(st.sampled_from(pool), max_size=live.limit)) for name, pool in pools.items()}
-        if len(items["image"]) > live.alone:  # other images: hand-written classes confuse equal ones in their caches
-            items["image"] = [replace(item, seed=item.seed + 10) for item in items["image"]]
-        if embeds and items["image"] and draw(st.booleans()):
-            items["image"] = [
-                rows_of_an_image(draw(st.sampled_from(live.embeds)), seed) for seed in range(len(items["image"]))
-            ]
+        first = next(iter(items))
+        if len(items[first]) > live.alone:  # other images: hand-written classes confuse equal ones in their caches
+            items[first] = [replace(item, seed=item.seed + 10) for item in items[first]]
+        if embeds and items[first] and draw(st.booleans()):
+            items[first] = [rows_of(draw(st.sampled_from(live.embeds)), seed) for seed in range(len(items[first]))]
         kwargs = draw(st.sampled_from([{}, {}, *live.kwargs]))
         prompt = draw(prompts(live, [name for name, some in items.items() for _ in some]))
         requests.append(Request(prompt, items, kwargs))
@@ -336,6 +350,7 @@ def test_as_the_hand_written_class(live: Live, embeds: bool) -> None:
 # -- where only one of the two is right --------------------------------------------------------------------------------
 
 IMAGE = Picture(0, 60, 40)
+AUDIO = AudioSample(0, 8000)
 
 
 def outcomes(name: str, request: Request) -> tuple[Any, Any]:
@@ -347,7 +362,7 @@ SURPLUS = Request("a <image> <image>", {"image": [IMAGE]})
 NOTHING_SENT = Request("a <image>", {})
 OUT_OF_RANGE = Request([5, 100_000], {})
 UNCROPPED = Request("<image>", {"image": [IMAGE]}, {"do_center_crop": False})
-FEWER_ROWS = {"llava": rows_of_an_image(13), "blip2": rows_of_an_image(5)}
+FEWER_ROWS = {"llava": rows_of(13), "blip2": rows_of(5)}
 
 
 @pytest.mark.parametrize(
@@ -378,7 +393,8 @@ def test_only_the_spec_refuses(name: str, request_: Request, message: str) -> No
 @pytest.mark.parametrize("name", LIVE)
 def test_a_prompt_that_is_expanded_already(name: str) -> None:
     """L10: the hand-written classes expand it again, or do not find the placeholder."""
-    request = Request(LIVE[name].markers["image"] or "a", {"image": [IMAGE]})
+    kind, marker = next(iter(LIVE[name].markers.items()))
+    request = Request(marker or "a", {kind: [AUDIO if kind == "audio" else IMAGE]})
     once = outcomes(name, request)[1]
     hand, ours = outcomes(name, replace(request, prompt=once["prompt_token_ids"]))
     assert unlike(once, hand)

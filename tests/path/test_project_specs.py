@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
+from mmkit.testing import LAWS, AudioSample, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
 from tests.oracles import SYSTEMS, one_spawned_process
 from tests.profiles import scaled
 
 EXAMPLES = scaled(15)
-SMALL = {"image": st.builds(ImageSample, st.integers(0, 2), st.integers(1, 160), st.integers(1, 160))}
+SMALL = {
+    "image": st.builds(ImageSample, st.integers(0, 2), st.integers(1, 160), st.integers(1, 160)),
+    "audio": st.builds(AudioSample, st.integers(0, 2), st.integers(1000, 40000)),
+}
 KWARGS: dict[str, Any] = {
     "fuyu": st.sampled_from([{}, {"size": {"height": 60, "width": 90}}]),
     "molmo": st.sampled_from([{}, {"max_crops": 2}]),
@@ -34,8 +37,10 @@ SUBJECTS: dict[str, Subject] = {}
 def subject(name: str) -> Subject:
     if name not in SUBJECTS:
         system = SYSTEMS[name]
-        options: dict[str, Any] = {"kwargs": KWARGS.get(name), "samples": dict(SMALL), "trust_remote_code": True}
-        SUBJECTS[name] = of_spec(system.load_spec(), system.checkpoint, **options)
+        spec = system.load_spec()
+        samples = {kind: small for kind, small in SMALL.items() if kind in [m.name for m in spec.modalities]}
+        options: dict[str, Any] = {"kwargs": KWARGS.get(name), "samples": samples, "trust_remote_code": True}
+        SUBJECTS[name] = of_spec(spec, system.checkpoint, **options)
     return SUBJECTS[name]
 
 
