@@ -123,16 +123,15 @@ class ItemType(Structural):
         """A canonical item of these sizes."""
         raise NotImplementedError
 
-    def least_sizes(self) -> tuple[int, ...]:
-        """The sizes that no item may be below."""
-        return (1,) * len(self.dummy_sizes)
+    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Sizes that an item may have, as near to others as can be."""
+        return tuple(max(1, size) for size in sizes)
 
     def candidates(self, fraction: float = 1.0) -> list[Any]:
         """Canonical items among which is the one with the most encoder rows; of a fraction of its
         sizes, as far as an item may be so small."""
-        least = self.least_sizes()
         scaled = [[int(size * fraction) for size in sizes] for sizes in self.largest]
-        return [self.blank(*map(max, sizes, least)) for sizes in scaled]
+        return [self.blank(*self.nearest(sizes)) for sizes in scaled]
 
     def small(self) -> list[Any]:
         """Small canonical items, the smallest first."""

@@ -204,14 +204,15 @@ class Tensor(ItemType):
         return torch.zeros(sizes, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
-        return [self.blank(*self.least_sizes())]
+        return [self.blank(*(least for least, _ in self.ends()))]
 
     def varied(self) -> list[torch.Tensor]:
         middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
         return [self.blank(*middle), *self.small()]
 
-    def least_sizes(self) -> tuple[int, ...]:
-        return tuple(least for least, _ in self.ends())
+    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        ends = zip(sizes, self.ends(), strict=True)
+        return tuple(min(max(size, least), most) for size, (least, most) in ends)
 
     def smallest(self) -> list[torch.Tensor]:
         return self.small()

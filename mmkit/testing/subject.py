@@ -81,7 +81,8 @@ class Subject:
         if encoder_prompt is not None:
             prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
         if self.plan is not None:
-            return list(self.plan.rewrite("prompt", prompt))
+            counts = {name: len(samples) for name, samples in request.items.items()}
+            return list(self.plan.rewrite("prompt", prompt, counts))
         return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
 
     def may_cache(self, request: Request) -> bool:
