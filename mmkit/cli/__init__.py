@@ -122,6 +122,31 @@ def app() -> Any:
         )
 
     @commands.command()
+    def compare(
+        spec: Target,
+        config: Annotated[Path, folder],
+        model_class: Annotated[
+            str,
+            typer.Option(
+                "--class", metavar="CLASS", help="A model class, as package.module:Class."
+            ),
+        ],
+        requests: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help="Compare these as well: JSON, one per line."),
+        ] = None,
+        examples: Annotated[int, typer.Option(min=0, metavar="N", help="Drawn requests.")] = 100,
+        trust_remote_code: Trust = False,
+    ) -> None:
+        """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
+        from .compare import run
+
+        quiet()
+        options: dict[str, Any] = {"requests": requests, "examples": examples}
+        options["trust_remote_code"] = trust_remote_code
+        raise typer.Exit(run(load_spec(spec), config, model_class, **options))
+
+    @commands.command()
     def doctor(
         json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False,
     ) -> None:

@@ -100,6 +100,37 @@ def stand_in(*architectures: str) -> None:
         ModelRegistry.register_model(architecture, StandIn)
 
 
+def stand_in_class(folder: str | Path, model: type) -> None:
+    """Let vLLM accept a checkpoint of an architecture that it does not know, and take what it reads
+    from the class of such a model from this one."""
+    load_plugins()
+    known, _ = PretrainedConfig.get_config_dict(str(folder))
+    for architecture in set(known.get("architectures") or []) - {
+        *ModelRegistry.get_supported_archs()
+    }:
+        ModelRegistry.register_model(architecture, model)
+
+
+def of_class(model: Any, config: ModelConfig) -> Any:
+    """The processor of the classes that are registered for a model class."""
+    factories = model._processor_factory
+    return generated(factories.info, factories.dummy_inputs, factories.processor, config)
+
+
+def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
+    """How vLLM batches the fields of an outcome: per modality, item and field."""
+    return {
+        name: [{key: _kind(element.field) for key, element in item.items()} for item in items]
+        for name, items in outcome.items.items()
+    }
+
+
+def _kind(field: Any) -> str:
+    options = [f"dim={field.dim}"] if getattr(field, "dim", 0) else []
+    options += ["keep_on_cpu"] if getattr(field, "keep_on_cpu", False) else []
+    return " ".join([type(field).__name__, *options])
+
+
 def load_plugins() -> None:
     """Load vLLM's plugins, as each of its processes does."""
     from vllm.plugins import load_general_plugins

@@ -22,6 +22,7 @@ from PIL import Image as PILImage
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from examples.gallery.blip2 import BLIP2
 from examples.terra import CHECKPOINT
 from mmkit import (
     Audio,
@@ -75,6 +76,9 @@ SERIES_PARTS: dict[str, Any] = {"item": Tensor(shape=(between(1, 8), 4)), "layou
 SERIES = modality("series", **SERIES_PARTS)
 MARK = modality("mark", embed(6))
 TWO = ModelSpec("two", SERIES, MARK)
+ONE_TOKEN_MORE = ModelSpec(
+    "blip2", BLIP2["image"].model_copy(update={"layout": BLIP2["image"].layout + BLIP2["image"].layout})
+)
 PADS = ModelSpec("pads", modality("series", **SERIES_PARTS, process=pad))
 BROKEN = ModelSpec(
     "broken",
@@ -586,3 +590,38 @@ def test_nothing_but_the_command_line_needs_typer() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.startswith("mmkit: expected Typer and Rich beside it, got "), done.stderr
+
+
+# -- compare ---------------------------------------------------------------------------------------------------------
+
+BLIP2_CLASS = "vllm.model_executor.models.blip2:Blip2ForConditionalGeneration"
+
+
+def test_compare(tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"prompt": "a photo of", "items": ["image=60x40"]}\n{"prompt": [5], "items": []}\n')
+    options = ("--config", ORACLES / "blip2" / "checkpoint", "--class", BLIP2_CLASS, "--examples")
+    compared = invoke("compare", "examples.gallery.blip2:BLIP2", *options, 3, "--requests", requests)
+    assert compared[:2] == (0, "✓ The same of 8 requests.")
+    status, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 3)
+    assert status == 1
+    assert said.startswith("✗ The class and the spec: ids: ")
+    assert "ImageSample(" in said
+
+
+def test_compare_refuses(tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("[]\n")
+    blip2 = ("compare", "examples.gallery.blip2:BLIP2", "--config", ORACLES / "blip2" / "checkpoint", "--class")
+    refused = {
+        (*blip2, "nowhere:Class"): "--class nowhere:Class: expected package.module:Class that can be imported",
+        (
+            *blip2,
+            "torch.nn:Linear",
+        ): "--class torch.nn:Linear: expected a model class with a processor, got one without",
+        (*blip2, BLIP2_CLASS, "--requests", requests): 'requests.jsonl:1: expected {"prompt": ..., "items": [...]}',
+    }
+    for arguments, sentence in refused.items():
+        status, _, said = invoke(*arguments)
+        assert status == 2
+        assert sentence in said

@@ -1,0 +1,110 @@
+"""``mmkit compare``: a spec beside the processor classes that it replaces."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from ..model_spec import ModelSpec
+from .common import UsageError, checkpoint, open_checkpoint, plural, reason
+from .show import parse_item
+
+_CLASS = "package.module:Class"
+
+
+def run(
+    spec: ModelSpec,
+    folder: str | Path,
+    model_class: str,
+    *,
+    requests: Path | None = None,
+    examples: int = 100,
+    trust_remote_code: bool = False,
+) -> int:
+    """Compare a spec with the processor of a model class, and print the first difference.
+
+    Args:
+        spec: the declaration.
+        folder: of the checkpoint.
+        model_class: ``package.module:Class`` of a class that has a processor in vLLM.
+        requests: a file with a request per line, as JSON: ``{"prompt": text or ids, "items":
+            ["image=photo.png"], "mm_processor_kwargs": {}}``.
+        examples: drawn requests.
+        trust_remote_code: run code that the checkpoint brings.
+
+    Returns:
+        The exit status: 1 if they differ.
+
+    Raises:
+        UsageError: a class, a folder or a request that cannot be read.
+    """
+    from ..testing.compare import Comparison, compare
+
+    console = Console(highlight=False)
+    path, model = checkpoint(folder), _load_class(model_class)
+    options = {"trust_remote_code": trust_remote_code}
+    stored = [*_stored(requests, spec, path, trust_remote_code)] if requests else []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        # as ids and as text
+        task = bar.add_task("requests", total=2 * examples + len(stored))
+
+        def show(comparison: Comparison) -> None:
+            bar.update(task, completed=comparison.requests)
+
+        comparison = compare(
+            spec, path, model, examples=examples, given_requests=stored, progress=show, **options
+        )
+    if comparison.difference:
+        console.print(Text.assemble(("✗ ", "bold red"), comparison.difference))
+        return 1
+    compared = plural(comparison.requests, "request")
+    both = f", of which both refuse {comparison.refused}" if comparison.refused else ""
+    console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}."))
+    if comparison.taken:
+        note = f"The class refuses {comparison.taken} that the spec takes, as: "
+        console.print(Text.assemble(("– ", "dim"), note, comparison.taken_first))
+    return 0
+
+
+def _load_class(target: str) -> type:
+    name, _, variable = target.partition(":")
+    where = f"--class {target}"
+    try:
+        model = getattr(importlib.import_module(name), variable)
+    except Exception as error:
+        raise UsageError(where, f"{_CLASS} that can be imported", reason(error)) from error
+    if not hasattr(model, "_processor_factory"):
+        remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
+        raise UsageError(where, "a model class with a processor", "one without", remedy)
+    return model  # type: ignore[no-any-return]
+
+
+def _stored(file: Path, spec: ModelSpec, folder: Path, trust: bool) -> Iterator[Any]:
+    """The requests of a file, each with its items."""
+    from ..testing.compare import Given
+
+    plan = open_checkpoint(spec, folder, trust_remote_code=trust).info.plan
+    try:
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"--requests {file}", "a file", reason(error)) from error
+    for number, line in enumerate(lines, 1):
+        where = f"{file}:{number}"
+        try:
+            sent = json.loads(line)
+            prompt, forms = sent["prompt"], sent.get("items", [])
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            expected = '{"prompt": ..., "items": [...]}'
+            raise UsageError(where, expected, reason(error)) from error
+        data: dict[str, list[Any]] = {}
+        for name, item in (parse_item(form, plan) for form in forms):
+            data.setdefault(name, []).append(item)
+        yield Given(prompt, data, sent.get("mm_processor_kwargs", {}))

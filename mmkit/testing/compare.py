@@ -1,0 +1,161 @@
+"""A spec beside the processor classes that it replaces: is the port right?
+
+Both process the same requests, drawn from the spec's item types and given ones, as token ids and as
+text. Ids, ranges, masks, and the fields with their kinds, dtypes and every value are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+
+from ..model_spec import ModelSpec
+from ..vllm_api import harness
+from .laws.law import differences
+from .strategies import Request
+from .subject import of_spec as subject_of
+
+
+class Difference(AssertionError):
+    """A request that the two process differently; the message tells the first difference."""
+
+
+@dataclass
+class Comparison:
+    """What came of a comparison; true if nothing differs.
+
+    Attributes:
+        requests: how many requests were compared, as ids and as text apart.
+        refused: how many of them both refuse.
+        taken: how many the spec takes and the class refuses, which is no difference: hand-written
+            classes fail on much that is well-formed.
+        taken_first: the first of these, as a sentence.
+        difference: the first difference, as a sentence; empty for none.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    taken: int = 0
+    taken_first: str = ""
+    difference: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.difference
+
+
+@dataclass(frozen=True)
+class Given:
+    """A request that is compared beside the drawn ones.
+
+    Attributes:
+        prompt: a text, or token ids.
+        data: what a caller puts into ``multi_modal_data``.
+        kwargs: `mm_processor_kwargs`.
+        items: what the data is, for messages.
+    """
+
+    prompt: str | list[int]
+    data: Mapping[str, Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    items: Any = None
+
+    def __repr__(self) -> str:
+        kwargs = f", mm_processor_kwargs {dict(self.kwargs)!r}" if self.kwargs else ""
+        return f"prompt {self.prompt!r}, items {self.items or self.data!r}{kwargs}"
+
+
+def compare(
+    spec: ModelSpec,
+    model_dir: Any,
+    model_class: type,
+    *,
+    examples: int = 100,
+    given_requests: Iterable[Given] = (),
+    progress: Callable[[Comparison], None] = lambda _: None,
+    **options: Any,
+) -> Comparison:
+    """Compare the generated processor with that of a model class that vLLM, or a plugin, has.
+
+    Args:
+        spec: the declaration.
+        model_dir: a folder with config, tokenizer and processor files; no weights are needed.
+        model_class: a class for which processor classes are registered with vLLM. What vLLM reads
+            from the model class, as whether it takes raw input, is read from this one.
+        examples: drawn requests.
+        given_requests: those to compare first.
+        progress: called after each request.
+        options: for `mmkit.testing.of_spec`: `kwargs` and `samples` to draw from, options of vLLM's
+            ModelConfig.
+
+    Raises:
+        SpecError: the spec does not fit the checkpoint.
+    """
+    harness.stand_in_class(model_dir, model_class)
+    subject = subject_of(spec, model_dir, **options)
+    assert subject.plan is not None
+    items = {name: modality.item for name, modality in subject.plan.modalities.items()}
+    reference = harness.of_class(model_class, subject.processor.info.ctx.model_config)
+    tokenizer = subject.processor.info.ctx.tokenizer
+    comparison = Comparison()
+
+    def check(request: Given) -> None:
+        of_class, of_spec = _outcome(reference, request), _outcome(subject.processor, request)
+        comparison.requests += 1
+        if isinstance(of_class, str):
+            comparison.refused += isinstance(of_spec, str)
+            comparison.taken += not isinstance(of_spec, str)
+            comparison.taken_first = comparison.taken_first or f"{of_class}\n    {request!r}"
+        elif difference := _difference(of_class, of_spec):
+            raise Difference(f"{difference}\n    {request!r}")
+        progress(comparison)
+
+    def canonical(request: Request) -> dict[str, list[Any]]:
+        """The items in the one form that both take: hand-written classes read others otherwise."""
+        return {
+            name: [items[name].canonical(value, name) for value in values]
+            for name, values in request.data().items()
+        }
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(subject.requests())
+    def drawn(request: Request) -> None:
+        prompts = [request.prompt]
+        if tokenizer is not None:
+            prompts.append(tokenizer.decode(request.prompt))
+        for prompt in prompts:
+            check(Given(prompt, canonical(request), request.kwargs, dict(request.items)))
+
+    try:
+        for request in given_requests:
+            check(request)
+        if examples:
+            drawn()
+    except Difference as error:
+        comparison.difference = str(error)
+    return comparison
+
+
+def _outcome(processor: Any, request: Given) -> harness.Outcome | str:
+    try:
+        return harness.run(processor, request.prompt, request.data, request.kwargs)
+    except Exception as error:  # what hand-written classes refuse with is anything
+        return f"{type(error).__name__}: {error}"
+
+
+def _difference(reference: harness.Outcome, port: harness.Outcome | str) -> str | None:
+    """The first difference of two outcomes, the class's first."""
+    if isinstance(port, str):
+        return f"The class takes what the spec refuses: {port}"
+    if difference := differences(replace(reference, hashes={}), replace(port, hashes={})):
+        return f"The class and the spec: {difference}"
+    kinds = differences(harness.kinds(reference), harness.kinds(port), "field kinds")
+    return f"The class and the spec: {kinds}" if kinds else None
