@@ -80,7 +80,7 @@ def future(folder: Path, changes: Changes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What `import mmkit.vllm_api` comes to with each future, and with one that is newer and else the same."""
     changes = {"newer": {}} | {name: changes for name, (changes, _) in FUTURES.items()}
     folders = [future(tmp_path_factory.mktemp(name), some) for name, some in changes.items()]
