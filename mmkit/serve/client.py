@@ -24,13 +24,22 @@ from pydantic import Field, TypeAdapter, ValidationError
 from websockets.exceptions import ConnectionClosed
 
 from ..errors import InputError, MmkitError
-from .options import GenerateOptions, Items, NextOptions, Prompt, SamplingOptions, SessionOptions
+from .options import (
+    GenerateOptions,
+    Items,
+    NextOptions,
+    PoolingOptions,
+    Prompt,
+    SamplingOptions,
+    SessionOptions,
+)
 from .protocol import (
     ChunkMessage,
     ClosedMessage,
     ErrorMessage,
     Generation,
     Modalities,
+    Pooling,
     ReadyMessage,
     TokensMessage,
 )
@@ -55,6 +64,7 @@ __all__ = [
     "Client",
     "GenerateOptions",
     "NextOptions",
+    "PoolingOptions",
     "RequestError",
     "SamplingOptions",
     "ServerGone",
@@ -150,6 +160,14 @@ class Client(_Client):
         body = self._endpoint.request(prompt, items, options, stream=False)
         return _run(self._call(Generation, "generate", body))
 
+    def pool(
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[PoolingOptions]
+    ) -> Pooling:
+        """What a pooling model makes of a prompt with items. Without a prompt the server writes the
+        placeholders of the items."""
+        body = self._endpoint.request(prompt, items, options)
+        return _run(self._call(Pooling, "pooling", body))
+
     def stream(
         self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Generation, None, None]:
@@ -205,6 +223,13 @@ class AsyncClient(_Client):
         """See `Client.generate`."""
         body = self._endpoint.request(prompt, items, options, stream=False)
         return await self._call(Generation, "generate", body)
+
+    async def pool(
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[PoolingOptions]
+    ) -> Pooling:
+        """See `Client.pool`."""
+        body = self._endpoint.request(prompt, items, options)
+        return await self._call(Pooling, "pooling", body)
 
     async def stream(
         self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]

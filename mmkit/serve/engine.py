@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from vllm.engine.protocol import StreamingInput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -54,6 +55,7 @@ class Engine:
         self.max_model_len: int = config.max_model_len
         self._vocab_size: int = config.get_vocab_size()
         self.has_tokenizer = client.renderer.tokenizer is not None
+        self._generates: bool = config.runner_type == "generate"
         self._defaults: dict[str, Any] = config.get_diff_sampling_param()
         multimodal = config.multimodal_config
         self._media = Connector(
@@ -90,6 +92,9 @@ class Engine:
         Raises:
             InputError: a combination that vLLM refuses, or an id that the model lacks.
         """
+        if not self._generates:
+            remedy = "Ask /v1/mm/pooling."
+            raise InputError("model", "one that generates", "a pooling model", remedy)
         chosen = {
             name: value
             for name in Sampling.__struct_fields__
@@ -230,6 +235,36 @@ class Engine:
                     self.forget(rendered)
                 await outputs.aclose()
         raise Lost
+
+    async def pooling(self, task: str | None) -> Any:
+        """vLLM's parameters of a pooling request.
+
+        Raises:
+            InputError: a task that the model does not have.
+        """
+        if self._generates:
+            remedy = "Ask /v1/mm/generate."
+            raise InputError("model", "a pooling model", "one that generates", remedy)
+        known = await self._client.get_supported_tasks()
+        task = task or self._client.model_config.get_pooling_task(known)
+        if task not in known:
+            raise InputError("task", f"one of {', '.join(known)}", repr(task))
+        return PoolingParams(task=task)
+
+    async def pool(self, prompt: Mapping[str, Any], params: Any, request_id: str) -> Any:
+        """vLLM's output for a pooling request.
+
+        Raises:
+            ValueError: the request is refused.
+            EngineDeadError, EngineGenerateError: vLLM failed.
+        """
+        rendered, outputs = await self.render(prompt), []
+        try:
+            outputs = [o async for o in self._client.encode(rendered, params, request_id)]
+        finally:
+            if not outputs:
+                self.forget(rendered)
+        return outputs[-1]
 
     def chunks(
         self, sampling: Any, request_id: str, feed: AsyncGenerator[Any, None]

@@ -68,6 +68,17 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
     stop: Sequence[str] | None
 
 
+class PoolingOptions(_Processing, total=False):
+    """What a pooling request can say besides its prompt and items.
+
+    Attributes:
+        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`.
+        task: one of vLLM's pooling tasks; by default the model's.
+    """
+
+    task: str | None
+
+
 class SessionOptions(_Choosing, _Processing, total=False):
     """What the start of a session can say besides its prompt and its items; it holds for all
     chunks.

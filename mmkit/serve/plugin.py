@@ -14,7 +14,7 @@ class MmkitEndpoints:
     """Adds the routes of `mmkit.serve.routes` to ``vllm serve``."""
 
     name = "mmkit"
-    required_tasks = ("generate",)
+    required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify", "plugin")
 
     def attach_router(self, app: Any) -> None:
         """Register the routes, and the bounds of what connections and bodies cost."""

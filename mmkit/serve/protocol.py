@@ -8,9 +8,11 @@ are checked.
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Raw, Struct
 from pydantic import BaseModel, ConfigDict
 
@@ -113,6 +115,19 @@ class GenerateRequest(Sampling, kw_only=True):
     stream: bool = False
 
 
+class PoolingRequest(_Body, kw_only=True):
+    """Body of ``POST /v1/mm/pooling``. Without a prompt, the server writes the placeholders of the
+    items. `task` is one of vLLM's pooling tasks; by default the model's."""
+
+    prompt: Prompt | None = None
+    items: Items = msgspec.field(default_factory=no_items)
+    uuids: Uuids = msgspec.field(default_factory=nothing)
+    model: str | None = None
+    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
+    cache_salt: Salt | None = None
+    task: str | None = None
+
+
 class StartMessage(Sampling, kw_only=True):
     """First message of a client in ``WS /v1/mm/session``. `max_tokens` is that of each chunk."""
 
@@ -190,6 +205,27 @@ class Generation(_Out):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+
+
+class Pooling(_Out):
+    """Answer of ``POST /v1/mm/pooling``.
+
+    Attributes:
+        data: what the pooler returns for the request, a float32 tensor in the form of an item:
+            base64 of little-endian values, ``dtype`` and ``shape``.
+    """
+
+    id: str
+    object: Literal["mm.pooling"] = "mm.pooling"
+    created: int
+    model: str
+    data: dict[str, Any]
+    usage: Usage
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """`data` as an array."""
+        values = np.frombuffer(base64.b64decode(self.data["data"]), self.data["dtype"])
+        return values.reshape(self.data["shape"])
 
 
 class ErrorInfo(_Out):

@@ -1,4 +1,5 @@
-"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``."""
+"""The routes: ``POST /v1/mm/generate``, ``POST /v1/mm/pooling``, ``GET /v1/mm/modalities`` and
+``WS /v1/mm/session``."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from ..errors import sentence
-from . import errors, parsing, protocol, weigh
+from ..plan import Plan
+from . import errors, parsing, protocol, weigh, wire
 from .answers import choice, usage
 from .door import Door, of_scope
 from .engine import EngineDeadError
-from .protocol import Choice, GenerateRequest, Generation
+from .protocol import Choice, GenerateRequest, Generation, Pooling, PoolingRequest
 from .session import POLICY, Session
 
 T = TypeVar("T")
@@ -30,6 +32,11 @@ router = APIRouter(tags=["multimodal items"])
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": protocol.ErrorBody} for code in (400, 404, 405, 408, 413, 429, 500, 503)
 }
+
+
+def _body(model: type[Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": parsing.schema(model)}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def door(connection: Request | WebSocket) -> Door:
@@ -69,12 +76,7 @@ async def modalities(request: Request) -> Response:
 @router.post(
     "/v1/mm/generate",
     responses={200: {"model": Generation, "content": {"text/event-stream": {}}}, **_REFUSALS},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": parsing.schema(GenerateRequest)}},
-        }
-    },
+    openapi_extra=_body(GenerateRequest),
 )
 async def generate(request: Request) -> Response:
     """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
@@ -97,13 +99,46 @@ async def generate(request: Request) -> Response:
         # so that a refusal still has its status
         first = await _unless_gone(request, here, anext(events))
         return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
-    except NoSpec:
-        return JSONResponse(errors.body(_NO_SPEC), 404)
-    except (_Gone, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
     except Exception as error:
-        refusal = errors.info(error, plan, "generate")
-        return JSONResponse(errors.body(refusal), refusal.code)
+        return _refusal(error, plan, "generate")
+
+
+def _refusal(error: Exception, plan: Plan | None, route: str) -> Response:
+    if isinstance(error, NoSpec):
+        return JSONResponse(errors.body(_NO_SPEC), 404)
+    if isinstance(error, (_Gone, ClientDisconnect)):
+        return Response(status_code=499)  # nobody reads it
+    refusal = errors.info(error, plan, route)
+    return JSONResponse(errors.body(refusal), refusal.code)
+
+
+@router.post(
+    "/v1/mm/pooling",
+    responses={200: {"model": Pooling}, **_REFUSALS},
+    openapi_extra=_body(PoolingRequest),
+)
+async def pooling(request: Request) -> Response:
+    """What a pooling model makes of a prompt with items: one tensor."""
+    plan = None
+    try:
+        here = door(request)
+        plan = here.plan
+        asked = await _parsed(PoolingRequest, await weigh.read(request.receive, here.limits))
+        model = here.check_model(asked.model)
+        params = await here.engine.pooling(asked.task)
+        prompt = await here.prompt(asked)
+        name = f"mmpool-{uuid4().hex}"
+        output = await _unless_gone(request, here, here.engine.pool(prompt, params, name))
+        pooled = Pooling(
+            id=name,
+            created=int(time.time()),
+            model=model,
+            data=wire.encode({"data": output.outputs.data.float()})["data"],
+            usage=usage(len(output.prompt_token_ids), 0, output.num_cached_tokens or 0),
+        )
+        return Response(pooled.model_dump_json(), media_type="application/json")
+    except Exception as error:
+        return _refusal(error, plan, "pooling")
 
 
 class _Answer:
@@ -228,9 +263,10 @@ async def session(socket: WebSocket) -> None:
 )
 async def elsewhere(request: Request, rest: str) -> Response:
     """A path or a method that no route above has."""
-    known = rest in {"/generate", "/modalities", "/session"}
+    known = rest in {"/generate", "/pooling", "/modalities", "/session"}
     status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
-    expected = "POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session"
+    posts = "POST /v1/mm/generate, POST /v1/mm/pooling"
+    expected = f"{posts}, GET /v1/mm/modalities or a websocket at /v1/mm/session"
     message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
     info = protocol.ErrorInfo(message=message, type=errors.kind(status), code=status)
     return JSONResponse(errors.body(info), status)

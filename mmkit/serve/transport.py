@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from ..errors import InputError, MmkitError
 from . import wire
-from .options import GenerateOptions, Items, Prompt
+from .options import Items, Prompt
 from .protocol import ErrorBody, ErrorInfo, Generation
 
 M = TypeVar("M", bound=BaseModel)
@@ -86,11 +86,11 @@ class Endpoint:
         }
 
     def request(
-        self, prompt: Prompt, items: Items, options: GenerateOptions, *, stream: bool
+        self, prompt: Prompt, items: Items, options: Mapping[str, Any], **more: Any
     ) -> bytes:
-        """Body of a generation."""
+        """Body of one request."""
         fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model}
-        return _json({**fields, **options, "stream": stream}).encode()
+        return _json({**fields, **options, **more}).encode()
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:

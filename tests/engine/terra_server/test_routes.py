@@ -210,6 +210,7 @@ def test_the_stock_routes_are_guarded_too(server, ids, message):
     [
         ("GET", "/v1/mm/generate", 405, "MethodNotAllowedError"),
         ("POST", "/v1/mm/session", 405, "MethodNotAllowedError"),
+        ("GET", "/v1/mm/pooling", 405, "MethodNotAllowedError"),
         ("POST", "/v1/mm/none", 404, "NotFoundError"),
         ("POST", "/v1/mm", 404, "NotFoundError"),
     ],
@@ -217,11 +218,17 @@ def test_the_stock_routes_are_guarded_too(server, ids, message):
 def test_there_is_no_such_route(server, method, path, code, kind):
     answer = httpx.request(method, server.url + path, headers=HEADERS, timeout=240)
     message = (
-        "path: expected POST /v1/mm/generate, GET /v1/mm/modalities or a websocket at /v1/mm/session, "
-        f"got {method} {path}."
+        "path: expected POST /v1/mm/generate, POST /v1/mm/pooling, GET /v1/mm/modalities or a websocket at "
+        f"/v1/mm/session, got {method} {path}."
     )
     assert answer.json() == {"error": {"message": message, "type": kind, "param": None, "code": code}}
     assert answer.status_code == code
+
+
+def test_a_model_that_generates_pools_nothing(client):
+    with pytest.raises(RequestError, match="model: expected a pooling model, got one that generates") as refused:
+        client.pool([3])
+    assert refused.value.code == 400
 
 
 def test_a_session_refuses_and_goes_on(client, frames):
