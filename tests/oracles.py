@@ -56,13 +56,15 @@ def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[i
 @dataclass(frozen=True)
 class System:
     """One system: its folder, its spec, the architecture that its config names, how text was tokenized, and the texts
-    that stand for an item, where the hand-written class takes more of them than there are items."""
+    that stand for an item, where the hand-written class takes more of them than there are items; its model normalises
+    pixels on the device."""
 
     name: str
     spec: str
     architecture: str
     encode: Encode = encoded
     markers: tuple[str, ...] = ()
+    normalises: bool = False
 
     def load_spec(self) -> ModelSpec:
         module, variable = self.spec.split(":")
@@ -87,6 +89,7 @@ SYSTEMS = {
         System("molmo", "gallery.molmo:MOLMO", "MolmoForCausalLM", in_a_role),
         System("chameleon", "gallery.chameleon:CHAMELEON", "ChameleonForConditionalGeneration"),
         System("deepseek_vl2", "gallery.deepseek_vl2:DEEPSEEK_VL2", "DeepseekVLV2ForCausalLM", always_special),
+        System("idefics3", "gallery.idefics3:IDEFICS3", "Idefics3ForConditionalGeneration", markers=("<image>",)),
         System("internvl2", "gallery.internvl:INTERNVL", "InternVLChatModel", always_special),
         System("qwen_vl", "gallery.qwen_vl:QWEN_VL", "QwenVLForConditionalGeneration"),
         System(
@@ -94,6 +97,20 @@ SYSTEMS = {
             "gallery.qwen2_audio:QWEN2_AUDIO",
             "Qwen2AudioForConditionalGeneration",
             markers=("<|AUDIO|>",),
+        ),
+        System(
+            "minicpmv",
+            "gallery.minicpmv:MINICPMV",
+            "MiniCPMV",
+            markers=("(<image>./</image>)", "(<video>./</video>)"),
+        ),
+        System("pixtral_hf", "gallery.pixtral:PIXTRAL_HF", "LlavaForConditionalGeneration", markers=("[IMG]",)),
+        System(
+            "qwen2_vl",
+            "gallery.qwen2_vl:QWEN2_VL",
+            "Qwen2VLForConditionalGeneration",
+            markers=("<|image_pad|>", "<|video_pad|>"),
+            normalises=True,
         ),
     )
 }
@@ -110,7 +127,8 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     # a name of its own: vLLM keeps the class that it found for a checkpoint and an architecture, and the live class is
     # the second oracle
     architecture = f"Generated{system.architecture}"
-    model = type(architecture, (MadeUpForCausalLM,), {"__module__": __name__})
+    flags = {"__module__": __name__, "supports_mm_device_do_normalize": system.normalises}
+    model = type(architecture, (MadeUpForCausalLM,), flags)
     globals()[architecture] = model
     ModelRegistry.register_model(architecture, model)
     spec = system.load_spec()
@@ -248,12 +266,17 @@ def _from_the_first(positions: torch.Tensor) -> torch.Tensor:
 
 
 def _unlike_stored(stored: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    if ("py" in stored) != ("py" in facts):
+    lists = stored.get("list", []), facts.get("list", [])
+    if ("py" in stored) != ("py" in facts) or len(lists[0]) != len(lists[1]):
         return [f"{facts}, not {stored}"]
-    return [
+    inside = [text for pair in zip(*lists, strict=True) for text in _unlike_stored(*pair)]
+    return inside + [
         f"{name} {facts[name]}, not {value}"
         for name, value in stored.items()
-        if name in facts and facts[name] != value and not (name in ROUGH and _near(facts[name], value))
+        if name in facts
+        and name != "list"
+        and facts[name] != value
+        and not (name in ROUGH and _near(facts[name], value))
     ]
 
 
@@ -265,9 +288,15 @@ def _facts(element: Any) -> dict[str, Any]:
     """What is stored of an element, but for the values of floating tensors: image backends differ slightly."""
     kind, value = type(element.field).__name__, element.data
     facts: dict[str, Any] = {"field": kind.removeprefix("MultiModal").removesuffix("Field").lower()}
+    return facts | _facts_of_value(value)
+
+
+def _facts_of_value(value: Any) -> dict[str, Any]:
+    if isinstance(value, (list, tuple)):
+        return {"list": [_facts_of_value(part) for part in value], "len": len(value)}
     if not isinstance(value, torch.Tensor):
-        return {**facts, "py": value}
-    facts |= {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        return {"py": value}
+    facts: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if value.numel():
         wide = value.double()
         facts |= {"mean": float(wide.mean()), "std": float(wide.std(correction=0))}

@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def has_surplus(name: str, case: dict[str, Any]) -> bool:
     """Whether a prompt has more placeholders than items: some hand-written classes leave them to the model."""
     text = case["prompt"] if "prompt" in case else case["text"]
     return sum(map(text.count, SYSTEMS[name].markers)) > sum(map(len, case["items"].values()))
+
+
+ENCODED: dict[str, Callable[[Any], int]] = {
+    "fuyu": lambda item: len(item["image_patches"].data),
+    "minicpmv": lambda item: 8 * len(item["pixel_values"].data),
+    "pixtral_hf": lambda item: item["pixel_values"].data[0, ::16, ::16].numel(),
+}
+"""Encoder rows that the model makes of an item, where the hand-written class counts without an option."""
 
 
 def is_wrong(name: str, case: dict[str, Any]) -> bool:
@@ -61,7 +70,7 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("name", "case"), described(wrong=True))
 def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any]) -> None:
     if has_surplus(name, case):
-        with pytest.raises(ValueError, match=r"expected \d+ placeholder"):
+        with pytest.raises(ValueError, match="placeholder"):
             replay(name, case)
         return
     got = replay(name, case)
@@ -69,9 +78,9 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
     if not is_wrong(name, twin):
         assert not differences(twin["expect"], got)
         return
-    assert name == "fuyu"  # either form is wrong: it ignores a size in mm_processor_kwargs when it counts patches
-    (placed,), (item,) = got["mm_placeholders"]["image"], got["mm_kwargs"]["image"]
-    assert placed.is_embed.sum() == len(item["image_patches"].data) == item["patches_per_image"].data
+    # either form is wrong: it ignores an option of the request when it counts
+    for placed, item in zip(got["mm_placeholders"]["image"], got["mm_kwargs"]["image"], strict=True):
+        assert placed.is_embed.sum() == ENCODED[name](item)
 
 
 def test_the_table_of_the_docs() -> None:

@@ -178,6 +178,38 @@ LIVE = {
             sizes=[480, 481, 1120, 1121, 47999, 48000, 48001],
             embeds=[1, 4, 20],
         ),
+        Live(
+            "pixtral_hf",
+            markers={"image": "[IMG]"},
+            taken=["[IMG]"],
+            special=["<s>", "</s>", "[INST]", "[/INST]", "[IMG_BREAK]", "[IMG_END]"],
+            sizes=[*multiples(16, 8), *multiples(64)],
+            kwargs=[{"do_normalize": False}, {"resample": 0}],
+        ),
+        Live(
+            "qwen2_vl",
+            markers={"image": "<|image_pad|>", "video": "<|video_pad|>"},
+            taken=["<|image_pad|>", "<|video_pad|>"],
+            special=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+            sizes=multiples(28, 8),
+            kwargs=[{"max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 50176}, {"resample": 0}],
+        ),
+        Live(
+            "minicpmv",
+            markers={"image": "(<image>./</image>)", "video": "(<video>./</video>)"},
+            taken=["<unk>"],
+            special=["<image_id>", "</image_id>", "<slice>", "</slice>", "<|im_start|>", "<|im_end|>"],
+            sizes=multiples(56),
+            arrays=False,
+        ),
+        Live(
+            "idefics3",
+            markers={"image": "<image>"},
+            taken=["<image>"],
+            special=["<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<end_of_utterance>"],
+            sizes=multiples(56, 6),
+            kwargs=[{"size": {"longest_edge": 112}}, {"do_image_splitting": False}, {"do_normalize": False}],
+        ),
     )
 }
 LIVE["internvl2-video"] = replace(

@@ -21,6 +21,10 @@ KWARGS: dict[str, Any] = {
     "fuyu": st.sampled_from([{}, {"size": {"height": 60, "width": 90}}]),
     "molmo": st.sampled_from([{}, {"max_crops": 2}]),
     "internvl2": st.sampled_from([{}, {"max_dynamic_patch": 2}, {"dynamic_image_size": False}]),
+    "idefics3": st.sampled_from([{}, {"size": {"longest_edge": 112}}, {"do_image_splitting": False}]),
+    "minicpmv": st.sampled_from([{}, {"images_kwargs": {"max_slice_nums": 2}}]),
+    "qwen2_vl": st.sampled_from([{}, {"max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 50176}]),
+    "pixtral_hf": st.sampled_from([{}, {"size": {"longest_edge": 64}}]),
 }
 KNOWN_IF_SEEN = ("molmo", "L3")
 """As L5, but few sequences of requests show it."""
