@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from mmkit.testing import LAWS, AudioSample, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
+from mmkit.testing import (
+    LAWS,
+    AudioSample,
+    ImageSample,
+    NotApplicable,
+    Subject,
+    VideoSample,
+    Violation,
+    check_law,
+    of_spec,
+)
 from tests.oracles import SYSTEMS, one_spawned_process
 from tests.profiles import scaled
 
 EXAMPLES = scaled(15)
 SMALL = {
     "image": st.builds(ImageSample, st.integers(0, 2), st.integers(1, 160), st.integers(1, 160)),
+    "video": st.builds(VideoSample, st.integers(0, 2), st.integers(1, 4), st.integers(4, 60), st.integers(4, 60)),
     "audio": st.builds(AudioSample, st.integers(0, 2), st.integers(1000, 40000)),
 }
 KWARGS: dict[str, Any] = {
