@@ -1,7 +1,6 @@
 """LLaVA for vLLM: a CLIP vision tower, a projector, and a Llama that reads its rows among the token embeddings."""
 
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -9,12 +8,11 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.clip import CLIPVisionTransformer
-from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.model_executor.models.interfaces import SupportsEagle, SupportsEagle3, SupportsLoRA, SupportsPP
+from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
     WeightsMapper,
     init_vllm_registered_model,
-    is_pp_missing_parameter,
     maybe_prefix,
 )
 from vllm.sequence import IntermediateTensors
@@ -50,13 +48,17 @@ class Projector(nn.Module):
 
 
 @LLAVA_LIKE.register
-class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
+class LlavaLikeForConditionalGeneration(
+    MultiModalModel, nn.Module, SupportsLoRA, SupportsPP, SupportsEagle, SupportsEagle3
+):
     """Runs any LLaVA 1.5 checkpoint with a CLIP vision tower and one vision feature layer."""
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
+
+    supports_tower_connector_lora = True
 
     # to the names that the published checkpoints have, less "vision_model."
     hf_to_vllm_mapper = WeightsMapper(
@@ -69,11 +71,6 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
         }
     )
 
-    @classmethod
-    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
-        """What stands for an image in the text of a chat message."""
-        return "<image>"
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
@@ -85,8 +82,8 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
             )
         used = layer if layer >= 0 else depth + layer + 1
         # the vision tower ends at the layer whose output the projector takes
-        layers = (f"vision_tower.encoder.layers.{n}." for n in range(used, depth))
-        self.unused_weights = ("vision_tower.post_layernorm.", *layers)
+        behind = ["post_layernorm.", *(f"encoder.layers.{n}." for n in range(used, depth))]
+        self.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={f"vision_tower.{name}": None for name in behind})
         with self._mark_tower_model(vllm_config, "image"):
             self.vision_tower = CLIPVisionTransformer(
                 config.vision_config,
@@ -106,6 +103,14 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
             )
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
+    def get_mm_mapping(self) -> MultiModelKeys:
+        """The names of the parts, for LoRA."""
+        return MultiModelKeys.from_string_field("language_model.", "multi_modal_projector.", "vision_tower.")
+
+    def get_mm_lora_token_counts(self, *, num_mm_embeds: int, **_: Any) -> tuple[int, int]:
+        """Positions that the tower and the projector compute for an image. The tower always has a class token."""
+        return num_mm_embeds + (self.config.vision_feature_select_strategy == "default"), num_mm_embeds
+
     def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
         features = self.vision_tower(pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy)
@@ -120,42 +125,3 @@ class LlavaLikeForConditionalGeneration(MultiModalModel, nn.Module, SupportsPP):
         **kwargs: object,
     ) -> torch.Tensor | IntermediateTensors:
         return self.language_model.model(input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a LLaVA checkpoint, with the names of any version of transformers.
-
-        Raises:
-            ValueError: weights are missing or unexpected. vLLM alone would take a fused weight for complete when one
-                of its parts has come, and drop unexpected biases and vision layers.
-        """
-        mapper = self.hf_to_vllm_mapper | AutoWeightsLoader.REMOVE_UNUSED_ROTARY_EMBEDS_MAPPER
-        names: set[str] = set()
-
-        def used() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, weight in mapper.apply(weights):
-                if not name.startswith(self.unused_weights):
-                    names.add(name)
-                    yield name, weight
-
-        loaded = AutoWeightsLoader(self).load_weights(used())
-        if self.language_model.quant_config is None:
-            # tied weights may come under either name
-            missing = self._checkpoint_names(remove_duplicate=True) - names
-            unexpected = {
-                name
-                for name in names - self._checkpoint_names(remove_duplicate=False)
-                if not is_pp_missing_parameter(name, self)
-            }
-            if missing or unexpected:
-                raise ValueError(
-                    f"llava_like.load_weights: expected the weights of the model, got {sorted(missing)} missing "
-                    f"and {sorted(unexpected)} unexpected."
-                )
-        return loaded
-
-    def _checkpoint_names(self, remove_duplicate: bool) -> set[str]:
-        """Names of the parameters, the parts of fused ones each by itself."""
-        names = {name for name, _ in self.named_parameters(remove_duplicate=remove_duplicate)}
-        for fused, parts in self.packed_modules_mapping.items():
-            names = {name.replace(fused, part) for name in names for part in (parts if fused in name else [fused])}
-        return names

@@ -1,6 +1,6 @@
 """The multimodal side of LLaVA: an image becomes one position per patch of the vision tower."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, proc, replace, where
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, proc, replace, tok, where
 
 SIDE = cfg.vision_config.image_size
 PATCHES = (SIDE // cfg.vision_config.patch_size) ** 2
@@ -15,7 +15,7 @@ LLAVA_LIKE = ModelSpec(
         # the strategy "default" leaves out the row of the vision tower's class token, "full" keeps it
         layout=embed(cfg.image_token_index) * (PATCHES + CLASS_TOKEN),
         # the caller writes one <image> for each
-        update=replace(cfg.image_token_index),
+        update=replace(tok["<image>"]),
         fields={"pixel_values": batched(shape=(3, SIDE, SIDE))},
         # the whole processor wants a text in transformers 4
         process=hf(proc.image_processor),

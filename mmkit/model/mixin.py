@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +14,17 @@ from ..errors import MmkitError
 from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
-from ..vllm_api import LAST_PROTOCOL, ModelInterface, check, current_model, merge_embeddings
+from ..vllm_api import (
+    LAST_PROTOCOL,
+    ModelInterface,
+    check,
+    current_model,
+    merge_embeddings,
+    module_names,
+)
 from . import sampling
+from .chat import placeholder_text
+from .loading import Weights, load_strictly
 from .sound import Reporter, Tally, contained, largest_magnitude
 
 
@@ -72,11 +81,27 @@ class MultiModalModel(ModelInterface):
     """vLLM's configuration of the engine that the model was made for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super(LAST_PROTOCOL, self).__init__(*args, **kwargs)
+        initialise = super(LAST_PROTOCOL, self).__init__
+        if "vllm_config" in kwargs:  # of a class that is a language model itself
+            with self._mark_language_model(kwargs["vllm_config"]):
+                initialise(*args, **kwargs)
+        else:
+            initialise(*args, **kwargs)
         self.mm_engine, self.mm_plan, dtype, self._width, counts = current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Tally(Reporter(self.mm_plan.spec.name, self._bound)) if counts else None
         sampling.serve(self)
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """What stands for an item in the text of a chat message: the target of `replace`, where the
+        spec says it as text, as ``tok["<image>"]``; else None, for nothing.
+
+        Args:
+            modality: its name, or that of its embeddings.
+            i: the item's number, from 1.
+        """
+        return placeholder_text(cls.mm_spec, modality.removesuffix("_embeds"), i - 1)
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
@@ -206,6 +231,48 @@ class MultiModalModel(ModelInterface):
         super().__init_subclass__(**kwargs)
         if (own := vars(cls).get("compute_logits")) is not None:
             cls.compute_logits = _masked(own)  # type: ignore[method-assign]
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        """Load a checkpoint, by the class's own `load_weights` or by vLLM's `AutoWeightsLoader` and
+        the class's `hf_to_vllm_mapper`.
+
+        Args:
+            weights: names and tensors. All that the model has, when vLLM loads it; later some.
+
+        Returns:
+            The names of the parameters that were loaded.
+
+        Raises:
+            MmkitError: names the weights that are missing, and those that the model has no use for.
+        """
+        return load_strictly(self, weights, getattr(super(), "load_weights", None))
+
+    @property
+    def get_mm_mapping(self) -> Callable[[], Any]:
+        """For LoRA: the names of the language model and, as towers, of whatever stands beside it.
+
+        Absent where the class is a language model itself: there one mapping of tokens to adapters
+        holds for all of its layers.
+        """
+        language_model = self.get_language_model()
+        if not hasattr(language_model, "compute_logits"):
+            raise AttributeError("get_mm_mapping")
+        return partial(module_names, self, language_model)
+
+    def get_mm_lora_token_counts(
+        self, *, modality: str, mm_kwargs: Any, num_mm_embeds: int
+    ) -> tuple[int, int]:
+        """For LoRA on towers: how many positions the tower and the connector compute for an item.
+        As many as the layout has for its rows; a class whose tower computes more says how many."""
+        return num_mm_embeds, num_mm_embeds
+
+    def get_num_mm_encoder_tokens(self, num_image_tokens: int) -> int:
+        """The same question to the tower, of vLLM before 0.32."""
+        return num_image_tokens
+
+    def get_num_mm_connector_tokens(self, num_vision_tokens: int) -> int:
+        """The same question to the connector, of vLLM before 0.32."""
+        return num_vision_tokens
 
     @property
     def compute_logits_local(self) -> Any:

@@ -103,7 +103,10 @@ Processor = generation.Processor
 from .models import LAST_PROTOCOL as LAST_PROTOCOL  # noqa: E402
 from .models import ModelInterface as ModelInterface  # noqa: E402
 from .models import current_model as current_model  # noqa: E402
+from .models import is_of_another_stage as is_of_another_stage  # noqa: E402
+from .models import load_by_name as load_by_name  # noqa: E402
 from .models import merge_embeddings as merge_embeddings  # noqa: E402
+from .models import module_names as module_names  # noqa: E402
 from .models import register as register  # noqa: E402
 
 

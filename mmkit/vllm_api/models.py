@@ -3,7 +3,7 @@ embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -12,7 +12,12 @@ from vllm import ModelRegistry
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.models.interfaces import SupportsMultiModal
-from vllm.model_executor.models.utils import _merge_multimodal_embeddings
+from vllm.model_executor.models.module_mapping import MultiModelKeys
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    _merge_multimodal_embeddings,
+    is_pp_missing_parameter,
+)
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
@@ -111,3 +116,28 @@ def merge_embeddings(
     """Write encoder rows into the positions that receive them, in place."""
     merged: torch.Tensor = _merge_multimodal_embeddings(inputs_embeds, rows, is_multimodal)
     return merged
+
+
+def load_by_name(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
+    """vLLM's loader of a model's weights; it passes over names that the model itself lacks."""
+    load: Any = AutoWeightsLoader(model, ignore_unexpected_prefixes=[""]).load_weights
+    return load  # type: ignore[no-any-return]
+
+
+def is_of_another_stage(name: str, model: Any) -> bool:
+    """Whether a weight belongs to a part that this process does without: of another stage of the
+    pipeline, or of a tower, head or language model that is switched off."""
+    return bool(is_pp_missing_parameter(name, model))
+
+
+def module_names(model: Any, language_model: Any) -> Any:
+    """The names of a model's parts, as vLLM's LoRA wants them: those beside the language model are
+    towers."""
+    path = next(name for name, part in model.named_modules() if part is language_model).split(".")
+    towers = [
+        ".".join([*path[:depth], name])
+        for depth, inner in enumerate(path)
+        for name, part in model.get_submodule(".".join(path[:depth])).named_children()
+        if name != inner and any(True for _ in part.parameters())
+    ]
+    return MultiModelKeys.from_string_field(language_model=f"{'.'.join(path)}.", tower_model=towers)

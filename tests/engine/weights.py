@@ -40,5 +40,5 @@ def new_model(checkpoint: Path, folder: Path, **options: Any) -> Any:
     with set_current_vllm_config(config):
         model = initialize_model(vllm_config=config)
     for parameter in model.parameters():
-        parameter.data.fill_(torch.nan)
+        parameter.data.fill_(torch.nan if parameter.is_floating_point() else 0)
     return model

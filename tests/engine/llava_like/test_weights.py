@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from examples.llava_like import ARCHITECTURE
 from examples.llava_like.reference import Reference
 from tests.engine.weights import Weights, load_model, new_model
+from tools.features.parts import WEIGHTS, quantised
 
 OVERRIDES = {"architectures": [ARCHITECTURE]}
 
@@ -77,6 +78,10 @@ def test_every_missing_weight_is_an_error(llava: Any, checkpoint: Path, weights:
             model.load_weights(rest.items())
         refused.append(name)
     assert len(refused) == len(weights) - 18 > 50
+    model.eval()  # as vLLM has it when it has loaded it: an update may bring some of the weights
+    model.load_weights([*weights.items()][:3])
+    with pytest.raises(ValueError, match=r"got none missing and more\.weight unexpected"):
+        model.load_weights([("more.weight", torch.zeros(1))])
     del rest["language_model.model.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(ValueError, match=r"llava_like.load_weights: .*layers\.0\.self_attn\.k_proj\.weight.*missing"):
         load_model(checkpoint, tmp_path, rest, hf_overrides=OVERRIDES)
@@ -103,6 +108,33 @@ def test_every_unexpected_weight_is_an_error(
     """Also where vLLM would pass over it: biases, and layers of the vision tower."""
     with pytest.raises(ValueError, match=r"unexpected|no module or parameter"):
         load_model(checkpoint, tmp_path, {**weights, name: torch.zeros(1)}, hf_overrides=OVERRIDES)
+
+
+def test_what_vllm_adds_may_be_missing(
+    llava: Any, checkpoint: Path, weights: Weights, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The head of a classifier, and nothing else; where the checkpoint has one, it is loaded."""
+    options = {"hf_overrides": OVERRIDES, "runner": "pooling", "convert": "classify"}
+    model = new_model(checkpoint, tmp_path, **options)
+    (head,) = (name for name, _ in model.named_parameters() if "score" in name)
+    model.load_weights(weights.items())
+    assert "llava_like.load_weights: language_model.score.weight is not in the checkpoint" in caplog.text
+    score = torch.randn_like(model.get_parameter(head))
+    model.load_weights([*weights.items(), (head, score)])
+    assert torch.equal(model.get_parameter(head), score)
+    with pytest.raises(ValueError, match=r"got multi_modal_projector\.linear_1\.bias missing and none unexpected"):
+        model.load_weights(item for item in weights.items() if item[0] != "multi_modal_projector.linear_1.bias")
+
+
+def test_quantised_weights(llava: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """Their scales are weights like others."""
+    folder = quantised(tmp_path / "int8", checkpoint)
+    weights, model = load_file(folder / WEIGHTS), new_model(folder, tmp_path, hf_overrides=OVERRIDES)
+    model.load_weights(weights.items())
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight_scale missing and none unexpected"):
+        new_model(folder, tmp_path, hf_overrides=OVERRIDES).load_weights(
+            item for item in weights.items() if item[0] != "language_model.model.layers.0.mlp.up_proj.weight_scale"
+        )
 
 
 def test_several_feature_layers_are_refused(llava: Any, checkpoint: Path, tmp_path: Path) -> None:

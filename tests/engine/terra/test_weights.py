@@ -45,7 +45,8 @@ def test_published_names_load_completely(terra: Any, published: Path, weights: W
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"), [("missing", "not initialized"), ("unexpected", "no module or parameter")]
+    ("change", "fault"),
+    [("missing", "temporal_embeddings.weight missing and none"), ("unexpected", "no module or parameter")],
 )
 def test_incomplete_checkpoints_are_refused(
     terra: Any, published: Path, weights: Weights, tmp_path: Path, change: str, fault: str

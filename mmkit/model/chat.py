@@ -1,0 +1,50 @@
+"""What stands for an item in the text of a chat message, where a spec says it as text."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ..expr import Scope
+from ..spec import Declaration
+from ..updates import Replace
+
+
+def placeholder_text(spec: Declaration, modality: str, index: int) -> str | None:
+    """The target of `replace` as text: ``<image>`` for ``tok["<image>"]``.
+
+    Args:
+        spec: the declaration.
+        modality: its name.
+        index: the item's position among those of its modality.
+
+    Returns:
+        The text. None for another update, and for a target that is an id, or that depends on more
+        than `item.index`.
+    """
+    updates = next((m.update for m in spec.modalities if m.name == modality), ())
+    replaced = next((update for update in updates if isinstance(update, Replace)), None)
+    if replaced is None:
+        return None
+    texts = _Texts()
+    try:
+        ids = replaced.target.lay(Scope(tok=texts, item=SimpleNamespace(index=index))).ids
+        return "".join(texts.of[token] for token in ids)
+    except Exception:  # a function of the author's may raise anything where its scope lacks a value
+        return None
+
+
+class _Texts:
+    """In place of a vocabulary: whatever text is asked for has an id, which no tokenizer has."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, str] = {}
+
+    def __getitem__(self, token: Any) -> int:
+        template, *values = token if isinstance(token, tuple) else (token,)
+        new = 2**40 + len(self.of)
+        self.of[new] = template.format(*values) if values else template
+        return new
+
+    def text(self, text: str, *values: Any) -> list[int]:
+        return [self[text, *values]]

@@ -1,0 +1,28 @@
+"""What stands for an item in a chat message."""
+
+import pytest
+
+from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, item, replace, tok
+from mmkit.model.chat import placeholder_text
+from mmkit.updates import Update
+
+
+@pytest.mark.parametrize(
+    ("update", "text"),
+    [
+        (replace(tok["<image>"]), "<image>"),
+        (replace(tok["<|image_{}|>", item.index + 1]), "<|image_2|>"),
+        (replace(tok.text("Picture {}: ", item.index)), "Picture 1: "),
+        (replace([tok["<a>"], tok["<b>"]]), "<a><b>"),
+        ([insert(at="start"), replace(tok["<image>"])], "<image>"),
+        (replace(cfg.image_token_index), None),
+        (replace(5), None),
+        (replace(tok["<{}>", item.length]), None),
+        (already_expanded(), None),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_target(update: Update, text: str | None) -> None:
+    layout, fields = embed(5) * 2, {"values": batched()}
+    spec = ModelSpec("robot", Modality("image", item=Tensor(shape=(3,)), layout=layout, update=update, fields=fields))
+    assert placeholder_text(spec, "image", 1) == text
+    assert placeholder_text(spec, "video", 1) is None

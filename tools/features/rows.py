@@ -1,0 +1,333 @@
+"""The features, a function each: it starts what it needs of one side, and returns the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from examples.llava_like.cases import Case, draw_picture, make_cases
+from examples.llava_like.checkpoint import make_checkpoint
+from examples.llava_like.offline import answer, engine
+
+from . import parts
+
+
+@dataclass
+class Side:
+    """One checkpoint, run by this repository's model or by vLLM's own class."""
+
+    own: bool
+    folder: Path
+    stack: ExitStack
+    processes: bool = False
+
+    @cached_property
+    def checkpoint(self) -> Path:
+        self.folder.mkdir(exist_ok=True)
+        return make_checkpoint(self.folder / "checkpoint")
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        from transformers import AutoTokenizer
+
+        return make_cases(AutoTokenizer.from_pretrained(self.checkpoint), 12)
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [case.request() for case in self.cases]
+
+    def engine(self, checkpoint: Path | None = None, **options: Any) -> Any:
+        """An engine, as long as the side lives: the first that ends takes down what all share."""
+        options = {
+            "enforce_eager": True,
+            "seed": 0,
+            "max_model_len": 512,
+            "max_num_seqs": 16,
+            **options,
+        }
+        return self.stack.enter_context(
+            engine(checkpoint or self.checkpoint, own=self.own, **options)
+        )
+
+
+Run = Callable[[Side], Any]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row of the table.
+
+    Attributes:
+        name: as the page says it.
+        run: what a side answers; equal answers are the point.
+        processes: whether its engines run in processes of their own.
+    """
+
+    name: str
+    run: Run
+    processes: bool = False
+
+
+FEATURES: list[Feature] = []
+
+
+def feature(name: str, *, processes: bool = False) -> Callable[[Run], Run]:
+    def declared(run: Run) -> Run:
+        FEATURES.append(Feature(name, run, processes))
+        return run
+
+    return declared
+
+
+def options(name: str, *, processes: bool = False, **given: Any) -> None:
+    """A feature that is an option of the engine."""
+    feature(name, processes=processes)(lambda side: answer(side.engine(**given), side.requests))
+
+
+def different(first: Any, second: Any) -> Any:
+    """What a feature answers, if that is another answer than without it."""
+    if first == second:
+        raise ValueError("it changes nothing")
+    return second
+
+
+options("greedy answers")
+
+
+@feature("prefix caching")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+
+    llm = side.engine(enable_prefix_caching=True)
+    first = answer(llm, side.requests)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    results = llm.generate(side.requests, sampling, use_tqdm=False)
+    again = [list(result.outputs[0].token_ids) for result in results]
+    return (
+        again,
+        different([0] * len(results), [result.num_cached_tokens for result in results]),
+        first == again,
+    )
+
+
+options(
+    "chunked prefill, 8 tokens at a time",
+    max_num_batched_tokens=8,
+    max_num_seqs=4,
+    enable_prefix_caching=False,
+)
+options(
+    "chunked prefill that does not split an item",
+    max_num_batched_tokens=32,
+    disable_chunked_mm_input=True,
+)
+options("no cache of processed items", mm_processor_cache_gb=0)
+options("`async_scheduling`", async_scheduling=True)
+
+
+@feature("structured outputs: a choice, a pattern, JSON")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    llm = side.engine()
+    schema = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    texts = []
+    for form in ({"choice": ["circle", "square"]}, {"regex": "[0-9]{3}"}, {"json": schema}):
+        structured = StructuredOutputsParams(**form)
+        sampling = SamplingParams(temperature=0.0, max_tokens=24, structured_outputs=structured)
+        texts += [
+            r.outputs[0].text for r in llm.generate(side.requests[:4], sampling, use_tqdm=False)
+        ]
+    return texts
+
+
+@feature("beam search")
+def _(side: Side) -> Any:
+    from vllm.sampling_params import BeamSearchParams
+
+    results = side.engine().beam_search(
+        side.requests[:4], BeamSearchParams(beam_width=3, max_tokens=6)
+    )
+    return [[list(sequence.tokens) for sequence in one.sequences] for one in results]
+
+
+@feature("log probabilities")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=1)
+    results = side.engine().generate(side.requests[:6], sampling, use_tqdm=False)
+
+    def numbers(steps: Any) -> Any:
+        return [one and {token: known.logprob for token, known in one.items()} for one in steps]
+
+    return [(numbers(r.outputs[0].logprobs), numbers(r.prompt_logprobs)) for r in results]
+
+
+@feature("chat, offline")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_pil", "image_pil": draw_picture(0)},
+    ]
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    (chat,) = side.engine().chat([{"role": "user", "content": content}], sampling, use_tqdm=False)
+    return list(chat.prompt_token_ids), list(chat.outputs[0].token_ids)
+
+
+@feature("precomputed embeddings of images")
+def _(side: Side) -> Any:
+    import torch
+
+    from examples.llava_like.reference import Reference
+
+    reference = Reference(side.checkpoint)
+    cases = [case for case in side.cases if case.images]
+    return answer(
+        side.engine(), [case.request(torch.stack(reference.embed(case.images))) for case in cases]
+    )
+
+
+@feature("`language_model_only`")
+def _(side: Side) -> Any:
+    llm = side.engine(language_model_only=True)
+    return answer(llm, [case.request() for case in side.cases if not case.images])
+
+
+options(
+    "ngram drafts",
+    speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
+)
+
+
+def drafts(name: str, kind: str) -> None:
+    @feature(name)
+    def _(side: Side) -> Any:
+        model = parts.draft(side.folder / kind, side.checkpoint, kind)
+        config = {"method": kind, "model": str(model), "num_speculative_tokens": 2}
+        return answer(side.engine(speculative_config=config), side.requests)
+
+
+drafts("a draft model", "draft_model")
+drafts("EAGLE", "eagle")
+drafts("EAGLE-3", "eagle3")
+
+
+@feature("LoRA, mixed with requests without")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    path = parts.adapter(side.folder / "adapter", side.checkpoint, "language_model.")
+    llm = side.engine(enable_lora=True, max_lora_rank=8)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    lora = [LoRARequest("a", 1, str(path)) if i % 2 else None for i in range(len(side.requests))]
+    mixed = llm.generate(side.requests, sampling, use_tqdm=False, lora_request=lora)
+    return different(
+        answer(llm, side.requests), [list(result.outputs[0].token_ids) for result in mixed]
+    )
+
+
+@feature("`default_mm_loras`")
+def _(side: Side) -> Any:
+    path = parts.adapter(side.folder / "adapter", side.checkpoint, "language_model.")
+    llm = side.engine(enable_lora=True, max_lora_rank=8, default_mm_loras={"image": str(path)})
+    return different(answer(side.engine(), side.requests), answer(llm, side.requests))
+
+
+@feature("LoRA on the tower and the connector")
+def _(side: Side) -> Any:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    path = parts.adapter(
+        side.folder / "adapter", side.checkpoint, "language_model.", "vision_tower."
+    )
+    llm = side.engine(enable_lora=True, max_lora_rank=8, enable_tower_connector_lora=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    lora = LoRARequest("a", 1, str(path))
+    results = llm.generate(side.requests, sampling, use_tqdm=False, lora_request=lora)
+    return different(
+        answer(llm, side.requests), [list(result.outputs[0].token_ids) for result in results]
+    )
+
+
+@feature("pooling: `embed`")
+def _(side: Side) -> Any:
+    llm = side.engine(runner="pooling", convert="embed")
+    return [one.outputs.embedding for one in llm.embed(side.requests, use_tqdm=False)]
+
+
+@feature("classification: `classify`")
+def _(side: Side) -> Any:
+    folder = parts.with_head(side.folder / "head", side.checkpoint)
+    llm = side.engine(folder, runner="pooling", convert="classify")
+    return [one.outputs.probs for one in llm.classify(side.requests, use_tqdm=False)]
+
+
+@feature("int8 weights and activations, compressed-tensors")
+def _(side: Side) -> Any:
+    folder = parts.quantised(side.folder / "int8", side.checkpoint)
+    return different(
+        answer(side.engine(), side.requests), answer(side.engine(folder), side.requests)
+    )
+
+
+options("two processes per layer, TP", tensor_parallel_size=2, processes=True)
+options("two stages, PP", pipeline_parallel_size=2, processes=True)
+options(
+    "`mm_encoder_tp_mode=data`", tensor_parallel_size=2, mm_encoder_tp_mode="data", processes=True
+)
+
+
+@feature("an encoder's process and a language model's, EPD", processes=True)
+def _(side: Side) -> Any:
+    def transfer(role: str) -> dict[str, Any]:
+        path = {"shared_storage_path": str(side.folder / "encoded")}
+        return {
+            "ec_connector": "ECExampleConnector",
+            "ec_role": role,
+            "ec_connector_extra_config": path,
+        }
+
+    encoder = side.engine(ec_transfer_config=transfer("ec_producer"), enable_prefix_caching=False)
+    answer(encoder, side.requests, max_tokens=1)
+    encoded = sum(1 for _ in (side.folder / "encoded").rglob("*.safetensors"))
+    llm = side.engine(ec_transfer_config=transfer("ec_consumer"))
+    return encoded, answer(llm, side.requests)
+
+
+@feature("sleep, and wake up")
+def _(side: Side) -> Any:
+    llm = side.engine(enable_sleep_mode=True)
+    llm.sleep(level=1)
+    llm.wake_up()
+    return answer(llm, side.requests)
+
+
+@feature("`reload_weights`")
+def _(side: Side) -> Any:
+    llm = side.engine()
+    llm.collective_rpc("reload_weights")
+    return answer(llm, side.requests)
+
+
+@feature("new weights, sent in parts")
+def _(side: Side) -> Any:
+    """As training sends them, after a start without."""
+    from safetensors.torch import load_file
+
+    llm = side.engine(load_format="dummy")
+    weights = list(load_file(side.checkpoint / parts.WEIGHTS).items())
+    before = answer(llm, side.requests)
+    model = llm.llm_engine.model_executor.driver_worker.worker.get_model()
+    for weight in weights:
+        model.load_weights([weight])
+    return different(before, answer(llm, side.requests))
