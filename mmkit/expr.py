@@ -724,8 +724,10 @@ def leaves(value: Any) -> frozenset[Leaf]:
     """
     if not isinstance(value, Expr):
         return _leaves_inside(value)
+    if isinstance(value, Option) and (leaf := _leaf(Attribute(value._base, value._name))):
+        return leaves(value._default) | {replace(leaf, expr=value)}
     if leaf := _leaf(value):
-        return frozenset({leaf}) | leaves(value._default if isinstance(value, Option) else None)
+        return frozenset({leaf})
     return frozenset().union(*map(leaves, value._parts()))
 
 
@@ -759,7 +761,7 @@ def _leaf(value: Expr) -> Leaf | None:
 
 def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
     """Where a chain of attributes and indices starts, and what it takes, in this order."""
-    if isinstance(value, (Attribute, Option)):
+    if isinstance(value, Attribute):
         start, keys = _path(value._base)
         return start, (*keys, value._name)
     if isinstance(value, Index):

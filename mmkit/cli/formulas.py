@@ -191,7 +191,8 @@ def _layout_value(layout: Layout, names: Names) -> str:
 def read_values(modality: Modality, scope: Scope) -> dict[str, Any]:
     """The values of what the declaration reads from the config, the processor and the
     vocabulary."""
-    static = [leaf.expr for leaf in modality.leaves() if leaf.root in STATIC and leaf.keys]
+    known = STATIC - {"kwargs"}  # which are a request's
+    static = [leaf.expr for leaf in modality.leaves() if leaf.root in known and leaf.keys]
     values = {}
     for leaf in [*sorted(static, key=repr), *_tokens(modality)]:
         try:

@@ -1012,6 +1012,61 @@ def test_a_processor_of_the_spec() -> None:
         run(instance, "<item>", {"actions": ONES * 10})
 
 
+class PadsToTheBatch:
+    """Like processors that pad to the longest item, and add a dimension for the batch."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __call__(self, actions: Any, scale: int, return_tensors: str = "pt") -> dict[str, Any]:
+        self.calls.append(len(actions))
+        padded = torch.nn.utils.rnn.pad_sequence([scale * value for value in actions], batch_first=True)
+        lengths = torch.tensor([[len(value)] for value in actions])
+        return {"padded": padded[None], "lengths": lengths, "dropped": lengths}
+
+
+VARYING = actions(
+    item=Tensor((between(1, 6), 3), bound=9),
+    layout=embed(tok["<row>"]) * fields.lengths[0],
+    fields={
+        "padded": batched(hidden=True),
+        "lengths": batched(hidden=True, dtype="int64"),
+        "actions": flat(fields.lengths[0], value=fields.padded[0]),
+    },
+    process=hf(lambda s: PadsToTheBatch(), one_by_one=True, kwargs={"scale": 2}),
+)
+
+
+def test_a_processor_whose_output_depends_on_the_batch() -> None:
+    instance, cache = processor(VARYING), cache_of()
+    data = {"actions": [torch.ones(2, 3), 3 * torch.ones(5, 3), torch.ones(2, 3)]}
+    expected = run(instance, "<item> <item> <item>", data)
+    assert PadsToTheBatch.calls[-3:] == [1, 1, 1]
+    assert [place[1] for place in ranges(expected)["actions"]] == [2, 5, 2]
+    sent = fields_of(expected)["actions"]
+    assert [[*item] for item in sent] == [["actions"]] * 3, "what is hidden reaches no model"
+    assert [item["actions"][1] for item in sent] == [(2 * value).tolist() for value in data["actions"]]
+    for _ in range(2):
+        assert summary(run(instance, "<item> <item> <item>", data, cache=cache)) == summary(expected)
+    with pytest.raises(InputError, match=r"mm_processor_kwargs: expected no scale, which the spec fixes, got 3"):
+        run(instance, "<item>", {"actions": torch.ones(2, 3)}, kwargs={"scale": 3})
+
+
+def _fails(items: Any = (), return_tensors: str = "pt", **_: Any) -> dict[str, Any]:
+    raise KeyError("a table that is missing")
+
+
+@pytest.mark.parametrize(
+    ("process", "sentence"),
+    [
+        (hf(lambda s: _fails, inputs={"actions": "items"}), "the largest item: .*KeyError: 'a table that is missing'"),
+        (hf(lambda s: PadsToTheBatch(), kwargs={"scael": 2}), r"hf\(kwargs=...\) to name arguments of the processor"),
+    ],
+)
+def test_a_processor_that_never_works_is_the_fault_of_the_spec(process: Any, sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence):
+        run(processor(actions(process=process)), "<item>", {"actions": ONES})
+
+
 def _pooled(items: Any, scope: Any) -> dict[str, Any]:
     return {"actions": items}
 

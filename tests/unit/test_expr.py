@@ -254,7 +254,8 @@ def test_options_of_a_request():
     asked = Scope(cfg=SCOPE.cfg, kwargs={"size": 8, "other": 1})
     assert evaluate(size, asked) == fold(size, asked) == 8
     assert evaluate(kwargs.get("missing", None), asked) is None
-    assert {repr(leaf) for leaf in leaves(size)} == {repr(size), "cfg.a"}
+    for read in (size, size["height"], size + 1):
+        assert {repr(leaf) for leaf in leaves(read)} == {repr(size), "cfg.a"}
     assert evaluate(kwargs["size"], asked) == 8
 
 
