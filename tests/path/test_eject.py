@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 import mmkit
 from examples.terra import CHECKPOINT
 from mmkit import MmkitError
-from mmkit.eject import eject
+from mmkit.cli.eject import eject
 from mmkit.testing import Subject, of_spec
 from mmkit.testing.strategies import Request
 from mmkit.vllm_api import harness
