@@ -15,6 +15,7 @@ from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import (
+    AudioProcessorItems,
     EmbeddingItems,
     ModalityDataItems,
     MultiModalDataParser,
@@ -165,6 +166,9 @@ class Parser(MultiModalDataParser):
         items, embeds = modality.intake.take(data, self.hidden_size)
         if embeds and items:
             return EmbedItems(items, modality.name)
+        if modality.item.media == "audio" and items:
+            # resampled already; vLLM 0.11 knows no None in place of a cached one
+            return AudioProcessorItems(items)
         if modality.item.media:
             return super()._get_subparsers()[modality.item.media](items)
         return OwnItems(items, modality.name, modality.item.part_names)
