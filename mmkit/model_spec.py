@@ -137,10 +137,12 @@ class ModelSpec(Declaration):
             return lambda cls: self.register(
                 cls, info=info, dummy_inputs=dummy_inputs, processor=processor
             )
+        from .model import positions
         from .model.checks import check_class
         from .vllm_api import register
 
         check_class(self, model)
+        positions.supply(self, model)
         generated = self.classes
         register(
             model,

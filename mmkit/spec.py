@@ -74,6 +74,11 @@ class Modality(_Declared):
             condition on `item.count` (the number of items of the request) for processing that
             depends on it. Wanted where the declaration reads `item.count`, since a cached item
             comes back in requests of other lengths.
+        positions: for models with M-RoPE, the grid of the encoder rows of one item, in row-major
+            order: ``(t, h, w)``, or ``(t, h, w, scale)`` where the i-th of t is at the time
+            ``int(i * scale)``; whole numbers, and a number, over `fields` and `cfg`. Where the
+            layout has literal ids between its embed() positions, as timestamps between frames, it
+            has t runs of these, each a grid of (1, h, w). None where an item counts as text does.
         when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for
             image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
@@ -91,6 +96,7 @@ class Modality(_Declared):
     limit: Any = None
     embeds: bool | InstanceOf[Layout] = False
     cacheable: Any = True
+    positions: tuple[Any, ...] | None = None
     when: Any = True
 
     def __init__(
@@ -107,6 +113,7 @@ class Modality(_Declared):
         limit: Count | None = None,
         embeds: bool | LayoutLike = False,
         cacheable: Condition = True,
+        positions: Sequence[Count] | None = None,
         when: Condition = True,
     ) -> None:
         """Declare a modality.
@@ -159,6 +166,7 @@ class Modality(_Declared):
             limit=expression(limit),
             embeds=embeds if isinstance(embeds, bool) else as_layout(embeds),
             cacheable=expression(cacheable),
+            positions=None if positions is None else tuple(map(expression, positions)),
             when=expression(when),
         )
         self._check(where)
@@ -168,6 +176,8 @@ class Modality(_Declared):
             self._check_raw(where)
         elif not self.update:
             raise SpecError(where, "at least one update", "none")
+        if self.positions is not None:
+            self._check_positions(f"{where}, positions")
         if not self.fields:
             raise SpecError(where, "at least one field", "none")
         known = sorted(self.fields)
@@ -220,6 +230,21 @@ class Modality(_Declared):
                 expected = "a batched or flat field where there is no process"
                 raise SpecError(where, expected, repr(field))
 
+    def _check_positions(self, where: str) -> None:
+        """They are computed on the device, which knows the config and the fields that it gets."""
+        assert self.positions is not None
+        if len(self.positions) not in (3, 4) or not self.has_positions:
+            got = repr(self.positions) if self.has_positions else "an item without positions"
+            raise SpecError(where, "(t, h, w) or (t, h, w, scale)", got)
+        for leaf in leaves(self.positions):
+            hidden = leaf.root == "fields" and leaf.keys and self._is_hidden(leaf.keys[0])
+            if leaf.root not in ("fields", "cfg") or hidden:
+                expected, remedy = "fields that the model gets, and cfg", "Declare a derived field."
+                raise SpecError(where, expected, repr(leaf), remedy)
+
+    def _is_hidden(self, name: Any) -> bool:
+        return name in self.fields and self.fields[name].hidden
+
     def _check_raw(self, where: str) -> None:
         """vLLM's `forward` gets the items of all requests of a batch as one, in their order."""
         if self.limit != 1:
@@ -247,11 +272,11 @@ class Modality(_Declared):
         return type(self)(parts.pop("name"), **parts)
 
     def companions(self) -> dict[str, Tensor]:
-        """The fields that the layout of precomputed embeddings reads, each as the type of one
-        item's part."""
+        """The fields that the layout of precomputed embeddings, or their positions, read, each as
+        the type of one item's part."""
         layout = self.layout if self.embeds is True else self.embeds
-        leaves = layout.leaves() if isinstance(layout, Layout) else ()
-        read = {leaf.keys[0] for leaf in leaves if leaf.root == "fields" and leaf.keys}
+        known = layout.leaves() | leaves(self.positions) if isinstance(layout, Layout) else ()
+        read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
         return {
             name: Tensor(field.shape or (), field.dtype or "float32")
             for name, field in self.fields.items()

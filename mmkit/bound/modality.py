@@ -17,6 +17,7 @@ from .binding import Binding
 from .intake import Intake
 from .memo import Memo
 from .placeholders import Placeholders
+from .positions import Positions
 from .processing import Processing
 
 _COUNTS = 4096
@@ -39,6 +40,7 @@ class BoundModality:
         intake: what a caller sends, as canonical items.
         processing: canonical items to processed fields.
         placeholders: what an item becomes in the prompt.
+        positions: its M-RoPE positions; None where the spec has none.
         fields: the fields that the model receives, bound.
         limit: the most items in one request, or None.
         needs_hf: the layout or the targets need, or may need, the output of the Hugging Face
@@ -61,6 +63,7 @@ class BoundModality:
         self.placeholders = Placeholders(spec, binding, limit)
         self.intake = Intake(spec, binding, partial(self.placeholders.rows, embeds=True))
         self.processing = Processing(spec, binding)
+        self.positions = None if spec.positions is None else Positions(spec, binding)
         self.fields = self.processing.sent
         self.scope = binding.scope
         read, known = self.placeholders.fields, self.processing.from_facts

@@ -158,7 +158,8 @@ def declared_parts(
     parts.append(Part("process", write(modality.process)))
     if modality.limit is not None:
         parts.append(Part("limit", write(modality.limit), _at_most(bound.limit) if bound else ""))
-    for name, default in (("embeds", False), ("cacheable", True), ("when", True)):
+    options = {"embeds": False, "cacheable": True, "positions": None, "when": True}
+    for name, default in options.items():
         option = getattr(modality, name)
         if option is not default:
             parts.append(Part(name, write(option)))

@@ -440,6 +440,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 rows = alternatives[0].alternative.placeholder.num_embeds
                 sent = len(value.rows) if embeds else None
                 placeholders.check_rows(index, rows, sent=sent, most=most)
+                if modality.positions is not None:
+                    mask = alternatives[0].alternative.placeholder.mask
+                    modality.positions.grids(items.mmkit_parts[index], list(mask))
                 contents.append(alternatives)
             if contents:
                 updates += [

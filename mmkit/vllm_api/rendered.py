@@ -145,7 +145,10 @@ def _item(
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):
-        return _Item(fields, embeds, modality.placeholders.preferred(scope, embeds=embeds))
+        placeholder = modality.placeholders.preferred(scope, embeds=embeds)
+        if modality.positions is not None:
+            modality.positions.grids(fields, list(placeholder.mask))
+    return _Item(fields, embeds, placeholder)
 
 
 @contextmanager

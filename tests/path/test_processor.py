@@ -529,6 +529,24 @@ def named(names: list[str | None], salt: str | None, *, late: bool = True) -> An
     return parse_mm_uuids(tokenized["multi_modal_uuids"])
 
 
+def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
+    height = fields.actions.shape[0]
+    data = {"actions": torch.ones(2, 3)}
+    for positions, fits in (((1, height, 1), True), ((1, height, height), False)):
+        made = processor(actions(**VARIABLE, positions=positions))
+        whole = processor(actions(**VARIABLE))
+        request = elsewhere(run(whole, "<item>", data))
+        if fits:
+            assert summary(run(made, "<item>", data)) == summary(run(whole, "<item>", data))
+            rendered.checked(made, request)
+            continue
+        sentence = r"plain\.actions, positions: layout: expected embed\(\) positions for a grid of \(1, 2, 2\), got"
+        with pytest.raises(SpecError, match=sentence):
+            run(made, "<item>", data)
+        with pytest.raises(InputError, match=r"plain\.actions\[0\]: expected what the spec says, got plain"):
+            rendered.checked(made, request)
+
+
 def test_an_item_that_only_a_uuid_names() -> None:
     """It is one that a request of the same tenant has named, and that was not refused."""
     processor = terra_processor()
