@@ -12,10 +12,10 @@ import importlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[i
 class System:
     """One system: its folder, its spec, the architecture that its config names, how text was tokenized, and the texts
     that stand for an item, where the hand-written class takes more of them than there are items; its model normalises
-    pixels on the device."""
+    pixels on the device; the fields of which the hand-written class pads an item to the largest of its batch.
+    """
 
     name: str
     spec: str
@@ -65,6 +66,7 @@ class System:
     encode: Encode = encoded
     markers: tuple[str, ...] = ()
     normalises: bool = False
+    padded: tuple[str, ...] = ()
 
     def load_spec(self) -> ModelSpec:
         module, variable = self.spec.split(":")
@@ -111,6 +113,22 @@ SYSTEMS = {
             "Qwen2VLForConditionalGeneration",
             markers=("<|image_pad|>", "<|video_pad|>"),
             normalises=True,
+        ),
+        System(
+            "llava_next",
+            "gallery.llava_next:LLAVA_NEXT",
+            "LlavaNextForConditionalGeneration",
+            markers=("<image>",),
+            padded=("pixel_values",),
+        ),
+        System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM", markers=("<|image_",)),
+        System("paligemma", "gallery.paligemma:PALIGEMMA", "PaliGemmaForConditionalGeneration"),
+        System(
+            "llava_onevision",
+            "gallery.llava_onevision:LLAVA_ONEVISION",
+            "LlavaOnevisionForConditionalGeneration",
+            markers=("<image>", "<video>"),
+            padded=("pixel_values",),
         ),
     )
 }
@@ -209,9 +227,15 @@ def ids(stored: Mapping[str, Any], key: str = "prompt_token_ids") -> list[int]:
     return list(stored[key])
 
 
-def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
-    """How a result differs from another, or from what is stored of one: ids, ranges, masks, and every field."""
+def differences(expected: Mapping[str, Any], got: Mapping[str, Any], padded: Sequence[str] = ()) -> list[str]:
+    """How a result differs from another, or from what is stored of one: ids, ranges, masks, and every field.
+
+    Of `padded` fields the expected one may have zeros after what the other has.
+    """
     expected_parts, parts = _parts(expected), _parts(got)
+    for place in expected_parts.keys() & parts.keys():
+        if place.rpartition(".")[2] in padded:
+            parts[place] = _as_large(expected_parts[place], parts[place])
     missing = [f"{place}: missing" for place in expected_parts if place not in parts]
     surplus = [f"{place}: not expected" for place in parts if place not in expected_parts]
     unlike = [
@@ -234,6 +258,16 @@ def _parts(result: Mapping[str, Any]) -> dict[str, Any]:
         for i, fields in enumerate(items):
             parts |= {f"{name}[{i}].{field}": element for field, element in fields.items()}
     return parts
+
+
+def _as_large(wanted: Any, element: Any) -> Any:
+    """An element with zeros up to the shape of another, or of what is stored of it."""
+    shape = wanted["shape"] if isinstance(wanted, Mapping) else wanted.data.shape
+    if len(shape) != element.data.ndim or any(w < g for w, g in zip(shape, element.data.shape, strict=True)):
+        return element
+    large = element.data.new_zeros(tuple(shape))
+    large[tuple(slice(size) for size in element.data.shape)] = element.data
+    return replace(element, data=large)
 
 
 def _range(place: Any) -> tuple[int, int, list[bool]]:

@@ -50,6 +50,10 @@ def is_wrong(name: str, case: dict[str, Any]) -> bool:
         return twin_of(name, case)["prompt"].startswith("<CAPTION_TO_PHRASE_GROUNDING>")
     if name == "qwen2_audio" and "prompt" in case:  # writes the tokens around a bare placeholder of a text alone
         return "<|AUDIO|>" in case["prompt"].replace("<|audio_bos|><|AUDIO|>", "")
+    if name == "phi3v" and "prompt" in case:  # decodes a space after each special token of a text
+        return re.search(r"<\|[a-z]+\|>", case["prompt"]) is not None
+    if name == "paligemma" and "prompt" in case:  # writes another newline after that of a text
+        return case["prompt"].endswith("\n")
     # refuses as text what it takes as ids
     return name == "qwen_vl" and "error" in case and "prompt" in case and "expect" in twin_of(name, case)
 
@@ -64,7 +68,7 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"^\w+\.(image|video|audio)[^ ]*: expected "):
             replay(name, case)
     else:
-        assert not differences(case["expect"], replay(name, case))
+        assert not differences(case["expect"], replay(name, case), SYSTEMS[name].padded)
 
 
 @pytest.mark.parametrize(("name", "case"), described(wrong=True))
@@ -73,8 +77,12 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
         with pytest.raises(ValueError, match="placeholder"):
             replay(name, case)
         return
-    got = replay(name, case)
     twin = twin_of(name, case)
+    if "error" in twin and "suspect" in case:
+        with pytest.raises(ValueError, match="expected "):
+            replay(name, case)
+        return
+    got = replay(name, case)
     if not is_wrong(name, twin):
         assert not differences(twin["expect"], got)
         return

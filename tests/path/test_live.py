@@ -8,6 +8,7 @@ of the two takes is not generated; each such case has a test of its own below.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import shutil
 import tempfile
@@ -44,7 +45,8 @@ class Live:
 
     Attributes:
         name: of the system.
-        markers: per modality the placeholder of an item, as text; None where placeholders are inserted.
+        markers: per modality the placeholder of an item, as text, or as a template for its number; None where
+            placeholders are inserted.
         taken: placeholder tokens, which no prompt may have beside its items.
         special: tokens to write between words.
         sizes: (width, height) of images at the edges of the system's geometry, or lengths of audio.
@@ -282,7 +284,9 @@ def samples(live: Live, name: str) -> st.SearchStrategy[Any]:
 @st.composite
 def prompts(draw: Any, live: Live, kinds: list[str]) -> str | list[int]:
     """Words, special tokens and any ids, with a placeholder for each of the items, in any order and place."""
-    marked = [text for kind in draw(st.permutations(kinds)) if (text := live.markers[kind]) is not None]
+    numbers = {kind: itertools.count(1) for kind in live.markers}
+    order = draw(st.permutations(kinds))
+    marked = [text.format(next(numbers[kind])) for kind in order if (text := live.markers[kind]) is not None]
     if draw(st.booleans()):
         gap = st.lists(st.sampled_from([*WORDS, *live.special]), max_size=3).map("".join)
         return draw(gap) + "".join(text + draw(gap) for text in marked)
@@ -344,13 +348,13 @@ class Side:
         return {**result, "mm_kwargs": cache.receive(items, result)}
 
 
-def unlike(hand: Any, ours: Any) -> list[str]:
+def unlike(hand: Any, ours: Any, padded: Sequence[str] = ()) -> list[str]:
     """How the outcome of the generated processor differs from that of the hand-written one."""
     if isinstance(hand, str) and isinstance(ours, str):
         return []
     if isinstance(hand, str) or isinstance(ours, str):
         return [f"only one of the two takes it: {hand!s:.300} / {ours!s:.300}"]
-    return differences(hand, ours)
+    return differences(hand, ours, padded)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_as_the_hand_written_class(live: Live, embeds: bool) -> None:
         for request in requests:
             for route in hand.caches:
                 outcomes.append(hand.ask(request, route))
-                difference = unlike(outcomes[-1], ours.ask(request, route))
+                difference = unlike(outcomes[-1], ours.ask(request, route), SYSTEMS[live.name].padded)
                 assert not difference, f"{route}, {request}\n{difference[0]}"
 
     compare()
@@ -426,7 +430,7 @@ def test_only_the_spec_refuses(name: str, request_: Request, message: str) -> No
 def test_a_prompt_that_is_expanded_already(name: str) -> None:
     """L10: the hand-written classes expand it again, or do not find the placeholder."""
     kind, marker = next(iter(LIVE[name].markers.items()))
-    request = Request(marker or "a", {kind: [AUDIO if kind == "audio" else IMAGE]})
+    request = Request((marker or "a").format(1), {kind: [AUDIO if kind == "audio" else IMAGE]})
     once = outcomes(name, request)[1]
     hand, ours = outcomes(name, replace(request, prompt=once["prompt_token_ids"]))
     assert unlike(once, hand)
