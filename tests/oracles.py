@@ -12,6 +12,8 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -57,7 +59,8 @@ def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[i
 class System:
     """One system: its folder, its spec, the architecture that its config names, how text was tokenized, and the texts
     that stand for an item, where the hand-written class takes more of them than there are items; its model normalises
-    pixels on the device; the fields of which the hand-written class pads an item to the largest of its batch.
+    pixels on the device; the fields of which the hand-written class pads an item to the largest of its batch; what
+    makes the checkpoint where nothing is stored.
     """
 
     name: str
@@ -67,6 +70,7 @@ class System:
     markers: tuple[str, ...] = ()
     normalises: bool = False
     padded: tuple[str, ...] = ()
+    prepared: Callable[[], tempfile.TemporaryDirectory[str]] | None = None
 
     def load_spec(self) -> ModelSpec:
         module, variable = self.spec.split(":")
@@ -75,10 +79,58 @@ class System:
 
     @property
     def checkpoint(self) -> str:
+        if self.prepared is not None:
+            return self.prepared().name
         return str(FOLDER / self.name / "checkpoint")
 
     def cases(self) -> list[dict[str, Any]]:
+        if self.prepared is not None:
+            return []
         return [json.loads(line) for line in (FOLDER / self.name / "cases.jsonl").read_text().splitlines()]
+
+
+@functools.cache
+def qwen3_vl() -> tempfile.TemporaryDirectory[str]:
+    """A small Qwen3-VL of the stored Qwen2-VL: of videos it has no stored outputs with metadata."""
+    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
+    shutil.copytree(FOLDER / "qwen2_vl" / "checkpoint", folder.name, dirs_exist_ok=True)
+    changes: dict[str, dict[str, Any]] = {
+        "config.json": {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "vocab_size": 640,
+                "max_position_embeddings": 8192,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            },
+            "vision_config": {
+                "model_type": "qwen3_vl_vision",
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        "processor_config.json": {"processor_class": "Qwen3VLProcessor"},
+    }
+    for name, changed in changes.items():
+        path = Path(folder.name) / name
+        stored = {**json.loads(path.read_text()), **changed}
+        for part in ("image_processor", "video_processor"):
+            stored.get(part, {})["patch_size"] = 16
+        stored.get("video_processor", {})["video_processor_type"] = "Qwen3VLVideoProcessor"
+        path.write_text(json.dumps(stored))
+    return folder
 
 
 SYSTEMS = {
@@ -91,6 +143,7 @@ SYSTEMS = {
         System("molmo", "gallery.molmo:MOLMO", "MolmoForCausalLM", in_a_role),
         System("chameleon", "gallery.chameleon:CHAMELEON", "ChameleonForConditionalGeneration"),
         System("deepseek_vl2", "gallery.deepseek_vl2:DEEPSEEK_VL2", "DeepseekVLV2ForCausalLM", always_special),
+        System("gemma3", "gallery.gemma3:GEMMA3", "Gemma3ForConditionalGeneration", markers=("<start_of_image>",)),
         System("idefics3", "gallery.idefics3:IDEFICS3", "Idefics3ForConditionalGeneration", markers=("<image>",)),
         System("internvl2", "gallery.internvl:INTERNVL", "InternVLChatModel", always_special),
         System("qwen_vl", "gallery.qwen_vl:QWEN_VL", "QwenVLForConditionalGeneration"),
@@ -105,6 +158,13 @@ SYSTEMS = {
             "gallery.minicpmv:MINICPMV",
             "MiniCPMV",
             markers=("(<image>./</image>)", "(<video>./</video>)"),
+        ),
+        System(
+            "qwen3_vl",
+            "gallery.qwen3_vl:QWEN3_VL",
+            "Qwen3VLForConditionalGeneration",
+            normalises=True,
+            prepared=qwen3_vl,
         ),
         System("pixtral_hf", "gallery.pixtral:PIXTRAL_HF", "LlavaForConditionalGeneration", markers=("[IMG]",)),
         System(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracles import SYSTEMS, differences, replay
+from tests.oracles import SYSTEMS, differences, ids, replay
 
 CASES = [(name, case) for name, system in SYSTEMS.items() for case in system.cases()]
 
@@ -32,10 +32,25 @@ def has_surplus(name: str, case: dict[str, Any]) -> bool:
 
 ENCODED: dict[str, Callable[[Any], int]] = {
     "fuyu": lambda item: len(item["image_patches"].data),
+    "gemma3": lambda item: 16 * len(item["pixel_values"].data),
     "minicpmv": lambda item: 8 * len(item["pixel_values"].data),
     "pixtral_hf": lambda item: item["pixel_values"].data[0, ::16, ::16].numel(),
 }
-"""Encoder rows that the model makes of an item, where the hand-written class counts without an option."""
+"""Encoder rows that the model makes of an item, where the hand-written class refuses it or counts without an option."""
+
+NEWLINES = {9: 1, 10: 2, 11: 3, 12: 4}
+"""Newlines in tokens of Gemma 3's stored vocabulary."""
+
+
+def apart(token_ids: list[int]) -> list[int]:
+    """Gemma 3's ids with one token for each newline."""
+    return [one for token in token_ids for one in ([9] * NEWLINES[token] if token in NEWLINES else [token])]
+
+
+def merges(name: str, case: dict[str, Any]) -> bool:
+    """Whether the hand-written class makes one token of newlines of the prompt and of an image, which the spec's
+    documented policy leaves apart."""
+    return name == "gemma3" and "expect" in case and bool({11, 12}.intersection(ids(case["expect"])))
 
 
 def is_wrong(name: str, case: dict[str, Any]) -> bool:
@@ -46,6 +61,8 @@ def is_wrong(name: str, case: dict[str, Any]) -> bool:
         return True
     if has_surplus(name, case):
         return "expect" in case
+    if merges(name, case):
+        return True
     if name == "florence2" and "prompt" not in case:  # leaves <s> in the middle of the sentence of a task token
         return twin_of(name, case)["prompt"].startswith("<CAPTION_TO_PHRASE_GROUNDING>")
     if name == "qwen2_audio" and "prompt" in case:  # writes the tokens around a bare placeholder of a text alone
@@ -83,10 +100,15 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
             replay(name, case)
         return
     got = replay(name, case)
+    if merges(name, case):
+        assert apart(ids(case["expect"])) == apart(got["prompt_token_ids"])
+        stored = {"placeholders": {}, "fields": case["expect"]["fields"]}
+        assert not differences(stored, {"mm_placeholders": {}, "mm_kwargs": got["mm_kwargs"]})
+        return
     if not is_wrong(name, twin):
         assert not differences(twin["expect"], got)
         return
-    # either form is wrong: it ignores an option of the request when it counts
+    # either form is wrong: it ignores an option of the request when it counts, or cannot place the item
     for placed, item in zip(got["mm_placeholders"]["image"], got["mm_kwargs"]["image"], strict=True):
         assert placed.is_embed.sum() == ENCODED[name](item)
 

@@ -55,6 +55,8 @@ class Live:
         embeds: the numbers of rows of precomputed embeddings; empty where it takes none.
         limit: the most items in one request.
         alone: the most images in one request that become the same as each would alone.
+        words: to write between items.
+        metadata: its videos come with metadata, and have two frames at least.
         prepared: makes another checkpoint of the stored one.
     """
 
@@ -68,6 +70,8 @@ class Live:
     embeds: Sequence[int] = ()
     limit: int = 4
     alone: int = 4
+    metadata: bool = False
+    words: Sequence[str] = tuple(WORDS)
     prepared: Callable[[], tempfile.TemporaryDirectory[str]] | None = None
 
     @functools.cached_property
@@ -85,7 +89,7 @@ class Live:
         """What a prompt of token ids consists of: every other id of the vocabulary, and words."""
         taken = {token for text in self.taken for token in self.encode(text)}
         size = self.sides[0].info.ctx.model_config.get_vocab_size()
-        words = [self.encode(word) for word in (*WORDS, *self.special)]
+        words = [self.encode(word) for word in (*self.words, *self.special)]
         return [*words, *([token] for token in range(size) if token not in taken)]
 
 
@@ -197,6 +201,29 @@ LIVE = {
             kwargs=[{"max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 50176}, {"resample": 0}],
         ),
         Live(
+            "gemma3",
+            # it merges all newlines of a prompt, those of images too
+            markers={"image": "a<start_of_image>b"},
+            taken=["<image_soft_token>", "<start_of_image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n"],
+            special=["<end_of_image>", "<start_of_turn>", "<end_of_turn>"],
+            sizes=multiples(32),
+            kwargs=[
+                {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16},
+                {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8, "pan_and_scan_max_num_crops": 3},
+                {"do_pan_and_scan": True},
+            ],
+            words=["hello world", "what is it?", " ", "a", "<", ">", "é日"],
+        ),
+        Live(
+            "qwen3_vl",
+            markers={"image": "<|image_pad|>", "video": "<|video_pad|>"},
+            taken=["<|image_pad|>", "<|video_pad|>"],
+            special=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+            sizes=multiples(32, 7),
+            kwargs=[{"max_pixels": 16384}, {"min_pixels": 16384, "max_pixels": 50176}, {"resample": 0}],
+            metadata=True,
+        ),
+        Live(
             "minicpmv",
             markers={"image": "(<image>./</image>)", "video": "(<video>./</video>)"},
             taken=["<unk>"],
@@ -278,6 +305,8 @@ def samples(live: Live, name: str) -> st.SearchStrategy[Any]:
     """Items of a modality."""
     if name == "audio":
         return st.builds(AudioSample, st.integers(0, 3), st.one_of(st.sampled_from(live.sizes), st.integers(600, 9000)))
+    if name == "video" and live.metadata:
+        return st.builds(VideoSample, st.integers(0, 3), st.integers(2, 7), SIDES, SIDES, st.just(True))
     return images(live) if name == "image" else VIDEOS
 
 
@@ -288,7 +317,7 @@ def prompts(draw: Any, live: Live, kinds: list[str]) -> str | list[int]:
     order = draw(st.permutations(kinds))
     marked = [text.format(next(numbers[kind])) for kind in order if (text := live.markers[kind]) is not None]
     if draw(st.booleans()):
-        gap = st.lists(st.sampled_from([*WORDS, *live.special]), max_size=3).map("".join)
+        gap = st.lists(st.sampled_from([*live.words, *live.special]), max_size=3).map("".join)
         return draw(gap) + "".join(text + draw(gap) for text in marked)
     gap = st.lists(st.sampled_from(live.pieces), max_size=3).map(lambda parts: [i for ids in parts for i in ids])
     prompt = draw(gap)
