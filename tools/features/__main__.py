@@ -16,6 +16,8 @@ import typer
 from tqdm import tqdm
 
 STORED = Path(__file__).parents[2] / "docs" / "features.json"
+"""The results that docs/features.md shows; another run of some features changes these alone."""
+
 PREFIX = "outcome: "
 SECONDS = 900
 
@@ -72,6 +74,24 @@ def verdict(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     return "same" if theirs["answer"] == ours["answer"] else "differs"
 
 
+WORDS = {
+    "same": "works, the same answers",
+    "differs": "differs",
+    "fails": "fails with mmkit",
+    "fails on both": "fails with both",
+    "fails on vLLM's class alone": "works with mmkit; fails with vLLM's class",
+}
+
+
+def table(results: dict[str, dict[str, str]]) -> str:
+    """The table of the page."""
+    lines = ["| feature | result | what vLLM's class ends with |", "| --- | --- | --- |"]
+    for name, got in results.items():
+        said = got.get("vllm", "").strip().splitlines()
+        lines.append(f"| {name} | {WORDS[got['verdict']]} | {said[0][:120] if said else ''} |")
+    return "\n".join(lines)
+
+
 def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="Parts of the names of features; by default all.")
@@ -86,7 +106,8 @@ def main(
         number, own = map(int, one.split(":"))
         print("\n" + PREFIX + json.dumps(outcome(number, bool(own))), flush=True)
         os._exit(0)
-    results: dict[str, dict[str, Any]] = {}
+    stored = store is not None and store.exists()
+    results: dict[str, dict[str, Any]] = json.loads(store.read_text()) if stored else {}
     chosen = [(i, f) for i, f in enumerate(FEATURES) if any(n in f.name for n in names or [""])]
     for number, feature in (bar := tqdm(chosen, unit="feature", disable=None)):
         bar.set_postfix_str(feature.name)
@@ -101,8 +122,11 @@ def main(
         tqdm.write(f"{feature.name}: {word}")
         for side, error in errors.items():
             tqdm.write(f"  {side}: {error[-400:]}")
-    if store:
-        store.write_text(json.dumps(results, indent=1) + "\n")
+        if store:  # as it goes: all take half an hour
+            store.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    wrong = [name for name, got in results.items() if got["verdict"] in ("fails", "differs")]
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":

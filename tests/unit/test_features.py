@@ -1,0 +1,12 @@
+"""The page about features of vLLM shows what was stored."""
+
+import json
+
+from tests import ROOT
+from tools.features.__main__ import STORED, table
+
+
+def test_the_page_has_the_stored_table() -> None:
+    results = json.loads(STORED.read_text())
+    assert table(results) in (ROOT / "docs" / "features.md").read_text()
+    assert not [name for name, result in results.items() if result["verdict"] in ("fails", "differs")]
