@@ -229,7 +229,9 @@ class Flat(Field):
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if raw is not None:
             return raw
-        if all(isinstance(part, torch.Tensor) for part in parts):
+        # parts that differ in another dimension become a list of rows, as in vLLM
+        rows = {getattr(part, "shape", (0,))[1:] for part in parts}
+        if all(isinstance(part, torch.Tensor) for part in parts) and (self.dim or len(rows) == 1):
             return torch.cat(list(parts), dim=self.dim)
         return [element for part in parts for element in part]
 

@@ -13,6 +13,7 @@ from mmkit import (
     Modality,
     ModelSpec,
     Video,
+    cfg,
     derived,
     embed,
     fields,
@@ -43,6 +44,9 @@ def fullest(pixels: int, unit: int) -> tuple[int, int]:
     return unit * columns, unit * rows
 
 
+merged = cfg.vision_config.spatial_merge_size
+
+
 def vision(name, of_size, frames, token, processor, pixels):
     """Images, or videos; `of_size` makes their item type of the largest (width, height)."""
     size = kwargs.get("size", processor.size)
@@ -64,6 +68,7 @@ def vision(name, of_size, frames, token, processor, pixels):
             ),
         },
         embeds=True,
+        positions=(grid[0], grid[1] // merged, grid[2] // merged),
     )
 
 
