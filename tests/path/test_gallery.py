@@ -95,10 +95,6 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
             replay(name, case)
         return
     twin = twin_of(name, case)
-    if "error" in twin and "suspect" in case:
-        with pytest.raises(ValueError, match="expected "):
-            replay(name, case)
-        return
     got = replay(name, case)
     if merges(name, case):
         assert apart(ids(case["expect"])) == apart(got["prompt_token_ids"])
