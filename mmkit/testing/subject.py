@@ -246,8 +246,10 @@ def of_spec(
         config,
     )
     plan: Plan = instance.info.plan
-    drawn = {name: items(modality.item) for name, modality in plan.modalities.items()}
-    drawn |= samples or {}
+    given = samples or {}
+    drawn = {
+        name: given.get(name) or items(modality.item) for name, modality in plan.modalities.items()
+    }
     return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
 
 

@@ -235,7 +235,7 @@ def some_of(items: Any, indices: Sequence[int]) -> Any:
     would parse them again."""
     part = copy(items)
     part.data = [items.data[i] for i in indices]
-    if isinstance(getattr(items, "metadata", None), list):
+    if isinstance(getattr(items, "metadata", None), list) and items.metadata:
         part.metadata = [items.metadata[i] for i in indices]
     return part
 

@@ -297,7 +297,7 @@ def images(draw: Any, live: Live) -> Picture:
     return Picture(seed, width, height, mode="RGB" if mode == "array" else mode)
 
 
-SIDES = st.integers(1, 60)
+SIDES = st.integers(4, 60)  # of a video of three rows, processors take these for channels
 VIDEOS = st.builds(VideoSample, st.integers(0, 3), st.integers(1, 4), SIDES, SIDES)
 
 

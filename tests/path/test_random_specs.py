@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from mmkit import InputError
+from mmkit.layout import as_text
 from mmkit.testing import LAWS, Case, Subject, check_law, items
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, harness
 from tests.profiles import scaled
@@ -107,7 +108,11 @@ def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, dat
     request = replace(request, prompt=data.draw(damaged(request.prompt)))
     given_items = {m: request.items[m.name] for m in sample.modalities if request.items.get(m.name)}
     alternatives = {m.name: [ways_of(m, item.shape[0]) for item in items] for m, items in given_items.items()}
-    bare = {ID[MARKS[m.name][1]] for m in sample.modalities if m not in given_items} & {*request.prompt}
+    absent = [m for m in sample.modalities if m not in given_items]
+    bare = {ID[MARKS[m.name][1]] for m in absent} & {*request.prompt}
+    # a target that can only stand for an item
+    targets = [target for m in absent for kind, target, *_ in ways_of(m, m.least) if kind == "replace"]
+    bare |= {target[0] for target in targets if as_text(target) in as_text(request.prompt)}
     prompt = [*request.prompt, ID["</s>"]] if sample.suffix else request.prompt
     expected = None if bare else naive.place(prompt, alternatives)
     try:

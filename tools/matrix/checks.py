@@ -43,6 +43,13 @@ SETTINGS = {
 }
 """The environment, where it says nothing else."""
 
+NEWEST_ALONE = frozenset(
+    "gemma3 idefics3 llava_next llava_onevision minicpmv paligemma phi3v pixtral_hf qwen2_vl"
+    " qwen3_vl".split()
+)
+"""Systems of the gallery that the tests compare on their own vLLM alone: transformers processes
+their items in another way from version to version."""
+
 Details = dict[str, Any]
 """What a check tells; it holds if `failures` is empty."""
 
@@ -64,7 +71,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
     def failed(what: str, error: Exception) -> None:
         (refused if _of_transformers(error) else failures).append(f"{what}: {_brief(error)}")
 
-    for name in (*SYSTEMS, "terra"):
+    for name in (*(system for system in SYSTEMS if system not in NEWEST_ALONE), "terra"):
         try:
             instance = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
         except Exception as error:
@@ -81,7 +88,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
             except Violation as violation:
                 failed(name, violation)
     for name, case in CASES:
-        if is_wrong(name, case):
+        if name in NEWEST_ALONE or is_wrong(name, case):
             continue
         try:
             differs = _differs(name, case)
