@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MmkitError, SpecError
 from ..expr import Fields, Scope
-from ..items import ItemType, unscoped
+from ..items import Embedding, ItemType, unscoped
 from ..process import HF
 from ..spec import Modality
 
@@ -45,12 +45,17 @@ class Binding:
         """What expressions see for one item.
 
         Args:
-            value: the canonical item, or its facts.
+            value: the canonical item, precomputed embeddings of one, or its facts.
             index: its position among the items of the modality.
             fields: its processed fields.
             count: number of items of the modality in the request.
         """
-        facts = value if isinstance(value, SimpleNamespace) else self.item.facts(value, index)
+        if isinstance(value, SimpleNamespace):
+            facts = value
+        elif isinstance(value, Embedding):
+            facts = SimpleNamespace(index=index, rows=len(value.rows))
+        else:
+            facts = self.item.facts(value, index)
         facts.count = count
         if fields is not None and type(fields) is not Fields:
             fields = Fields(fields)

@@ -70,8 +70,7 @@ class BoundModality:
         self._needs_fields = read is None or not read <= known
         self.needs_hf = self.processing.hf is not None and self._needs_fields
         self._max_model_len = max_model_len
-        candidates = len(binding.item.candidates(0.0))
-        if self.needs_hf and candidates > 1:
+        if self.needs_hf and (candidates := len(binding.item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
             remedy = "State a layout over the facts of item, or the one with the most rows."
             got = f"{candidates} of them"
@@ -94,8 +93,7 @@ class BoundModality:
         """
         for i, (value, own) in enumerate(zip(values, fields, strict=True)):
             sent = len(value.rows) if embeds else None
-            facts = SimpleNamespace(index=i, rows=sent) if embeds else value
-            scope = self.scope(facts, i, own, len(values))
+            scope = self.scope(value, i, own, len(values))
             known = self.placeholders.alternatives(scope, embeds=embeds)
             rows = known[0].placeholder.num_embeds
             self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows())

@@ -93,7 +93,8 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    harness.stand_in_class(model_dir, model_class)
+    harness.load_plugins()
+    harness.stand_in(*harness.architectures_of(model_dir), model=model_class)
     subject = subject_of(spec, model_dir, **options)
     assert subject.plan is not None
     items = {name: modality.item for name, modality in subject.plan.modalities.items()}

@@ -94,21 +94,17 @@ class StandIn(nn.Module, SupportsMultiModal):
         raise NotImplementedError
 
 
-def stand_in(*architectures: str) -> None:
-    """Let vLLM accept checkpoints of architectures that it does not know."""
-    for architecture in set(architectures) - set(ModelRegistry.get_supported_archs()):
-        ModelRegistry.register_model(architecture, StandIn)
-
-
-def stand_in_class(folder: str | Path, model: type) -> None:
-    """Let vLLM accept a checkpoint of an architecture that it does not know, and take what it reads
+def stand_in(*architectures: str, model: type = StandIn) -> None:
+    """Let vLLM accept checkpoints of architectures that it does not know, and take what it reads
     from the class of such a model from this one."""
-    load_plugins()
-    known, _ = PretrainedConfig.get_config_dict(str(folder))
-    for architecture in set(known.get("architectures") or []) - {
-        *ModelRegistry.get_supported_archs()
-    }:
+    for architecture in set(architectures) - set(ModelRegistry.get_supported_archs()):
         ModelRegistry.register_model(architecture, model)
+
+
+def architectures_of(folder: str | Path) -> list[str]:
+    """The model classes that the config of a checkpoint names."""
+    known, _ = PretrainedConfig.get_config_dict(str(folder))
+    return list(known.get("architectures") or [])
 
 
 def of_class(model: Any, config: ModelConfig) -> Any:
@@ -152,8 +148,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
 
 def config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
     """`model_config`, of a model that vLLM need not know."""
-    known, _ = PretrainedConfig.get_config_dict(str(folder))
-    stand_in(*known.get("architectures") or [])
+    stand_in(*architectures_of(folder))
     return model_config(folder, **options)
 
 

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.feature_extraction_utils import BatchFeature
@@ -156,7 +155,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
         self._samples: dict[str, Mapping[str, Any]] = {}
-        self._rehearsed: set[str] = set()
 
     @cached_property
     def plan(self) -> Plan:
@@ -350,27 +348,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             return dict(self.call_hf(processor, inputs, kwargs))
         except ValueError as error:  # vLLM's message shows all the data and not the reason
-            for modality in modalities:
-                self._rehearse(modality.name)
             where = ", ".join(modality.where for modality in modalities)
             cause = error.__cause__ or error
             got = f"{type(cause).__name__}: {cause}".rstrip(".")
             raise InputError(where, "items that the Hugging Face processor takes", got) from error
-
-    def _rehearse(self, name: str) -> None:
-        """Look whether the Hugging Face processor takes the spec's own item, which is never at
-        fault.
-
-        Raises:
-            SpecError: it does not.
-        """
-        if name not in self._rehearsed:
-            self._rehearsed.add(name)
-            try:
-                self.sample(name)
-            except SpecError:
-                self._rehearsed.remove(name)
-                raise
 
     def call_hf(
         self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
@@ -380,7 +361,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
         """What a Hugging Face processor would return for the items."""
-        processed = self._process(mm_items, kwargs)
+        try:
+            processed = self._process(mm_items, kwargs)
+        except InputError:
+            # where the spec's own item is refused as well, the spec is at fault, and says so
+            for name in mm_items:
+                if self.plan.modalities[name].processing.hf is not None:
+                    self.sample(name)
+            raise
         for name, done in processed.items():
             mm_items[name].mmkit_parts = done.parts
         data = {key: value for done in processed.values() for key, value in done.data.items()}
@@ -432,10 +420,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 most = modality.most_rows(partial(self._process_one, name))
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
-                    facts = SimpleNamespace(index=index, rows=len(value.rows)) if embeds else value
                     # with hidden fields, which vLLM does not have
                     fields = items.mmkit_parts[index]
-                    scope = modality.scope(facts, index, fields, total(items))
+                    scope = modality.scope(value, index, fields, total(items))
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
                 sent = len(value.rows) if embeds else None

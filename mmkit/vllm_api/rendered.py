@@ -69,7 +69,8 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
     )
     plan.check_names([*sent, *ranges])
     plan.check_bare(ids, [name for name, items in sent.items() if items])
-    if (rewritten := plan.rewrite("prompt", list(ids))) != list(ids):
+    counts = {name: len(own) for name, own in sent.items()}
+    if (rewritten := plan.rewrite("prompt", list(ids), counts)) != list(ids):
         where, expected = f"{plan.spec.name}.prompt", f"{rewritten}, as the spec rewrites it"
         raise InputError(where, expected, str(list(ids)), REMEDY)
     items: dict[str, list[_Item]] = {}
@@ -129,19 +130,18 @@ def _item(
     fields = {key: getattr(element, "data", None) for key, element in sent.items()}
     intake = modality.intake
     embeds = intake.takes_embeds and intake.embeds_field in fields
-    facts = SimpleNamespace(index=index)
+    item: Any = SimpleNamespace(index=index)
     if embeds:
         if not processor.takes_embeds:
             remedy = "Start vLLM with --enable-mm-embeds."
             raise InputError(where, modality.item.expected, intake.embeds_field, remedy)
         width = processor.data_parser.hidden_size
-        ((embedding,), _) = intake.take({key: [part] for key, part in fields.items()}, width)
-        facts.rows = len(embedding.rows)
+        ((item,), _) = intake.take({key: [part] for key, part in fields.items()}, width)
     elif set(fields) != set(modality.fields):
         raise InputError(
             where, f"the fields {sorted(modality.fields)}", str(sorted(fields)), REMEDY
         )
-    scope = modality.scope(facts, index, fields, count)
+    scope = modality.scope(item, index, fields, count)
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):

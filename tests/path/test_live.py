@@ -113,6 +113,12 @@ def multiples(side: int, most: int = 4) -> list[tuple[int, int]]:
     return [(side * x + d, side * y + e) for x, y in grids for d, e in ((0, 0), (1, 0), (0, -1))]
 
 
+QWEN_PROMPTS: dict[str, Any] = {
+    "markers": {"image": "<|image_pad|>", "video": "<|video_pad|>"},
+    "taken": ["<|image_pad|>", "<|video_pad|>"],
+    "special": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+}
+
 LIVE = {
     live.name: live
     for live in (
@@ -194,9 +200,7 @@ LIVE = {
         ),
         Live(
             "qwen2_vl",
-            markers={"image": "<|image_pad|>", "video": "<|video_pad|>"},
-            taken=["<|image_pad|>", "<|video_pad|>"],
-            special=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+            **QWEN_PROMPTS,
             sizes=multiples(28, 8),
             kwargs=[{"max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 50176}, {"resample": 0}],
         ),
@@ -216,9 +220,7 @@ LIVE = {
         ),
         Live(
             "qwen3_vl",
-            markers={"image": "<|image_pad|>", "video": "<|video_pad|>"},
-            taken=["<|image_pad|>", "<|video_pad|>"],
-            special=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+            **QWEN_PROMPTS,
             sizes=multiples(32, 7),
             kwargs=[{"max_pixels": 16384}, {"min_pixels": 16384, "max_pixels": 50176}, {"resample": 0}],
             metadata=True,
