@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial, wraps
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +17,6 @@ from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
 from ..vllm_api import (
-    LAST_PROTOCOL,
     ModelInterface,
     check,
     current_model,
@@ -80,13 +81,18 @@ class MultiModalModel(ModelInterface):
     mm_engine: Any
     """vLLM's configuration of the engine that the model was made for."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        initialise = super(LAST_PROTOCOL, self).__init__
-        if "vllm_config" in kwargs:  # of a class that is a language model itself
-            with self._mark_language_model(kwargs["vllm_config"]):
-                initialise(*args, **kwargs)
+    def __init__(self, *, vllm_config: Any = None, prefix: str = "", **options: Any) -> None:
+        # a Protocol's own `__init__` does not pass the call on to the next base
+        mro: Any = type(self).__mro__
+        bases = pairwise(mro[mro.index(MultiModalModel) :])
+        last, model = next(pair for pair in bases if pair[1] not in ModelInterface.__mro__)
+        initialise = super(last, self).__init__
+        if vllm_config is None:  # nn.Module
+            initialise(**options)
         else:
-            initialise(*args, **kwargs)
+            multimodal = getattr(model, "supports_multimodal", False)  # it marks its own parts
+            with nullcontext() if multimodal else self._mark_language_model(vllm_config):
+                initialise(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, dtype, self._width, counts = current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Tally(Reporter(self.mm_plan.spec.name, self._bound)) if counts else None

@@ -100,7 +100,6 @@ ProcessingInfo = generation.ProcessingInfo
 DummyInputs = generation.DummyInputs
 Processor = generation.Processor
 
-from .models import LAST_PROTOCOL as LAST_PROTOCOL  # noqa: E402
 from .models import ModelInterface as ModelInterface  # noqa: E402
 from .models import current_model as current_model  # noqa: E402
 from .models import is_of_another_stage as is_of_another_stage  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from vllm import ModelRegistry
@@ -44,12 +44,6 @@ class UnmarkedModel(SupportsMultiModal):
 ModelInterface: Any = (
     SupportsMultiModal if hasattr(SupportsMultiModal, "_mark_language_model") else UnmarkedModel
 )
-
-LAST_PROTOCOL = [
-    base for base in SupportsMultiModal.__mro__ if base not in (object, Generic, Protocol)
-][-1]
-"""The last class of the interface: a Protocol, whose own `__init__` does not pass the call on to
-the next base."""
 
 
 def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> None:
