@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
+import torch
+
 from .generate import Classes, classes
 from .layout import LayoutLike
 from .plan import Plan
@@ -45,6 +47,7 @@ class ModelSpec(Declaration):
         *,
         processor: Any = None,
         kwargs: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Plan:
         """Bind to a config and a tokenizer: the compiled form that requests run through. No engine
         and no vLLM is needed.
@@ -52,13 +55,15 @@ class ModelSpec(Declaration):
         Args:
             config: the Hugging Face config of the model.
             tokenizer: its tokenizer; None for a model that runs without one.
-            processor: its Hugging Face processor, for specs that use `proc`.
+            processor: its Hugging Face processor, for specs that use `proc` or `hf()`.
             kwargs: `mm_processor_kwargs` for every request.
+            dtype: that of the model, in which a server has the floats of Hugging Face processors;
+                None leaves them as they are.
 
         Raises:
             SpecError: the first thing that cannot work, as for `check`.
         """
-        return Plan(self, config, tokenizer, processor, kwargs)
+        return Plan(self, config, tokenizer, processor, kwargs, dtype=dtype)
 
     def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
         """Raise on the first thing that cannot work with this config and tokenizer: an attribute

@@ -7,7 +7,7 @@ recognised and left as it is, so an expanded prompt is not expanded again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -51,12 +51,14 @@ class Placement:
         index: the item's position among those of its modality.
         start: offset of the layout's first token in the new prompt.
         alternative: which alternative of `update` was used, counted from 0.
+        placeholder: the layout, evaluated: its ids, and which of them receive encoder rows.
     """
 
     modality: str
     index: int
     start: int
     alternative: int
+    placeholder: Placeholder = field(default=Placeholder([], b""), repr=False, compare=False)
 
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -196,8 +198,9 @@ class _Pass:
                 raise _Unfit(self._not_found, modality, index)
             rest.append(self.prompt[position:begin])
             ids += rest[-1]
-            placements.append(Placement(modality, index, len(ids), number))
-            ids += self.items[modality][index][number].placeholder.ids
+            placeholder = self.items[modality][index][number].placeholder
+            placements.append(Placement(modality, index, len(ids), number, placeholder))
+            ids += placeholder.ids
             position = stop
         rest.append(self.prompt[position:])
         self._check_leftovers(rest)

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
+import torch
 
 from .bound.binding import At, calling
+from .bound.calls import Calls, Taken, call
 from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .errors import InputError, SpecError
@@ -72,8 +75,9 @@ class Plan:
         processor: Any = None,
         kwargs: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self._dtype = spec, dtype
         # a model of raw input may know no ids; any stands for its one
         self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
         # the items of an encoder-decoder model stand in no context of the decoder
@@ -206,38 +210,160 @@ class Plan:
         ends = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
         return prompt if ends else [*prompt, *literal.ids]
 
-    def preview(self, prompt: Sequence[int], data: Mapping[str, object]) -> Preview:
+    def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
         """What a request becomes, without vLLM.
 
         Args:
-            prompt: token ids.
+            prompt: a text, or token ids.
             data: what a caller puts into ``multi_modal_data``.
 
         Raises:
             InputError: the request would be refused.
-            SpecError: raw items of a modality that wants the Hugging Face processor, which vLLM
-                calls.
+            SpecError: raw items of a modality that wants the Hugging Face processor, and the plan
+                was bound without one.
+        """
+        taken = self._take(data)
+        done = self._calls.process(self.modalities, taken)
+        fields = {name: processed.parts for name, processed in done.items()}
+        return Preview(*self._placed(self.encode(prompt), taken, fields), fields)
+
+    def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
+        """The ids of a prompt with the layouts of its items in it. Items are processed only where
+        their layouts depend on it.
+
+        Arguments and errors as for `preview`.
+        """
+        taken = self._take(data)
+        return self._placed(self.encode(prompt), taken, self._read(taken))[0]
+
+    def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
+        """The inverse of `expand`: the ids that a caller writes for an expanded prompt. In place of
+        each layout stands what the first alternative of `update` wants there, and at the end
+        nothing of what the spec puts there. `expand` makes the same prompt of them again.
+
+        Args:
+            prompt: token ids, with the layouts of all items.
+            data: the items, as for `expand`.
+
+        Raises:
+            InputError: the items would be refused, or a layout is not in the prompt.
+            SpecError: as for `preview`.
         """
         self.check_ids(prompt)
+        ids = list(prompt)
+        if self.spec.is_raw:
+            return ids
+        taken = self._take(data)
+        items = self._alternatives(taken, self._read(taken))
+        try:
+            _, placements = place(ids, items, self.spec.name, readings=("layouts",))
+        except InputError as error:
+            expected, got = "the layout of each item", "a prompt without some of them"
+            remedy = "Give what expand() returns, and the same items."
+            raise InputError(f"{self.spec.name}.prompt", expected, got, remedy) from error
+        written, position = [], 0
+        for at in placements:
+            written += [*ids[position : at.start], *items[at.modality][at.index][0].written]
+            position = at.start + len(at.placeholder)
+        return self._without_end(written + ids[position:])
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        """A prompt without what the spec puts at its end."""
+        declared = self._prompts.get("prompt")
+        if not isinstance(declared, EndingWith):
+            return ids
+        end = declared.ids.lay(self._scope).ids
+        rest = ids[: len(ids) - len(end)]
+        # where it stands there twice, the caller wrote it once
+        return rest if rest + end == ids and rest[-len(end) :] != end else ids
+
+    def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
+        """The ids of a caller's prompt, as they are.
+
+        Args:
+            prompt: a text, or token ids.
+            options: of the tokenizer, before those of the spec.
+
+        Raises:
+            InputError: an id that the model does not have, or a text for a model without a
+                tokenizer.
+        """
+        if isinstance(prompt, str):
+            if self._scope.tok is None:
+                where, expected = f"{self.spec.name}.prompt", "token ids"
+                raise InputError(where, expected, "a text", "The model has no tokenizer.")
+            options = {**self.spec.tokenization_kwargs, **options}
+            ids = list(self._scope.tok.tokenizer.encode(prompt, **options))
+        else:
+            ids = list(prompt)
+        self.check_ids(ids)
+        return ids
+
+    def _take(self, data: Mapping[str, object]) -> dict[str, Taken]:
+        """The items that a caller sends, by modality, where there are any."""
         self.check_names(data)
-        alternatives: dict[str, list[list[Alternative]]] = {}
-        fields: dict[str, Sequence[dict[str, Any]]] = {}
+        taken: dict[str, Taken] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
             values, embeds = modality.intake.take_whole(sent, self.hidden_size)
-            if not values:
-                continue
-            intake, processing = modality.intake, modality.processing
-            if processing.hf is not None and not embeds:
-                raise SpecError(
-                    modality.where, "a process that runs without vLLM", repr(processing.hf)
-                )
-            intake.check_count(len(values), modality.limit)
-            fields[name] = values if embeds else processing.run(values).parts
-            alternatives[name] = [*modality.alternatives(values, fields[name], embeds)]
-        counts = {name: len(items) for name, items in alternatives.items()}
-        rewritten = self.rewrite("prompt", list(prompt), counts)
-        return Preview(*self.place(rewritten, alternatives), fields)
+            modality.intake.check_count(len(values), modality.limit)
+            if values:
+                taken[name] = Taken(values, embeds, len(values))
+        return taken
+
+    @property
+    def _calls(self) -> Calls:
+        return Calls(self._own, partial(call, dtype=self._dtype), self._scope.kwargs or {})
+
+    def _own(self) -> Any:
+        """The Hugging Face processor that the plan was bound to."""
+        if self._scope.proc is None:
+            where, expected = f"{self.spec.name}, process", "a Hugging Face processor for hf()"
+            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
+        return self._scope.proc
+
+    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """The processed fields of items, as far as their layouts read them."""
+        fields: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for_hf: dict[str, Taken] = {}
+        for name, own in taken.items():
+            modality = self.modalities[name]
+            if own.embeds:
+                fields[name] = own.values
+            elif modality.needs_hf:
+                for_hf[name] = own
+            else:
+                fields[name] = modality.fields_of(own.values)
+        done = self._calls.process(self.modalities, for_hf)
+        return {**fields, **{name: processed.parts for name, processed in done.items()}}
+
+    def _alternatives(
+        self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> dict[str, list[list[Alternative]]]:
+        """The alternatives of each item, by modality, in the order of the spec."""
+        items: dict[str, list[list[Alternative]]] = {}
+        for name, modality in self.modalities.items():
+            if name in taken:
+                own = taken[name]
+                one = partial(self._process_one, name)
+                items[name] = [*modality.alternatives(own.values, fields[name], own.embeds, one)]
+        return items
+
+    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
+        """The processed fields of an item that the spec itself states."""
+        one = {name: Taken([value], embeds=False, count=1)}
+        return self._calls.process(self.modalities, one)[name].parts[0]
+
+    def _placed(
+        self,
+        ids: list[int],
+        taken: Mapping[str, Taken],
+        fields: Mapping[str, Sequence[Mapping[str, Any]]],
+    ) -> tuple[list[int], list[Placement]]:
+        """A prompt with the layouts of some items in it, and where they stand."""
+        items = self._alternatives(taken, fields)
+        counts = {name: len(own.values) for name, own in taken.items()}
+        return self.place(self.rewrite("prompt", ids, counts), items)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
         """The ids that stand for items in a caller's prompt, modality by modality: targets where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
@@ -113,11 +113,19 @@ class Intake:
             InputError: as for `take`, or None in place of an item.
         """
         values, embeds = self.take(data, hidden_size)
+        self.check_present(values, "None")
+        return values, embeds
+
+    def check_present(self, values: Sequence[Any], got: str) -> None:
+        """Refuse None in place of an item.
+
+        Raises:
+            InputError: names the first, and says what came.
+        """
         for i, value in enumerate(values):
             if value is None:
                 where = f"{self.where}[{i}]"
-                raise InputError(where, self.item.expected, "None", "Send the item itself.")
-        return values, embeds
+                raise InputError(where, self.item.expected, got, "Send the item itself.")
 
     def check_count(self, count: int, limit: int | None) -> None:
         """Refuse more than `limit` items.

@@ -84,9 +84,19 @@ class BoundModality:
         return self._may_cache(count)
 
     def alternatives(
-        self, values: Sequence[Any], fields: Sequence[Mapping[str, Any] | None], embeds: bool
+        self,
+        values: Sequence[Any],
+        fields: Sequence[Mapping[str, Any] | None],
+        embeds: bool,
+        process: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> Iterator[list[Alternative]]:
         """The alternatives of each item of a request, without vLLM.
+
+        Args:
+            values: canonical items, or precomputed embeddings.
+            fields: their processed fields, as far as layouts read them.
+            embeds: whether they are embeddings.
+            process: as for `most_rows`.
 
         Raises:
             InputError: see `Placeholders.check_rows`.
@@ -96,7 +106,7 @@ class BoundModality:
             scope = self.scope(value, i, own, len(values))
             known = self.placeholders.alternatives(scope, embeds=embeds)
             rows = known[0].placeholder.num_embeds
-            self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows())
+            self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows(process))
             yield known
 
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bound.calls import LazyProcessor
 from ..errors import MmkitError, SpecError
 from ..expr import Scope
 from ..model_spec import ModelSpec
@@ -92,8 +93,6 @@ class Opened:
     @property
     def scope(self) -> Scope:
         """What the spec's expressions see before there is an item."""
-        from ..vllm_api.common import LazyProcessor
-
         tokenizer = self.info.ctx.tokenizer
         return Scope(
             cfg=self.info.get_hf_config(),

@@ -18,6 +18,9 @@ from ..expr import Count, Expr, Scope, evaluate, expression, plain
 from .base import Between, ItemType, Sizes, bound_sizes, fits, is_number, positive
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, strided
 
+_ORIENTATION = 0x0112
+"""The EXIF tag that says how a picture was held."""
+
 _EXAMPLE = 448
 """Pixels at the side of an example image."""
 
@@ -132,8 +135,9 @@ class Image(_Media):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
     width) array or tensor.
 
-    The canonical form of 8-bit RGB pixels, channels last or first, is the PIL image of them. Other
-    arrays, as float32 of one, three or four channels, stay as they are, where they are taken.
+    The canonical form is a PIL image in RGB, upright and, where it is transparent, on white; of
+    8-bit RGB pixels, channels last or first, it is the image of them. Other arrays, as float32 of
+    one, three or four channels, stay as they are, where they are taken.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
@@ -180,7 +184,8 @@ class Image(_Media):
         if isinstance(media, _pil().Image):
             if 0 in media.size:
                 raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
-            return value
+            # what vLLM wraps, it has converted
+            return value if media is not value else _rgb(value)
         if not isinstance(media, ARRAYS):
             raise InputError(where, "a PIL image or an array", described(value))
         expected = "an array of shape (height, width, 3) or (3, height, width)"
@@ -494,6 +499,23 @@ def _pil() -> Any:
     from PIL import Image as PILImage
 
     return PILImage
+
+
+def _rgb(image: Any) -> Any:
+    """A PIL image in RGB, as vLLM makes it."""
+    with suppress(Exception):  # of EXIF data that cannot be read
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            from PIL import ImageOps
+
+            image = ImageOps.exif_transpose(image)
+    if image.mode == "RGB":
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = _pil().new("RGB", image.size, (255, 255, 255))
+    white.paste(image, mask=image.getchannel("A"))
+    return white
 
 
 def _image_size(image: Any) -> tuple[int, int]:

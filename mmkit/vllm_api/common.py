@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import (
@@ -23,99 +21,16 @@ from vllm.multimodal.parse import (
 )
 from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, PromptUpdateDetails
 
+from ..bound.calls import Taken
 from ..bound.modality import BoundModality
 from ..bound.processing import Processed
-from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..field import Batched, Flat
-from ..items import SCOPES, Embedding, ItemType, unscoped
+from ..items import Embedding
 from ..placement import Alternative
 from ..plan import Plan
 from ..updates import Insert
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
-
-
-class OwnItems(ProcessorBatchItems[Any]):
-    """Canonical items of one modality that vLLM has no class for.
-
-    Args:
-        parts: the parts of an item; none where it is a whole.
-    """
-
-    def __init__(self, items: Sequence[Any], modality: str, parts: Iterable[str]) -> None:
-        super().__init__(items, modality)
-        self.parts = tuple(parts)
-
-    @override
-    def get_processor_data(self) -> Mapping[str, object]:
-        values = self.get_all()
-        if self.parts:
-            return {name: [value[name] for value in values] for name in self.parts}
-        return {self.modality: values}
-
-
-class LazyProcessor:
-    """The model's Hugging Face processor, loaded when an expression or function uses it: many
-    models have none."""
-
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._load(), name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._load()(*args, **kwargs)
-
-
-class Part:
-    """A part of a Hugging Face processor, or a processor like one, which takes its options without
-    scopes.
-
-    Args:
-        processor: the part.
-        kinds: the item types that it processes.
-    """
-
-    def __init__(self, processor: Callable[..., Any], kinds: Sequence[ItemType]) -> None:
-        self._processor, self._kinds = processor, kinds
-        parameters = inspect.signature(processor).parameters.values()
-        self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-        self._takes_any = len(self._named) < len(parameters)
-        # vLLM passes on what a signature names
-        named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters if p.name in self._named]
-        scopes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in SCOPES]
-        others = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        self.__signature__ = inspect.Signature([*named, *scopes, *others])
-
-    def takes(self, name: str) -> bool:
-        """Whether the processor has an argument of that name."""
-        return self._takes_any or name in self._named
-
-    def __call__(self, **kwargs: Any) -> Any:
-        options = unscoped(kwargs, self._kinds)
-        taken = {name: value for name, value in options.items() if self.takes(name)}
-        outputs = self._processor(**taken)
-        # vLLM logs a warning for any other mapping
-        return outputs if isinstance(outputs, BatchFeature) else BatchFeature(dict(outputs))
-
-
-def part_of(modalities: Sequence[BoundModality]) -> Part:
-    """What the items of some modalities, which share it, are processed by; its signature is read
-    once."""
-    key = tuple(modality.name for modality in modalities)
-    return modalities[0].adapted.get(key, lambda: _part(modalities))
-
-
-def _part(modalities: Sequence[BoundModality]) -> Part:
-    part = Part(modalities[0].processing.hf_processor, [m.item for m in modalities])
-    for modality in modalities:
-        assert modality.processing.hf is not None
-        for name in modality.processing.hf.kwargs:
-            if not part.takes(name):
-                expected = "hf(kwargs=...) to name arguments of the processor"
-                raise SpecError(f"{modality.where}, process", expected, repr(name))
-    return part
 
 
 class EmbedItems(EmbeddingItems):
@@ -171,7 +86,7 @@ class Parser(MultiModalDataParser):
             return AudioProcessorItems(items)
         if modality.item.media:
             return super()._get_subparsers()[modality.item.media](items)
-        return OwnItems(items, modality.name, modality.item.part_names)
+        return ProcessorBatchItems(items, modality.name)
 
 
 def embeds_size(model_config: Any) -> int:
@@ -218,16 +133,15 @@ def item_slices(sizes: Sequence[int], dim: int) -> list[Any]:
     return [(*before, one, *(slice(None),) * (-dim - 1)) for one in slices]
 
 
+def taken(items: ModalityDataItems[Any, Any]) -> Taken:
+    """The items of a modality, as they are to be processed."""
+    return Taken(items.get_all(), isinstance(items, EmbedItems), total(items))
+
+
 def total(items: ModalityDataItems[Any, Any]) -> int:
     """Number of items of the modality in the request: of those that are not cached, more than they
     are."""
     return int(getattr(items, "mmkit_total", len(items)))
-
-
-def each_of(items: ModalityDataItems[Any, Any]) -> Iterator[ModalityDataItems[Any, Any]]:
-    """The items of a modality, each on its own."""
-    for i in range(len(items)):
-        yield some_of(items, [i])
 
 
 def some_of(items: Any, indices: Sequence[int]) -> Any:
@@ -238,34 +152,6 @@ def some_of(items: Any, indices: Sequence[int]) -> Any:
     if isinstance(getattr(items, "metadata", None), list) and items.metadata:
         part.metadata = [items.metadata[i] for i in indices]
     return part
-
-
-def hf_inputs(
-    group: Mapping[str, ModalityDataItems[Any, Any]], plan: Plan, kwargs: Mapping[str, object]
-) -> dict[str, Any]:
-    """The arguments of one call of a Hugging Face processor: the items of some modalities, their
-    text if it wants one, and what the spec fixes.
-
-    Raises:
-        InputError: `mm_processor_kwargs` state what the spec fixes.
-    """
-    inputs: dict[str, Any] = {}
-    texts = []
-    for name, items in group.items():
-        processing = plan.modalities[name].processing
-        assert processing.hf is not None
-        if stated := set(processing.hf.kwargs).intersection(kwargs):
-            where = f"{plan.modalities[name].where}, mm_processor_kwargs"
-            expected = f"no {min(stated)}, which the spec fixes"
-            raise InputError(where, expected, repr(kwargs[min(stated)]))
-        inputs.update(processing.hf.kwargs)
-        renames = {"audios": "audio", **processing.hf.inputs}
-        inputs.update(
-            {renames.get(key, key): value for key, value in items.get_processor_data().items()}
-        )
-        if processing.hf_text is not None:
-            texts.append(processing.hf_text * len(items))
-    return {"text": "".join(texts), **inputs} if texts else inputs
 
 
 def target_of(alternative: Alternative) -> Any:
@@ -344,5 +230,5 @@ class ResolvedUpdate(PromptReplacement):
         return ResolvedPromptUpdate(self.modality, item_idx, content.mode, content.target, content)
 
 
-HOOKS = (Parser, OwnItems, EmbedItems, ResolvedUpdate)
+HOOKS = (Parser, EmbedItems, ResolvedUpdate)
 """Classes whose methods vLLM calls."""

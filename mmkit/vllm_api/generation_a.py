@@ -14,7 +14,7 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from . import processor as common
-from .common import OwnItems, Parser, ResolvedUpdate
+from .common import Parser, ResolvedUpdate
 from .moved import ProcessorInputs
 from .prompts import PromptProcessor, embedded, holding, process, spelled
 
@@ -129,7 +129,7 @@ class ParsingProcessor(PartsProcessor):
 
 Processor = PartsProcessor if _INFO_PARSES else ParsingProcessor
 
-HOOKS = (ProcessingInfo, DummyInputs, Processor, Parser, OwnItems, ResolvedUpdate)
+HOOKS = (ProcessingInfo, DummyInputs, Processor, Parser, ResolvedUpdate)
 
 
 # -- for mmkit.testing -----------------------------------------------------------------------------

@@ -27,23 +27,21 @@ from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
+from ..bound.calls import Calls, LazyProcessor
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..plan import Plan
 from ..updates import Insert
 from .common import (
     EmbedItems,
-    LazyProcessor,
     Parser,
     ResolvedUpdate,
     details,
-    each_of,
     embeds_size,
     field_configs,
     fixed_details,
-    hf_inputs,
-    part_of,
     some_of,
+    taken,
     total,
 )
 from .hashes import ByVllm, Hashes, check_name
@@ -265,9 +263,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
         """The ids in which items are placed, of a prompt that may still be a text."""
         if isinstance(prompt, str):
-            options = {**self.spec.tokenization_kwargs, **options}
-            prompt = self.info.get_tokenizer().encode(prompt, **options)
-            self.plan.check_ids(prompt)
+            prompt = self.plan.encode(prompt, **options)
         return self.plan.rewrite("prompt", prompt, _counts.get())
 
     @override
@@ -294,70 +290,26 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
         plan = self._configured(kwargs)
-        done: dict[str, Processed] = {}
-        calls: dict[Any, dict[str, Any]] = {}
-        for name, items in mm_items.items():
-            modality, values = plan.modalities[name], items.get_all()
-            for i, value in enumerate(values):
-                if value is None:
-                    got = "None, and no such item in the cache"
-                    raise InputError(
-                        f"{modality.where}[{i}]",
-                        modality.item.expected,
-                        got,
-                        "Send the item itself.",
-                    )
-            if not values:
-                continue
-            if isinstance(items, EmbedItems):
-                data = {key: [own[key] for own in values] for key in values[0]}
-                done[name] = Processed(data, {}, values)
-            elif (hf := modality.processing.hf) is not None and hf.one_by_one:
-                raws = [self._call(plan, {name: one}, kwargs) for one in each_of(items)]
-                done[name] = modality.processing.finish_each(raws, values, total(items))
-            elif hf is not None:
-                calls.setdefault(hf.key, {})[name] = items
-            else:
-                done[name] = modality.processing.run(values, total(items))
-        for group in calls.values():
-            raw = self._call(plan, group, kwargs)
-            for name, items in group.items():
-                done[name] = plan.modalities[name].processing.finish(
-                    raw, items.get_all(), total(items)
-                )
-        return done
+        items = {name: taken(own) for name, own in mm_items.items()}
+        calls = Calls(partial(self._hf_processor, kwargs), self.call_hf, kwargs)
+        return calls.process(plan.modalities, items)
 
     @cached_property
-    def _hf_processor(self) -> Any:
+    def _plain_hf_processor(self) -> Any:
         """The model's Hugging Face processor, for requests without options of their own."""
         return self.info.get_hf_processor()
 
-    def _call(
-        self, plan: Plan, group: Mapping[str, Any], kwargs: Mapping[str, object]
-    ) -> dict[str, Any]:
-        """The outputs of a Hugging Face processor, or of one like it, for the modalities that share
-        it."""
-        modalities = [plan.modalities[name] for name in group]
-        if modalities[0].processing.hf_processor is not None:
-            processor: Any = part_of(modalities)
-        else:
-            processor = self.info.get_hf_processor(**kwargs) if kwargs else self._hf_processor
-        inputs = hf_inputs(group, plan, kwargs)
-        if "text" in inputs:  # as many placeholders as items, however long they make it
-            kwargs = {"truncation": False, **kwargs}
-        try:
-            return dict(self.call_hf(processor, inputs, kwargs))
-        except ValueError as error:  # vLLM's message shows all the data and not the reason
-            where = ", ".join(modality.where for modality in modalities)
-            cause = error.__cause__ or error
-            got = f"{type(cause).__name__}: {cause}".rstrip(".")
-            raise InputError(where, "items that the Hugging Face processor takes", got) from error
+    def _hf_processor(self, kwargs: Mapping[str, object]) -> Any:
+        return self.info.get_hf_processor(**kwargs) if kwargs else self._plain_hf_processor
 
     def call_hf(
         self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
     ) -> Any:
         """The outputs of a Hugging Face processor, floats in the model's dtype."""
-        return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
+        try:
+            return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
+        except ValueError as error:  # vLLM's message shows all the data and not the reason
+            raise error.__cause__ or error from None
 
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
         """What a Hugging Face processor would return for the items."""
@@ -463,9 +415,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         ids, placements = self.plan.place(token_ids, items)
         infos: dict[str, list[Any]] = {}
         for at in placements:
-            placeholder = items[at.modality][at.index][at.alternative].placeholder
             info = PlaceholderFeaturesInfo(
-                at.modality, at.index, at.start, placeholder.ids, placeholder.is_embed
+                at.modality, at.index, at.start, at.placeholder.ids, at.placeholder.is_embed
             )
             infos.setdefault(at.modality, []).append(info)
         return ids, infos

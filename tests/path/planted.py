@@ -29,6 +29,7 @@ from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.parse import ProcessorBatchItems
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from mmkit import (
@@ -52,7 +53,7 @@ from mmkit import (
 from mmkit import replace as replaces
 from mmkit.model.sound import largest_magnitude
 from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
-from mmkit.vllm_api.common import EmbedItems, OwnItems, Parser
+from mmkit.vllm_api.common import EmbedItems, Parser
 from tests.profiles import profile
 
 # -- the correct base --------------------------------------------------------------------------------------------------
@@ -401,7 +402,7 @@ def hash_of_the_container(inherited, modality, data):
     if isinstance(data, Mapping):  # embeddings
         return inherited(modality, data)
     values = [value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value)) for value in data]
-    return OwnItems(values, modality.name, modality.item.part_names)
+    return ProcessorBatchItems(values, modality.name)
 
 
 def field_without_config(inherited, hf_inputs, kwargs):

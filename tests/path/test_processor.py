@@ -75,9 +75,9 @@ from mmkit import (
     vllm_api,
     where,
 )
+from mmkit.bound.calls import hf_inputs
 from mmkit.errors import VllmApiError
 from mmkit.vllm_api import guard, harness, rendered
-from mmkit.vllm_api.common import hf_inputs
 from mmkit.vllm_api.harness import StandIn
 from tests import oracles
 
@@ -1490,8 +1490,7 @@ def test_malformed_images_are_refused(value: Any, sentence: str) -> None:
 def test_text_for_the_hf_processor_is_evaluated() -> None:
     spec = ModelSpec("llava", LLAVA["image"].model_copy(update={"process": hf(text=later("{}".format)("<image>"))}))
     info = spec.classes.info(llava_processor().info.ctx)
-    items = info.parse_mm_data({"image": [PICTURE] * 2}, validate=False)
-    assert hf_inputs(items, info.plan, {})["text"] == "<image><image>"
+    assert hf_inputs([(info.plan.modalities["image"], [PICTURE] * 2)], {})["text"] == "<image><image>"
 
 
 def test_functions_see_the_hf_processor() -> None:

@@ -433,6 +433,24 @@ def test_equal_rgb_pixels_have_one_form():
             assert (image.mode, image.size, image.tobytes()) == ("RGB", (5, 4), expected.tobytes())
 
 
+@pytest.mark.parametrize(
+    ("mode", "color", "shown"),
+    [
+        ("RGBA", (9, 9, 9, 0), 255),
+        ("RGBA", (9, 9, 9, 255), 9),
+        ("LA", (9, 0), 255),
+        ("P", 0, 0),
+        ("L", 9, 9),
+    ],
+)
+def test_pictures_are_shown_in_rgb_upright_on_white(mode, color, shown):
+    turned = PILImage.new(mode, (5, 4), color)
+    turned.getexif()[0x0112] = 6  # held on its side
+    image = IMAGE.canonical(turned, AT)
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (4, 5), (shown,) * 3)
+    assert IMAGE.canonical(image, AT) is image
+
+
 def test_other_images_stay_as_they_are():
     for value in (PICTURE, SimpleNamespace(media=PICTURE), np.zeros((4, 5, 3)), np.zeros((4, 4, 5), np.uint8)):
         assert IMAGE.canonical(value, AT) is value

@@ -257,7 +257,7 @@ SPECS = [
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
     ("config: expected a vocab_size of at most 1114112, got 2000000.",
      lambda: SPEC.bind(SimpleNamespace(n=2, vocab_size=2_000_000))),
-    ("spec.m: expected a process that runs without vLLM, got hf().",
+    ("spec, process: expected a Hugging Face processor for hf(), got none. Bind the spec with processor=.",
      lambda: plan_of(modality(process=hf())).preview([5], {"m": torch.zeros(2, 2)})),
 ]
 """Declarations, and expressions by themselves."""
@@ -576,6 +576,11 @@ REQUESTS = [
      lambda: rewritten(lambda s: s.prompt.index(7))),
     ("spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
      lambda: plan_of(modality(layout=embed(5) * fields.x.shape[0], process=hf())).spell({"m": torch.zeros(2, 2)})),
+    ("spec.prompt: expected the layout of each item, got a prompt without some of them. "
+     "Give what expand() returns, and the same items.",
+     lambda: plan_of(modality(update=replace(9))).unexpand([9], {"m": torch.zeros(2, 2)})),
+    ("spec.prompt: expected token ids, got a text. The model has no tokenizer.",
+     lambda: ModelSpec("spec", modality()).bind(CONFIG).expand("text", {})),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got None. Send the item itself.",
      lambda: PLAN.spell({"m": [torch.zeros(2, 2), None]}),
      lambda: PLAN.preview([5, 5], {"m": [torch.zeros(2, 2), None]})),

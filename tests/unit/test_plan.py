@@ -138,6 +138,48 @@ def test_preview():
     assert preview.fields["n"][0]["y"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+@given(st.lists(st.sampled_from([1, 2, 3]), max_size=9), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_unexpanding_is_the_inverse_of_expanding(ids, lengths):
+    plan = plan_of(
+        IMAGE,
+        modality("n", fields={"y": batched()}, layout=embed(5) * item.count + 6, cacheable=False, update=[
+            insert(after=[1]), insert(at="start")
+        ]),
+        modality("w", fields={"z": batched()}, layout=embed(9)),
+        prompt=ending_with([3, 3]),
+    )  # fmt: skip
+    items = {"image": [torch.zeros(n) for n in lengths], "n": torch.zeros(2, 2, 2), "w": torch.zeros(1, 2, 2)}
+    prompt = [*ids, 9]
+    for _ in lengths:
+        prompt += [7, *ids]
+    expanded = plan.expand(prompt, items)
+    assert expanded == plan.preview(prompt, items).prompt_token_ids
+    written = plan.unexpand(expanded, items)
+    assert plan.expand(written, items) == expanded
+    if prompt[-2:] != [3, 3]:
+        assert written == prompt
+
+
+def test_the_hugging_face_processor_of_a_plan():
+    def processor(*, ms, scale=1, size, return_tensors):
+        assert return_tensors == "pt"
+        return {"x": torch.stack(ms) * scale, "rows": [torch.full((), size)] * len(ms)}
+
+    called = modality(
+        layout=embed(5) * fields.rows,
+        process=hf(inputs={"m": "ms"}, kwargs={"size": cfg.n}),
+        fields={"x": batched(dtype="float16"), "rows": batched(dtype="int64")},
+    )
+    spec, data = ModelSpec("spec", called), {"m": torch.ones(1, 2, 2)}
+    with pytest.raises(SpecError, match="Bind the spec with processor="):
+        spec.bind(CONFIG).expand([5, 5], data)
+    options = {"scale": 3, "other": 1}
+    plan = spec.bind(CONFIG, processor=processor, kwargs=options, dtype=torch.float16)
+    preview = plan.preview([5, 5], data)
+    assert preview.fields["m"][0]["x"].tolist() == [[3.0, 3.0]] * 2
+    assert [(at.start, at.placeholder.num_embeds) for at in preview.placements] == [(0, 2)]
+
+
 def test_spelling():
     plan = plan_of(
         IMAGE,
@@ -165,6 +207,7 @@ def test_an_item_without_positions(config):
     for prompt in ([], [5], [3, 1, 4]):
         preview = plan.preview(prompt, items)
         assert (preview.prompt_token_ids, [at.start for at in preview.placements]) == ([0], [0])
+    assert plan.unexpand([0], items) == [0]
     for data, sentence in (
         ({}, "spec.m: expected one item per request, got none. The model reads nothing else."),
         (
