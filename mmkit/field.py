@@ -229,11 +229,11 @@ class Flat(Field):
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if raw is not None:
             return raw
-        # parts that differ in another dimension become a list of rows, as in vLLM
-        rows = {getattr(part, "shape", (0,))[1:] for part in parts}
-        if all(isinstance(part, torch.Tensor) for part in parts) and (self.dim or len(rows) == 1):
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            return [element for part in parts for element in part]
+        if self.dim or len({part.shape[1:] for part in parts}) == 1:
             return torch.cat(list(parts), dim=self.dim)
-        return [element for part in parts for element in part]
+        return _Rows(parts)
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         parts = super().derive_all(scope, scopes)
@@ -246,6 +246,21 @@ class Flat(Field):
 
     def _options(self) -> dict[str, Any]:
         return {"value": self.value, "dim": self.dim or None, **super()._options()}
+
+
+class _Rows(list[Any]):
+    """Rows of items that differ in another dimension; what vLLM slices out of them for an item is
+    its tensor."""
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        super().__init__(row for part in parts for row in part)
+        ends = accumulate(map(len, parts))
+        self._parts = {(end - len(part), end): part for part, end in zip(parts, ends, strict=True)}
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self._parts[key.start, key.stop]
+        return super().__getitem__(key)
 
 
 class Shared(Field):
@@ -317,7 +332,8 @@ def flat(
     hidden: bool = False,
 ) -> Field:
     """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for
-    ``dim=0``.
+    ``dim=0``. Items that differ in another dimension are batched with zeros behind them; older
+    vLLMs give the model a list of rows.
 
     Args:
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched

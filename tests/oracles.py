@@ -50,6 +50,11 @@ def always_special(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> l
     return list(tokenizer.encode(prompt))
 
 
+def never_special(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
+    """As the spec of Ultravox states; its processor always tokenized so."""
+    return list(tokenizer.encode(prompt, add_special_tokens=False))
+
+
 def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
     """As Molmo's processor tokenized text; since vLLM 0.29 its chat template writes the roles."""
     return list(tokenizer.encode(f"User: {prompt} Assistant:"))
@@ -181,6 +186,7 @@ SYSTEMS = {
             markers=("<image>",),
             padded=("pixel_values",),
         ),
+        System("ultravox", "gallery.ultravox:ULTRAVOX", "UltravoxModel", never_special, markers=("<|audio|>",)),
         System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM", markers=("<|image_",)),
         System("paligemma", "gallery.paligemma:PALIGEMMA", "PaliGemmaForConditionalGeneration"),
         System(

@@ -53,6 +53,12 @@ def merges(name: str, case: dict[str, Any]) -> bool:
     return name == "gemma3" and "expect" in case and bool({11, 12}.intersection(ids(case["expect"])))
 
 
+def is_padded(name: str, case: dict[str, Any]) -> bool:
+    """Whether the hand-written class pads audio to the longest of the request, so that the others decide an item's
+    features."""
+    return name == "ultravox" and len({audio["samples"] for audio in case["items"].get("audio", [])}) > 1
+
+
 def is_wrong(name: str, case: dict[str, Any]) -> bool:
     """Whether the hand-written class is wrong: as recorded, or because it contradicts itself, as its `origin.json`
     tells. A text and its ids are one request (the law L4), so the other form has the answer.
@@ -61,7 +67,7 @@ def is_wrong(name: str, case: dict[str, Any]) -> bool:
         return True
     if has_surplus(name, case):
         return "expect" in case
-    if merges(name, case):
+    if merges(name, case) or is_padded(name, case):
         return True
     if name == "florence2" and "prompt" not in case:  # leaves <s> in the middle of the sentence of a task token
         return twin_of(name, case)["prompt"].startswith("<CAPTION_TO_PHRASE_GROUNDING>")
@@ -100,6 +106,11 @@ def test_what_the_hand_written_class_gets_wrong(name: str, case: dict[str, Any])
         assert apart(ids(case["expect"])) == apart(got["prompt_token_ids"])
         stored = {"placeholders": {}, "fields": case["expect"]["fields"]}
         assert not differences(stored, {"mm_placeholders": {}, "mm_kwargs": got["mm_kwargs"]})
+        return
+    if is_padded(name, case):
+        for audio in (*case["expect"]["fields"]["audio"], *got["mm_kwargs"]["audio"]):
+            del audio["audio_features"]
+        assert not differences(case["expect"], got)
         return
     if not is_wrong(name, twin):
         assert not differences(twin["expect"], got)

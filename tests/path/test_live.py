@@ -57,6 +57,7 @@ class Live:
         alone: the most images in one request that become the same as each would alone.
         words: to write between items.
         metadata: its videos come with metadata, and have two frames at least.
+        one_length: its audio is of one length in a sequence: the hand-written class pads to the longest of a call.
         prepared: makes another checkpoint of the stored one.
     """
 
@@ -71,6 +72,7 @@ class Live:
     limit: int = 4
     alone: int = 4
     metadata: bool = False
+    one_length: bool = False
     words: Sequence[str] = tuple(WORDS)
     prepared: Callable[[], tempfile.TemporaryDirectory[str]] | None = None
 
@@ -189,6 +191,14 @@ LIVE = {
             special=["<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|audio_eos|>"],
             sizes=[480, 481, 1120, 1121, 47999, 48000, 48001],
             embeds=[1, 4, 20],
+        ),
+        Live(
+            "ultravox",
+            markers={"audio": "<|audio|>"},
+            taken=["<|audio|>"],
+            special=["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+            sizes=[1, 160, 320, 321, 2560, 2561, 47999, 48000, 48001, 112345],
+            one_length=True,
         ),
         Live(
             "pixtral_hf",
@@ -334,6 +344,8 @@ def sequences(draw: Any, live: Live, embeds: bool) -> list[Request]:
     pools: dict[str, list[Sample]] = {}
     for name in live.markers:
         pools[name] = draw(st.lists(samples(live, name), min_size=1, max_size=4))
+        if live.one_length:
+            pools[name] = [replace(sample, length=pools[name][0].length) for sample in pools[name]]
     requests = []
     for _ in range(REQUESTS):
         items = {name: draw(st.lists(st.sampled_from(pool), max_size=live.limit)) for name, pool in pools.items()}

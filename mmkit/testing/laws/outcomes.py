@@ -180,7 +180,11 @@ def round_trip(case: Case) -> None:
     for field, (raw, joined) in harness.round_trip(subject.processor, *sent).items():
         if joined is None:
             case.fail(f"the field {field!r} was processed and reaches no item")
-        case.same(_as_list(raw), _as_list(joined), f"the field {field!r} before and after")
+        before, after = _as_list(raw), _as_list(joined)
+        if isinstance(raw, list) and isinstance(joined, torch.Tensor) and len(raw) == len(joined):
+            # rows of a flat field that vLLM pads with zeros to the largest
+            after = [row[tuple(map(slice, own.shape))] for own, row in zip(raw, after, strict=True)]
+        case.same(before, after, f"the field {field!r} before and after")
     if subject.plan is None:
         return
     for name, items in outcome.fields.items():
