@@ -10,8 +10,8 @@ from typing import Any, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationError
 
 from .errors import SpecError
-from .expr import COUNT, Condition, Count, Leaf, Scope, expression, leaves, structure, tok
-from .field import Batched, Field, Shared
+from .expr import COUNT, Condition, Count, Leaf, Scope, expression, item, leaves, structure, tok
+from .field import Batched, Field, Shared, flat
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, nothing, source
@@ -84,7 +84,9 @@ class Modality(_Declared):
             image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
             the embedding) where `layout` depends on the raw item. Fields that the layout reads,
             such as a grid, are sent beside the embeddings: ``{"image_embeds": ...,
-            "image_grid_thw": ...}``; they state `shape` and `dtype`.
+            "image_grid_thw": ...}``; they state `shape` and `dtype`. ``flat(item.rows)`` is True
+            for a model class that takes the rows of all items as one tensor, and tells by such
+            fields whose they are, as vLLM's own Qwen2-VL.
     """
 
     name: str
@@ -94,7 +96,7 @@ class Modality(_Declared):
     fields: Mapping[str, InstanceOf[Field]]
     process: Any
     limit: Any = None
-    embeds: bool | InstanceOf[Layout] = False
+    embeds: bool | InstanceOf[Layout] | InstanceOf[Field] = False
     cacheable: Any = True
     positions: tuple[Any, ...] | None = None
     when: Any = True
@@ -111,7 +113,7 @@ class Modality(_Declared):
         tokens: Count | None = None,
         process: Process | None = None,
         limit: Count | None = None,
-        embeds: bool | LayoutLike = False,
+        embeds: bool | LayoutLike | Field = False,
         cacheable: Condition = True,
         positions: Sequence[Count] | None = None,
         when: Condition = True,
@@ -164,7 +166,7 @@ class Modality(_Declared):
             fields=dict(fields),
             process=process,
             limit=expression(limit),
-            embeds=embeds if isinstance(embeds, bool) else as_layout(embeds),
+            embeds=embeds if isinstance(embeds, (bool, Field)) else as_layout(embeds),
             cacheable=expression(cacheable),
             positions=None if positions is None else tuple(map(expression, positions)),
             when=expression(when),
@@ -210,11 +212,18 @@ class Modality(_Declared):
                 expected = "a batched field with shape and dtype, which embeddings come with"
                 remedy = "Or give embeds= a layout over item.rows."
                 raise SpecError(f"{where}, fields[{key!r}]", expected, repr(sent), remedy)
-        if self.embeds is True and (
+        if self.embeds_layout is self.layout and (
             dynamic := [leaf for leaf in self.layout.leaves() if leaf.root == "item"]
         ):
             expected = f"a layout over item.rows, because the layout depends on {dynamic[0]!r}"
-            raise SpecError(f"{where}, embeds", expected, "True")
+            raise SpecError(f"{where}, embeds", expected, repr(self.embeds))
+        if isinstance(self.embeds, Field):
+            placing = self.layout.leaves().union(*(update.leaves() for update in self.update))
+            roots = {leaf.root for leaf in placing}
+            told_by_fields = "fields" in roots and roots.isdisjoint(("item", "function"))
+            if self.embeds != flat(item.rows) or not told_by_fields:
+                expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
+                raise SpecError(f"{where}, embeds", expected, repr(self.embeds))
 
     def _check_identity(self, where: str) -> None:
         """Refuse fields that the items, or their parts, cannot be."""
@@ -271,11 +280,18 @@ class Modality(_Declared):
         parts = {**dict(self), **(update or {})}
         return type(self)(parts.pop("name"), **parts)
 
+    @property
+    def embeds_layout(self) -> Layout | None:
+        """The layout of precomputed embeddings; None where they are not taken."""
+        if isinstance(self.embeds, Layout):
+            return self.embeds
+        return self.layout if self.embeds else None
+
     def companions(self) -> dict[str, Tensor]:
         """The fields that the layout of precomputed embeddings, or their positions, read, each as
         the type of one item's part."""
-        layout = self.layout if self.embeds is True else self.embeds
-        known = layout.leaves() | leaves(self.positions) if isinstance(layout, Layout) else ()
+        layout = self.embeds_layout
+        known = () if layout is None else layout.leaves() | leaves(self.positions)
         read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
         return {
             name: Tensor(field.shape or (), field.dtype or "float32")

@@ -67,7 +67,7 @@ def vision(name, of_size, frames, token, processor, pixels):
                 keep_on_cpu=True,
             ),
         },
-        embeds=True,
+        embeds=flat(item.rows),
         positions=(grid[0], grid[1] // merged, grid[2] // merged),
     )
 

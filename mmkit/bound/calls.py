@@ -138,8 +138,7 @@ class Calls:
             if not values:
                 continue
             if taken.embeds:
-                data = {key: [own[key] for own in values] for key in values[0]}
-                done[name] = Processed(data, {}, values)
+                done[name] = modality.intake.processed(values)
             elif processing.hf is None:
                 done[name] = processing.run(values, taken.count)
             elif processing.hf.one_by_one:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
+from ..field import Batched, Field
 from ..items import Embedding, embedding_rows, embeddings
 from ..items.tensor import Tensor
 from ..spec import Modality
 from .binding import Binding
+from .processing import Processed
 
 
 class Intake:
@@ -17,7 +19,8 @@ class Intake:
 
     Attributes:
         takes_embeds: callers may send precomputed embeddings.
-        embeds_field: the field that carries these.
+        embeds_field: the name of the field that carries these.
+        embeds_as: that field.
         companions: the fields that their layout reads, which callers send beside them, each as the
             type of its parts.
     """
@@ -28,6 +31,7 @@ class Intake:
         self.name, self.where, self.item = spec.name, binding.where, binding.item
         self.takes_embeds = bool(spec.embeds)
         self.embeds_field = f"{spec.name}_embeds"
+        self.embeds_as = spec.embeds if isinstance(spec.embeds, Field) else Batched()
         self.companions: dict[str, Tensor] = {
             key: binding.bind("embeds", companion) for key, companion in spec.companions().items()
         }
@@ -105,6 +109,26 @@ class Intake:
         kind, where = self.companions[key], f"{self.where}.{key}"
         parts = enumerate(kind.split(sent, where))
         return [kind.canonical(part, f"{where}[{i}]") for i, part in parts]
+
+    def processed(self, embeddings: Sequence[Embedding]) -> Processed:
+        """Precomputed embeddings as processed fields."""
+        data = {key: [own[key] for own in embeddings] for key in embeddings[0]}
+        data[self.embeds_field] = self.embeds_as.gathered(data[self.embeds_field], None)
+        sizes = {self.embeds_field: [len(own.rows) for own in embeddings]}
+        return Processed(data, sizes, embeddings)
+
+    def received(self, fields: Mapping[str, Any]) -> list[Any]:
+        """The rows of each precomputed embedding that the model receives, (rows, hidden size).
+
+        Args:
+            fields: what it receives, as vLLM batches it.
+        """
+        rows = fields.get(self.embeds_field)
+        if rows is None or isinstance(self.embeds_as, Batched):
+            return [] if rows is None else list(rows)
+        beside = zip(*(fields[key] for key in self.companions), strict=True)
+        sizes = [self._rows(dict(zip(self.companions, own, strict=True))) for own in beside]
+        return list(rows.split(sizes))
 
     def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
         """The same where no cache has what a None stands for.

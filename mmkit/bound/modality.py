@@ -41,7 +41,8 @@ class BoundModality:
         processing: canonical items to processed fields.
         placeholders: what an item becomes in the prompt.
         positions: its M-RoPE positions; None where the spec has none.
-        fields: the fields that the model receives, bound.
+        fields: the fields that the model receives of raw items, bound.
+        fields_and_embeds: these, and the field that carries precomputed embeddings, if any do.
         limit: the most items in one request, or None.
         needs_hf: the layout or the targets need, or may need, the output of the Hugging Face
             processor.
@@ -65,6 +66,9 @@ class BoundModality:
         self.processing = Processing(spec, binding)
         self.positions = None if spec.positions is None else Positions(spec, binding)
         self.fields = self.processing.sent
+        self.fields_and_embeds = dict(self.fields)
+        if self.intake.takes_embeds:
+            self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
         self.scope = binding.scope
         read, known = self.placeholders.fields, self.processing.from_facts
         self._needs_fields = read is None or not read <= known

@@ -121,9 +121,7 @@ class MultiModalModel(ModelInterface):
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
-            encoded: list[torch.Tensor] = []
-            if (embeds := kwargs.get(modality.intake.embeds_field)) is not None:
-                encoded += list(embeds)
+            encoded: list[torch.Tensor] = modality.intake.received(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             # with embeddings, what their layout reads comes alone
             if not fields.keys() <= modality.intake.companions.keys():

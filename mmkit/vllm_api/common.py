@@ -101,7 +101,7 @@ def field_configs(
 ) -> Mapping[str, MultiModalFieldConfig]:
     """How vLLM splits the processed fields of one modality."""
     # as any other request's
-    if all(isinstance(declared, Batched) for declared in modality.fields.values()):
+    if all(isinstance(declared, Batched) for declared in modality.fields_and_embeds.values()):
         return modality.adapted.get("fields", lambda: _field_configs(modality, processed))
     return _field_configs(modality, processed)
 
@@ -110,7 +110,7 @@ def _field_configs(
     modality: BoundModality, processed: Processed
 ) -> dict[str, MultiModalFieldConfig]:
     name, configs = modality.name, {}
-    for key, declared in modality.fields.items():
+    for key, declared in modality.fields_and_embeds.items():
         options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
         if isinstance(declared, Batched):
             configs[key] = MultiModalFieldConfig.batched(name, **options)
@@ -119,8 +119,6 @@ def _field_configs(
             configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
         else:
             configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
-    if modality.intake.takes_embeds:
-        configs[modality.intake.embeds_field] = MultiModalFieldConfig.batched(name)
     return configs
 
 

@@ -385,10 +385,14 @@ def filled(item: Any, value: float) -> Any:
     return type(item)({key: replace(e, data=fill(e.data)) for key, e in item.items()})
 
 
-def embedded(model: Any, modality: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of one precomputed embedding, (rows, hidden_size)."""
+def embedded(model: Any, modality: Any, item: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of one precomputed embedding, (rows, hidden_size), in place of an item of vLLM's
+    kwargs."""
+    intake = modality.intake
+    sent = {key: item[key].data[None] for key in intake.companions}
+    sent[intake.embeds_field] = intake.embeds_as.gathered([embeds], None)
     with torch.inference_mode():
-        return list(model.embed_multimodal(**{modality.intake.embeds_field: [embeds]}))
+        return list(model.embed_multimodal(**sent))
 
 
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:

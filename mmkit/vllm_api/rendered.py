@@ -256,8 +256,8 @@ def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
         for item in known:  # one by one: an item of embeddings may stand beside others
             data, sizes = {}, {}
             for key, part in item.fields.items():
-                declared = modality.fields.get(key)
-                data[key] = [part] if declared is None else declared.gathered([part], part)
+                declared = modality.fields_and_embeds[key]
+                data[key] = declared.gathered([part], part)
                 if isinstance(declared, Flat):
                     sizes[key] = [
                         part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)

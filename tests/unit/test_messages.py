@@ -163,6 +163,14 @@ MODALITIES = [
      dict(layout=embed(5) * fields["z"][0].a)),
     ("modality 'm', embeds: expected a layout over item.rows, because the layout depends on item.length, got True.",
      dict(layout=embed(5) * item.length, embeds=True)),
+    ("modality 'm', embeds: expected True, a layout, or flat(item.rows) where layout and targets read fields, got "
+     "flat(item.rows).",
+     dict(embeds=flat(item.rows)),
+     dict(layout=embed(5) * fields.x[0], update=NUMBERED, fields={"x": batched(shape=(1,), dtype="int64")},
+          embeds=flat(item.rows))),
+    ("modality 'm', embeds: expected True, a layout, or flat(item.rows) where layout and targets read fields, got "
+     "batched().",
+     dict(embeds=batched())),
     ("modality 'm', fields['x']: expected a batched field with shape and dtype, which embeddings come with, "
      "got batched(). Or give embeds= a layout over item.rows.",
      dict(layout=embed(5) * fields.x, embeds=True)),

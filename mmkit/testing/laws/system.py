@@ -222,7 +222,8 @@ def containment(case: Case) -> None:
                 case.fail(f"{beside}, {name}[{i}] has other rows than alone")
         modality = subject.plan.modalities[name] if subject.plan else None
         if modality is not None and modality.intake.takes_embeds:
-            together += harness.embedded(model, modality, torch.full_like(alone[0], value))
+            rows = torch.full_like(alone[0], value)
+            together += harness.embedded(model, modality, items[0], rows)
         entering = harness.merged(model, together)
         if not torch.isfinite(entering).all():
             case.fail(f"{beside}, the language model gets NaN or infinities")
