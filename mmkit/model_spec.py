@@ -31,6 +31,7 @@ class ModelSpec(Declaration):
         prompt: Rewrite | None = None,
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        merges: str | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -38,6 +39,7 @@ class ModelSpec(Declaration):
             prompt=prompt,
             decoder_prompt=decoder_prompt,
             tokenization_kwargs=tokenization_kwargs,
+            merges=merges,
         )
 
     def bind(

@@ -7,13 +7,14 @@ recognised and left as it is, so an expanded prompt is not expanded again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from .errors import InputError
 from .layout import Placeholder, as_text
+from .runs import Runs
 from .updates import AlreadyExpanded, Insert, Replace, Target, Update
 
 
@@ -50,18 +51,23 @@ class Placement:
         modality: its name.
         index: the item's position among those of its modality.
         start: offset of the layout's first token in the new prompt.
-        alternative: which alternative of `update` was used, counted from 0.
-        placeholder: the layout, evaluated: its ids, and which of them receive encoder rows.
+        placeholder: the layout as it stands there: one of the item's, with the tokens at its edges
+            that merged.
     """
 
     modality: str
     index: int
     start: int
-    alternative: int
-    placeholder: Placeholder = field(default=Placeholder([], b""), repr=False, compare=False)
+    placeholder: Placeholder
+
+    @property
+    def end(self) -> int:
+        """Offset after the layout's last token."""
+        return self.start + len(self.placeholder)
 
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
+NO_RUNS = Runs()
 
 
 class NotFound(InputError):
@@ -83,6 +89,7 @@ def place(
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
     readings: tuple[Reading, ...] = READINGS,
+    runs: Runs = NO_RUNS,
 ) -> tuple[list[int], list[Placement]]:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading
     that fits.
@@ -99,6 +106,7 @@ def place(
         reserved: ids that stand for items and for nothing else, each with its modality: none of
             them may be left over.
         readings: those to try; errors are of the last but "either".
+        runs: the tokens that merge where a layout is brought into the prompt.
 
     Returns:
         The new prompt and one placement per item, in prompt order.
@@ -111,7 +119,7 @@ def place(
     refusals: list[Callable[[], NoReturn]] = []
     for reading in readings:
         try:
-            return _Pass(prompt, text, items, where, reserved, reading).run()
+            return _Pass(prompt, text, items, where, reserved, reading, runs).run()
         except _Unfit as unfit:
             if reading != "either":
                 refusals.append(unfit.refuse)
@@ -131,14 +139,19 @@ def _distinct(items: Sequence[Sequence[Alternative]]) -> Collection[Alternative]
 
 
 def place_in_text(
-    prompt: list[int], items: Items, where: str, reserved: Mapping[Target, str], tok: Any
+    prompt: list[int],
+    items: Items,
+    where: str,
+    reserved: Mapping[Target, str],
+    tok: Any,
+    runs: Runs = NO_RUNS,
 ) -> tuple[list[int], list[Placement]]:
     """The same for targets that are texts, which the tokenizer may have split otherwise where they
     stand in a prompt: they are sought in its text, which is tokenized again with the layouts in it,
     as in vLLM.
 
     Args:
-        prompt: as for `place`, as are `items`, `where` and `reserved`.
+        prompt: as for `place`, as are `items`, `where`, `reserved` and `runs`.
         tok: the `Vocabulary`.
 
     Raises:
@@ -162,7 +175,7 @@ def place_in_text(
     }
     reserved_texts = {characters(target): name for target, name in reserved.items()}
     written, _ = place(list(characters(tuple(prompt))), texts, where, reserved_texts, ("targets",))
-    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",))
+    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",), runs)
 
 
 class _Unfit(Exception):
@@ -173,8 +186,77 @@ class _Unfit(Exception):
         self.refuse = partial(refuse, *args)
 
 
-_Match: TypeAlias = tuple[int, int, str, int, int]
-"""Begin and end of what a layout takes the place of, modality, item, and alternative."""
+class _Match(NamedTuple):
+    """What a layout takes the place of, or the layout itself where it stands in the prompt.
+
+    Attributes:
+        begin: where it begins.
+        end: where it ends.
+        one: the alternative.
+        standing: the layout as it stands, where it does.
+    """
+
+    begin: int
+    end: int
+    one: Alternative
+    standing: Placeholder | None = None
+
+
+_Item: TypeAlias = tuple[_Match, str, int]
+"""A match, and the modality and the index of its item."""
+
+
+@dataclass
+class _Writing:
+    """The new prompt, as far as it is written.
+
+    A token that merged at the edge of a layout is the layout's; that of two layouts is the
+    first's.
+    """
+
+    runs: Runs
+    ids: list[int] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
+    new: bool = False
+
+    def text(self, ids: list[int]) -> None:
+        """Write a part of the caller's prompt."""
+        if not ids:
+            return
+        merged = self.runs.merged(self.ids[-1], ids[0]) if self.new else None
+        if merged is not None:
+            self._end(merged)
+        self.ids += ids if merged is None else ids[1:]
+        self.new = False
+
+    def layout(self, match: _Match, modality: str, index: int) -> None:
+        """Write the layout of an item."""
+        placeholder = match.standing or match.one.placeholder
+        self.new = match.standing is None and bool(placeholder.ids)
+        merged = None
+        if self.new and self.ids:
+            merged = self.runs.merged(self.ids[-1], placeholder.ids[0])
+        if merged is not None:
+            placeholder = self._begin(merged, placeholder)
+        self.placements.append(Placement(modality, index, len(self.ids), placeholder))
+        self.ids += placeholder.ids
+
+    def _begin(self, merged: int, placeholder: Placeholder) -> Placeholder:
+        """The layout without its first token, where it merged with that of another, or with the
+        token that it merged to."""
+        rest = placeholder.ids[1:]
+        if self.placements and self.placements[-1].end == len(self.ids):
+            self._end(merged)
+            return placeholder.standing(rest)
+        self.ids.pop()
+        return placeholder.standing([merged, *rest])
+
+    def _end(self, merged: int) -> None:
+        """Give the layout that was written last the token that its last one merged to."""
+        self.ids[-1] = merged
+        last = self.placements.pop()
+        placeholder = last.placeholder.standing([*last.placeholder.ids[:-1], merged])
+        self.placements.append(replace(last, placeholder=placeholder))
 
 
 @dataclass
@@ -187,28 +269,27 @@ class _Pass:
     where: str
     reserved: Mapping[Target, str]
     reading: Reading
+    runs: Runs
 
     def run(self) -> tuple[list[int], list[Placement]]:
-        ids: list[int] = []
-        placements: list[Placement] = []
+        written = _Writing(self.runs)
         rest: list[list[int]] = []
         position = 0
-        for begin, stop, modality, index, number in self._matches():
-            if begin < position:  # an anchor inside a target that another layout replaces
+        for match, modality, index in self._matches():
+            if match.begin < position:  # an anchor inside a target that another layout replaces
                 raise _Unfit(self._not_found, modality, index)
-            rest.append(self.prompt[position:begin])
-            ids += rest[-1]
-            placeholder = self.items[modality][index][number].placeholder
-            placements.append(Placement(modality, index, len(ids), number, placeholder))
-            ids += placeholder.ids
-            position = stop
+            rest.append(self.prompt[position : match.begin])
+            written.text(rest[-1])
+            written.layout(match, modality, index)
+            position = match.end
         rest.append(self.prompt[position:])
         self._check_leftovers(rest)
-        return ids + rest[-1], placements
+        written.text(rest[-1])
+        return written.ids, written.placements
 
-    def _matches(self) -> list[_Match]:
+    def _matches(self) -> list[_Item]:
         """What the layouts take the place of, from left to right."""
-        anchored: list[_Match] = []
+        anchored: list[_Item] = []
         searching: dict[str, int] = {}
         for modality, items in self.items.items():
             for index, alternatives in enumerate(items):
@@ -216,64 +297,77 @@ class _Pass:
                 if anchor is None:
                     searching[modality] = index
                     break
-                anchored.append((anchor[0], anchor[0], modality, index, anchor[1]))
+                anchored.append((anchor, modality, index))
         searched = [*self._searched(searching)] if searching else []
         return sorted(anchored + searched, key=self._order) if anchored else searched
 
-    def _order(self, match: _Match) -> tuple[int, bool]:
+    def _order(self, item: _Item) -> tuple[int, bool]:
         """What is inserted at the end stays there in an empty prompt too."""
-        begin, _, modality, index, number = match
-        update = self.items[modality][index][number].update
-        return begin, isinstance(update, Insert) and update.at == "end"
+        match, *_ = item
+        update = match.one.update
+        return match.begin, isinstance(update, Insert) and update.at == "end"
 
-    def _searched(self, searching: dict[str, int]) -> Iterator[_Match]:
+    def _searched(self, searching: dict[str, int]) -> Iterator[_Item]:
         """The matches of the items of some modalities, each from the one that `searching` says,
         from left to right."""
         cursor = 0
-        nearest: dict[str, tuple[int, int, int]] = {}
+        nearest: dict[str, _Match] = {}
         while searching:
             for modality, index in searching.items():
-                if modality not in nearest or nearest[modality][0] < cursor:
+                if modality not in nearest or nearest[modality].begin < cursor:
                     match = self._search(self.items[modality][index], cursor)
                     if match is None:
                         raise _Unfit(self._not_found, modality, index)
                     nearest[modality] = match
-            modality = min(searching, key=lambda m: nearest[m][0])  # min keeps the first of equals
-            begin, cursor, number = nearest.pop(modality)
-            yield begin, cursor, modality, searching[modality], number
+            # min keeps the first of equals
+            modality = min(searching, key=lambda m: nearest[m].begin)
+            match = nearest.pop(modality)
+            yield match, modality, searching[modality]
+            cursor = match.end
             searching[modality] += 1
             if searching[modality] == len(self.items[modality]):
                 del searching[modality]
 
-    def _anchored(self, alternatives: Sequence[Alternative]) -> tuple[int, int] | None:
+    def _anchored(self, alternatives: Sequence[Alternative]) -> _Match | None:
         if self.reading != "targets":
             return None
-        for number, one in enumerate(alternatives):
+        for one in alternatives:
             if (anchor := one.update.anchor(self.prompt, one.target)) is not None:
-                return anchor, number
+                return _Match(anchor, anchor, one)
         return None
 
-    def _search(
-        self, alternatives: Sequence[Alternative], cursor: int
-    ) -> tuple[int, int, int] | None:
-        """The first match at or after the cursor: begin, end, alternative."""
-        sought: list[tuple[str, int]] = []
-        for number, one in enumerate(alternatives):
+    def _search(self, alternatives: Sequence[Alternative], cursor: int) -> _Match | None:
+        """The first match at or after the cursor."""
+        sought: list[tuple[str, Alternative, bool]] = []
+        for one in alternatives:
             if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
-                sought.append((one.placeholder.text, number))
+                sought.append((self.runs.core(one.placeholder), one, True))
             if self.reading != "layouts" and isinstance(one.update, Replace):
-                sought.append((as_text(one.target), number))
-        sought = [(text, number) for text, number in sought if text]
+                sought.append((as_text(one.target), one, False))
+        sought = [part for part in sought if part[0]]
         # in steps that grow: no item looks to the end of the prompt for what is not there
-        begin, step = cursor, max((len(text) for text, _ in sought), default=0)
+        begin, step = cursor, max((len(text) for text, *_ in sought), default=0)
         while sought and begin < len(self.text):
             end = begin + step
-            places = [self.text.find(text, begin, end + len(text) - 1) for text, _ in sought]
-            if matches := [(at, n) for n, at in enumerate(places) if at >= 0]:
-                at, n = min(matches)
-                text, number = sought[n]
-                return at, at + len(text), number
+            matches = [self._first(*part, cursor, begin, end) for part in sought]
+            if known := [match for match in matches if match is not None]:
+                return min(known, key=lambda match: match.begin)  # the first of equals
             begin, step = end, 2 * step
+        return None
+
+    def _first(
+        self, text: str, one: Alternative, layout: bool, cursor: int, begin: int, end: int
+    ) -> _Match | None:
+        """The first match of what is sought that begins in a part of the prompt."""
+        last = end + len(text) - 1
+        while (at := self.text.find(text, begin, last)) >= 0:
+            if not layout:
+                return _Match(at, at + len(text), one)
+            standing = self.runs.around(self.prompt, at, cursor, one.placeholder)
+            if standing is not None:
+                start, placeholder = standing
+                return _Match(start, start + len(placeholder), one, placeholder)
+            begin = at + 1
         return None
 
     def _check_leftovers(self, rest: list[list[int]]) -> None:

@@ -25,6 +25,7 @@ from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
 from .placement import (
+    NO_RUNS,
     Alternative,
     NotFound,
     Placement,
@@ -33,6 +34,7 @@ from .placement import (
     place_in_text,
     refuse_reserved,
 )
+from .runs import Runs
 from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
 from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
@@ -65,6 +67,7 @@ class Plan:
         vocab_size: number of ids of the language model.
         hidden_size: width of the rows that it takes; None where the config does not tell.
         embed_ids: the placeholder ids known without an item.
+        runs: the tokens that merge where a layout is brought into a prompt.
     """
 
     def __init__(
@@ -114,6 +117,10 @@ class Plan:
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope, self._max_model_len)
         self._reserved = self._reserved_targets()
+        self.runs = NO_RUNS
+        if self.spec.merges is not None:
+            where = f"{self.spec.name}, merges"
+            self.runs = Runs.of(self.spec.merges, scope.tok, where)
         prompt = Fixed((0,), b"\0") if self.spec.is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {
@@ -256,16 +263,22 @@ class Plan:
         taken = self._take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
-            _, placements = place(ids, items, self.spec.name, readings=("layouts",))
+            _, placements = place(ids, items, self.spec.name, readings=("layouts",), runs=self.runs)
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
             raise InputError(f"{self.spec.name}.prompt", expected, got, remedy) from error
-        written, position = [], 0
+        written: list[int] = []
+        position, merged = 0, 0  # characters of the caller's that merged with the layout before
         for at in placements:
-            written += [*ids[position : at.start], *items[at.modality][at.index][0].written]
-            position = at.start + len(at.placeholder)
-        return self._without_end(written + ids[position:])
+            first = items[at.modality][at.index][0]
+            before, after = self.runs.surplus(at.placeholder, first.placeholder)
+            if at.start > position:
+                written += [*self.runs.run(merged), *ids[position : at.start]]
+                merged = 0
+            written += [*self.runs.run(merged + before), *first.written]
+            position, merged = at.end, after
+        return self._without_end([*written, *self.runs.run(merged), *ids[position:]])
 
     def _without_end(self, ids: list[int]) -> list[int]:
         """A prompt without what the spec puts at its end."""
@@ -478,13 +491,13 @@ class Plan:
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
         try:
-            return place(prompt, present, self.spec.name, self._reserved)
+            return place(prompt, present, self.spec.name, self._reserved, runs=self.runs)
         except NotFound as error:
             if self._scope.tok is None or not may_be_split(present):
                 raise
             try:
                 ids, placements = place_in_text(
-                    prompt, present, self.spec.name, self._reserved, self._scope.tok
+                    prompt, present, self.spec.name, self._reserved, self._scope.tok, self.runs
                 )
                 self.check_bare(ids, present)
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt

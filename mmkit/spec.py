@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
+from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationError
 
 from .errors import SpecError
@@ -327,6 +328,9 @@ class Declaration(_Declared):
             decoder's, likewise, or ids that take its place.
         tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
             ``{"add_special_tokens": False}``. Before vLLM 0.17, texts that come with items.
+        merges: a character, as a line break, whose runs are tokens. Where a layout that is brought
+            into a prompt meets the prompt or another layout, two such tokens become one, if the
+            tokenizer has it, as in a text that is tokenized as a whole.
     """
 
     name: str
@@ -334,6 +338,7 @@ class Declaration(_Declared):
     prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     tokenization_kwargs: Mapping[str, Any] = {}
+    merges: Annotated[str, Len(1, 1)] | None = None
     _module: str = PrivateAttr(default="__main__")
 
     def __init__(
@@ -343,6 +348,7 @@ class Declaration(_Declared):
         prompt: Rewrite | None = None,
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        merges: str | None = None,
     ) -> None:
         """Declare a model.
 
@@ -358,7 +364,12 @@ class Declaration(_Declared):
         rewrites = {key: _rewrite(value) for key, value in prompts.items() if value is not None}
         options = dict(tokenization_kwargs or {})
         self._declare(
-            where, name=name, modalities=modalities, tokenization_kwargs=options, **rewrites
+            where,
+            name=name,
+            modalities=modalities,
+            tokenization_kwargs=options,
+            merges=merges,
+            **rewrites,
         )
         self._module = calling_module()
         if not modalities:
@@ -407,6 +418,8 @@ class Declaration(_Declared):
         ]
         if self.tokenization_kwargs:
             prompts.append(f"tokenization_kwargs={self.tokenization_kwargs!r}")
+        if self.merges is not None:
+            prompts.append(f"merges={self.merges!r}")
         parts = [repr(self.name), *map(repr, self.modalities), *prompts]
         return f"{type(self).__name__}({', '.join(parts)})"
 

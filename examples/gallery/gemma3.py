@@ -1,7 +1,6 @@
 """Gemma 3: an image and, with `do_pan_and_scan`, its crops, in a sentence.
 
-Each view stands between two newlines and two more. They are one token each time, whatever newlines a prompt has beside
-them; the hand-written class merges them with these into one token, where it can.
+Each view stands between two newlines and two more, which merge with newlines of the prompt.
 """
 
 from collections.abc import Callable
@@ -68,4 +67,5 @@ GEMMA3 = ModelSpec(
         },
         process=hf(views(proc)),
     ),
+    merges="\n",
 )

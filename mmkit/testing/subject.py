@@ -14,7 +14,9 @@ from hypothesis.strategies import SearchStrategy
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
 from ..model_spec import ModelSpec
+from ..placement import NO_RUNS
 from ..plan import Plan
+from ..runs import Runs
 from ..vllm_api import harness
 from .strategies import Request, Sample, items, most_of, prompts
 
@@ -93,6 +95,11 @@ class Subject:
         counts = {name: len(samples) for name, samples in request.items.items() if samples}
         return all(modalities[name].may_cache(count) for name, count in counts.items())
 
+    @property
+    def runs(self) -> Runs:
+        """The tokens that merge at the edges of layouts."""
+        return NO_RUNS if self.plan is None else self.plan.runs
+
     @cached_property
     def vocabulary_size(self) -> int:
         return int(self.processor.info.ctx.model_config.get_vocab_size())
@@ -141,6 +148,10 @@ class Subject:
         return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
 
 
+_RUNS = 4
+"""The longest run of the tokens that merge that is drawn."""
+
+
 @st.composite
 def _requests(
     draw: Any,
@@ -169,6 +180,7 @@ def _requests(
         for ids in beginnings
         if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets)
     ]
+    fragments += [[token] for token in [*subject.runs.tokens.values()][:_RUNS]]
     fillers = [token for token in subject.ordinary if token not in in_any] or [0]
     if not prefix and in_any.isdisjoint(subject.first):
         prefix = draw(st.sampled_from([[], subject.first]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,7 +20,8 @@ from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError, VllmApiError
 from ..field import Flat
-from ..layout import Placeholder
+from ..placement import Alternative, Placement
+from ..plan import Plan
 from ..process import Identity
 from .common import field_configs
 from .moved import PlaceholderFeaturesInfo, find
@@ -43,13 +43,10 @@ except VllmApiError:
 
 
 class _Item(NamedTuple):
-    """One item: the data of its fields, whether these are precomputed embeddings, its evaluated
-    layout, and where that starts in the prompt."""
+    """One item: the data of its fields, and its alternatives."""
 
     fields: dict[str, Any]
-    embeds: bool
-    placeholder: Placeholder
-    start: int = 0
+    alternatives: list[Alternative]
 
 
 def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,9 +81,15 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
                 REMEDY,
             )
         modality.intake.check_count(len(parts), processor.info.allowed_mm_limits[name])
-        known = [_item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)]
-        items[name] = [_placed(modality, item, places[i], i, ids) for i, item in enumerate(known)]
-    _apart(processor, items)
+        items[name] = [
+            _item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)
+        ]
+    placeholders: dict[str, list[Any]] = {}
+    for at in _placements(plan, list(ids), items, ranges):
+        info = PlaceholderFeaturesInfo(
+            at.modality, at.index, at.start, at.placeholder.ids, at.placeholder.is_embed
+        )
+        placeholders.setdefault(at.modality, []).append(info.to_range())
     return {
         **prompt,
         "mm_kwargs": _built(processor, items),
@@ -94,15 +97,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
             name: [processor.hash_of_fields(name, item.fields) for item in known]
             for name, known in items.items()
         },
-        "mm_placeholders": {
-            name: [
-                PlaceholderFeaturesInfo(
-                    name, i, item.start, item.placeholder.ids, item.placeholder.is_embed
-                ).to_range()
-                for i, item in enumerate(known)
-            ]
-            for name, known in items.items()
-        },
+        "mm_placeholders": placeholders,
     }
 
 
@@ -145,10 +140,14 @@ def _item(
     if not embeds:
         _compare(processor, modality, fields, scope, index)
     with _refusing(where):
-        placeholder = modality.placeholders.preferred(scope, embeds=embeds)
+        alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
+        placeholder = alternatives[0].placeholder
         if modality.positions is not None:
             modality.positions.grids(fields, list(placeholder.mask))
-    return _Item(fields, embeds, placeholder)
+    if embeds:
+        rows, given = placeholder.num_embeds, len(item.rows)
+        modality.placeholders.check_rows(index, rows, sent=given, most=None)
+    return _Item(fields, alternatives)
 
 
 @contextmanager
@@ -209,42 +208,34 @@ def _equal(part: Any, value: Any) -> bool:
     return bool(part == value)
 
 
-def _placed(modality: BoundModality, item: _Item, place: Any, index: int, ids: Any) -> _Item:
-    """One item with the start of its layout; the mask, which is lost on vLLM's wire, is that of the
-    layout."""
-    where, start = f"{modality.where}[{index}]", getattr(place, "offset", None)
-    placeholder, length, rows = item.placeholder, len(item.placeholder), item.placeholder.num_embeds
-    if item.embeds:
-        sent = len(item.fields[modality.intake.embeds_field])
-        modality.placeholders.check_rows(index, rows, sent=sent, most=None)
-    if (
-        not isinstance(start, int)
-        or start < 0
-        or list(ids[start : start + length]) != placeholder.ids
-    ):
-        raise InputError(
-            where, f"the {length} ids of its layout at the offset {start}", "others", REMEDY
-        )
-    mask = getattr(place, "is_embed", None)
-    same_mask = mask is None or [*map(bool, mask)] == [*map(bool, placeholder.mask)]
-    if getattr(place, "length", None) != length or not same_mask:
-        raise InputError(
-            where, f"a placeholder of {length} ids, {rows} of them embed()", repr(place), REMEDY
-        )
-    return item._replace(start=start)
-
-
-def _apart(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> None:
-    """Refuse items that stand in one another."""
-    spans = sorted(
-        (item.start, item.start + len(item.placeholder))
-        for known in items.values()
-        for item in known
-    )
-    for (_, end), (start, _) in pairwise(spans):
-        if start < end:
-            where = f"{processor.plan.spec.name}.mm_placeholders"
-            raise InputError(where, "items beside one another", f"two at {start}", REMEDY)
+def _placements(
+    plan: Plan,
+    ids: list[int],
+    items: Mapping[str, list[_Item]],
+    ranges: Mapping[str, Sequence[Any]],
+) -> list[Placement]:
+    """Where the layouts stand in the prompt, which is where the request says. The mask of a range
+    is lost on vLLM's wire."""
+    alternatives = {name: [item.alternatives for item in known] for name, known in items.items()}
+    where = f"{plan.spec.name}.prompt"
+    refusal = InputError(where, "the layouts of its items", "others, or one too many", REMEDY)
+    try:
+        expanded, placements = plan.place(ids, alternatives)
+    except InputError as error:
+        raise refusal from error
+    if expanded != ids:
+        raise refusal
+    for at in placements:
+        place, placeholder = ranges[at.modality][at.index], at.placeholder
+        stated = getattr(place, "offset", None), getattr(place, "length", None)
+        mask = getattr(place, "is_embed", None)
+        same_mask = mask is None or [*map(bool, mask)] == [*map(bool, placeholder.mask)]
+        if stated != (at.start, len(placeholder)) or not same_mask:
+            where = f"{plan.modalities[at.modality].where}[{at.index}]"
+            rows = f"{placeholder.num_embeds} of them embed()"
+            expected = f"a placeholder of {len(placeholder)} ids at {at.start}, {rows}"
+            raise InputError(where, expected, repr(place), REMEDY)
+    return placements
 
 
 def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:

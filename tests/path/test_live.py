@@ -216,8 +216,8 @@ LIVE = {
         ),
         Live(
             "gemma3",
-            # it merges all newlines of a prompt, those of images too
-            markers={"image": "a<start_of_image>b"},
+            # an image right before one newline is refused, and two images that meet share a token
+            markers={"image": "a<start_of_image>"},
             taken=["<image_soft_token>", "<start_of_image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n"],
             special=["<end_of_image>", "<start_of_turn>", "<end_of_turn>"],
             sizes=multiples(32),
@@ -226,7 +226,7 @@ LIVE = {
                 {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8, "pan_and_scan_max_num_crops": 3},
                 {"do_pan_and_scan": True},
             ],
-            words=["hello world", "what is it?", " ", "a", "<", ">", "é日"],
+            words=["hello world", "what is it?", " ", "\n\n", "a", "<", ">", "é日"],
         ),
         Live(
             "qwen3_vl",

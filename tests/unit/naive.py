@@ -50,13 +50,13 @@ def lay(
 
 
 Way = tuple[str, list[int], list[int], set[int]]
-Placed = tuple[list[int], list[tuple[str, int, int, int]]]
+Placed = tuple[list[int], list[tuple[str, int, int, list[int]]]]
 
 
 def place(
     prompt: list[int], items: dict[str, list[list[Way]]], surplus: list[list[int]] | None = None
 ) -> Placed | None:
-    """The new prompt and (modality, index, start, way) per item; None where the request is refused.
+    """The new prompt and (modality, index, start, layout) per item; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
     fit either, the caller has expanded some items and not others. `surplus` is what would stand for items that the
@@ -82,15 +82,16 @@ def _scan(
                 anchors.setdefault(anchor[0], []).append((modality, index, anchor[1]))
 
     result: list[int] = []
-    placed: list[tuple[str, int, int, int]] = []
+    placed: list[tuple[str, int, int, list[int]]] = []
     untouched: list[list[int]] = [[]]
     position = 0
     while position <= len(prompt):
         here = anchors.pop(position, [])
         # what goes to the end is last there, also where the end is the start
         for modality, index, alternative in sorted(here, key=lambda at: items[at[0]][at[1]][at[2]][0] == "end"):
-            placed.append((modality, index, len(result), alternative))
-            result += items[modality][index][alternative][2]
+            layout = items[modality][index][alternative][2]
+            placed.append((modality, index, len(result), layout))
+            result += layout
             untouched.append([])
         if position == len(prompt):
             break
@@ -102,8 +103,9 @@ def _scan(
         else:
             modality, alternative, length = match
             index = waiting[modality].pop(0)
-            placed.append((modality, index, len(result), alternative))
-            result += items[modality][index][alternative][2]
+            layout = items[modality][index][alternative][2]
+            placed.append((modality, index, len(result), layout))
+            result += layout
             untouched.append([])
             position += length
     if anchors or any(waiting.values()):

@@ -186,6 +186,8 @@ SPECS = [
     ("spec 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: ModelSpec("a b", modality())),
     ("spec 5: name: Input should be a valid string, got 5.", lambda: ModelSpec(5, modality())),
     ("spec 'a': expected at least one modality, got none.", lambda: ModelSpec("a")),
+    ("spec, merges: expected a character that the tokenizer has as a token, got '\\u2028'.",
+     lambda: ModelSpec("spec", modality(), merges="\u2028").bind(CONFIG)),
     ("spec 'a': expected modalities, each as an argument of its own, got a list.",
      lambda: ModelSpec("a", [modality()])),
     ("spec 'a': expected one modality named 'm', got several.",

@@ -1,13 +1,29 @@
 """Placing layouts in prompts: against requests whose result is known by construction, and against naive.py."""
 
 import pickle
+import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from mmkit import InputError, already_expanded, cfg, insert, item, literal, replace, tok
+from mmkit import (
+    InputError,
+    Modality,
+    ModelSpec,
+    Tensor,
+    already_expanded,
+    batched,
+    cfg,
+    embed,
+    insert,
+    item,
+    literal,
+    replace,
+    tok,
+)
 from mmkit.expr import Scope
 from mmkit.layout import Placeholder, nothing
 from mmkit.placement import EMPTY, Alternative, Placement, place
@@ -43,7 +59,8 @@ def check(prompt, items, ids, placements):
     position = 0
     outside = []
     for p in placements:
-        placeholder = items[p.modality][p.index][p.alternative].placeholder
+        placeholder = p.placeholder
+        assert any(placeholder is one.placeholder for one in items[p.modality][p.index])
         assert p.start >= position, "ranges overlap, or are not in prompt order"
         outside += ids[position : p.start]
         position = p.start + len(placeholder)
@@ -84,7 +101,7 @@ def as_naive(items):
 
 
 def as_tuples(result):
-    return result and (result[0], [(p.modality, p.index, p.start, p.alternative) for p in result[1]])
+    return result and (result[0], [(p.modality, p.index, p.start, p.placeholder.ids) for p in result[1]])
 
 
 # -- by construction: fillers, targets and layouts of separate alphabets ---------------------------------------------
@@ -132,7 +149,7 @@ def requests(draw, modes=("replace", "in_place", "start", "end", "after"), kinds
     def emit(names):
         for name in names:
             for index, (only,) in enumerate(items[name]):
-                where.append(Placement(name, index, len(ids), 0))
+                where.append(Placement(name, index, len(ids), only.placeholder))
                 ids.extend(only.placeholder.ids)
 
     counts = dict.fromkeys(chosen, 0)
@@ -144,7 +161,7 @@ def requests(draw, modes=("replace", "in_place", "start", "end", "after"), kinds
             ids += piece
         elif mode[name] in ("replace", "in_place"):
             prompt += KINDS[name][0] if mode[name] == "replace" else piece
-            where.append(Placement(name, counts[name], len(ids), 0))
+            where.append(Placement(name, counts[name], len(ids), items[name][counts[name]][0].placeholder))
             counts[name] += 1
             ids += piece
         if number == 0 and prefix:
@@ -317,9 +334,10 @@ def test_examples(prompt, alternatives, ids, starts):
 
 def test_the_first_alternative_wins_where_both_match_at_the_same_place():
     both = [alternative("replace", [1, 2], [E, E], {E}), alternative("replace", [1], [E], {E})]
-    assert run([1, 2], {"image": [both]}) == ([E, E], [Placement("image", 0, 0, 0)])
-    assert run([1, 2], {"image": [both[::-1]]}) == ([E, 2], [Placement("image", 0, 0, 0)])
-    assert run([1, 3], {"image": [both]}) == ([E, 3], [Placement("image", 0, 0, 1)])
+    long, short = (Placement("image", 0, 0, one.placeholder) for one in both)
+    assert run([1, 2], {"image": [both]}) == ([E, E], [long])
+    assert run([1, 2], {"image": [both[::-1]]}) == ([E, 2], [short])
+    assert run([1, 3], {"image": [both]}) == ([E, 3], [short])
 
 
 def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():
@@ -333,6 +351,41 @@ def test_modalities_that_share_a_target_take_it_in_the_order_of_the_spec():
 def test_an_anchor_inside_a_target_is_refused():
     items = {"a": [[alternative("after", [1, 2], [8], {8})]], "b": [[alternative("replace", [2, 3], [9], {9})]]}
     assert run([1, 2, 3], items) is None
+
+
+# -- tokens that merge ------------------------------------------------------------------------------------------------
+
+
+class Lines(Tokenizer):
+    """One id per character, and one per run of line breaks."""
+
+    def encode(self, text, add_special_tokens):
+        runs = (match[0] for match in re.finditer(r"\n+|.", text))
+        return [1000 + len(run) if run[0] == "\n" else ord(run) for run in runs]
+
+
+LINES = Lines()
+IN_LINES = Modality(
+    "image",
+    item=Tensor(shape=(2,)),
+    layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
+    update=replace(tok.text("@")),
+    fields={"x": batched()},
+)
+
+
+@given(st.lists(st.sampled_from(["", "\n", "\n\n\n", "a\n", "a", "\nb"]), min_size=2, max_size=5))
+def test_line_breaks_merge_as_in_a_text(gaps):
+    plan = ModelSpec("lines", IN_LINES, merges="\n").bind(SimpleNamespace(vocab_size=2000), LINES)
+    items = {"image": [torch.ones(2)] * (len(gaps) - 1)}
+    expected = LINES.encode("\n\n(xx)\n\n".join(gaps).replace("x", chr(E)), False)
+    written = [LINES.encode(gap, False) for gap in gaps]
+    prompt = [*written[0], *(token for gap in written[1:] for token in [ord("@"), *gap])]
+    preview = plan.preview(prompt, items)
+    assert preview.prompt_token_ids == expected
+    assert all(expected[at.start : at.end] == at.placeholder.ids for at in preview.placements)
+    assert plan.preview(expected, items).placements == preview.placements
+    assert plan.unexpand(expected, items) == prompt
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from ...runs import Runs
 from ...vllm_api import harness
 from ..strategies import Request
 from .law import Case, NotApplicable, brief, law
@@ -94,8 +96,9 @@ def _check_ranges(case: Case, request: Request) -> None:
         pieces = subject.pieces(name, samples, request.kwargs)
         for i, (place, piece) in enumerate(zip(ranges, pieces, strict=True)):
             placed.append((*place, piece, f"{name}[{i}]"))
-    ids, position = outcome.ids, 0
-    rebuilt: list[int] = []
+    ids, position, runs = outcome.ids, 0, subject.runs
+    run = [*runs.tokens.values()][:1]
+    rebuilt: list[int] = []  # with one token for each character of a run
     for offset, length, mask, piece, item in sorted(placed, key=lambda place: place[:2]):
         end = offset + length
         if offset < position:
@@ -104,20 +107,40 @@ def _check_ranges(case: Case, request: Request) -> None:
             )
         if end > len(ids):
             case.fail(f"{item} ends at {end}, past {len(ids)} ids")
-        if ids[offset:end] != piece.ids:
+        surplus = _surplus(runs, ids[offset:end], piece.ids)
+        if surplus is None:
             case.fail(
                 f"the ids at {item} are {brief(ids[offset:end])}, its layout is {brief(piece.ids)}"
             )
-        if mask != piece.mask:
+        if mask != piece.mask[len(piece.mask) - length :]:
             case.fail(f"the mask of {item} is not that of its layout")
-        rebuilt += ids[position:offset] + ([] if piece.inserted else piece.written)
+        before, after = surplus
+        rebuilt += runs.apart(ids[position:offset])
+        # the token that two layouts share is in the range of the first
+        rebuilt = rebuilt[: len(rebuilt) + min(before, 0)] + run * before
+        rebuilt += ([] if piece.inserted else runs.apart(piece.written)) + run * after
         position = end
-    rebuilt += ids[position:]
-    prompt = subject.postprocessed(request)
+    rebuilt += runs.apart(ids[position:])
+    prompt = runs.apart(subject.postprocessed(request))
     if rebuilt != prompt:
         case.fail(
             f"outside the ranges the prompt is {brief(rebuilt)}, the caller's {brief(prompt)}"
         )
+
+
+def _surplus(runs: Runs, ids: list[int], layout: list[int]) -> tuple[int, int] | None:
+    """How many characters of runs that merged a range has at its beginning and at its end beyond
+    those of its layout; None where it differs from this otherwise."""
+    own, expected = runs.apart(ids), runs.apart(layout)
+    (before, core, after), (lead, rest, tail) = _edges(runs, own), _edges(runs, expected)
+    return (before - lead, after - tail) if core == rest else None
+
+
+def _edges(runs: Runs, ids: list[int]) -> tuple[int, list[int], int]:
+    is_run = [*runs.tokens.values()].__contains__
+    lead = sum(1 for _ in takewhile(is_run, ids))
+    tail = sum(1 for _ in takewhile(is_run, reversed(ids[lead:])))
+    return lead, ids[lead : len(ids) - tail], tail
 
 
 @law("L4 text = tokens", "a text prompt and its token ids give the same result")
