@@ -163,7 +163,8 @@ class Door:
             remedy = "Send null for an item that the server has."
             raise InputError(error.where, expected, "none", remedy) from None
         kinds = {name: modality.item for name, modality in plan.modalities.items()}
-        data = Decoder(self.limits.elements, self.limits.items).decode(named, kinds)
+        beside = {name: modality.intake.companions for name, modality in plan.modalities.items()}
+        data = Decoder(self.limits.elements, self.limits.items).decode(named, kinds, beside)
         limits = self.engine.limits()
         for name, value in data.items():
             modality = plan.modalities[name]
@@ -176,14 +177,11 @@ class Door:
     @staticmethod
     def _check_media(modality: BoundModality, value: Any) -> None:
         """Refuse an image for what is no image, before anybody loads it."""
-        embeds = isinstance(value, dict)
-        values = next(iter(value.values())) if embeds else value
-        for index, part in enumerate(values if isinstance(values, list) else [values]):
-            if isinstance(part, Media) and (embeds or modality.item.media not in (None, part.kind)):
-                at = f"[{index}]" if isinstance(values, list) else ""
+        for index, part in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(part, Media) and modality.item.media not in (None, part.kind):
+                at = f"[{index}]" if isinstance(value, list) else ""
                 where, got = f"items.{modality.name}{at}", f"a part of kind {part.kind}"
-                expected = "embeddings" if embeds else modality.item.expected
-                raise InputError(where, expected, got)
+                raise InputError(where, modality.item.expected, got)
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]

@@ -130,8 +130,6 @@ class Engine:
         return {name: await self._loaded(value, f"items.{name}") for name, value in data.items()}
 
     async def _loaded(self, value: Any, where: str) -> Any:
-        if isinstance(value, dict):
-            return {key: await self._loaded(part, f"{where}.{key}") for key, part in value.items()}
         if isinstance(value, list) and any(isinstance(part, Media) for part in value):
             return [await self._loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
         if not isinstance(value, Media):

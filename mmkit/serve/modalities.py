@@ -9,7 +9,7 @@ import torch
 from ..bound.modality import BoundModality
 from ..items import ItemType
 from ..updates import AlreadyExpanded
-from .protocol import ModalityInfo
+from .protocol import ModalityInfo, PartInfo
 from .wire import encode
 
 
@@ -31,6 +31,10 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
         else None,
         in_place=isinstance(placeholders.updates[0], AlreadyExpanded),
         embeds=modality.intake.embeds_field if modality.intake.takes_embeds else None,
+        embeds_with={
+            name: PartInfo(expected=part.expected, **part.schema())
+            for name, part in modality.intake.companions.items()
+        },
         example=_example(kind),
     )
 

@@ -249,7 +249,7 @@ Sizes = list[int | str | list[int | str]] | None
 
 
 class PartInfo(_Out):
-    """What a model accepts as one part of a record; see `ModalityInfo`."""
+    """What a model accepts as one part of a record, or beside an embedding; see `ModalityInfo`."""
 
     expected: str
     shape: Sizes
@@ -271,6 +271,7 @@ class ModalityInfo(_Out):
         placeholder: ids that the prompt has for one item; None where they depend on it.
         in_place: the caller writes the whole placeholders, rather than a target that they replace.
         embeds: name under which precomputed embeddings may be sent, or None.
+        embeds_with: what each of these comes with, by name.
         example: a smallest item in JSON, ready to send.
     """
 
@@ -284,6 +285,7 @@ class ModalityInfo(_Out):
     placeholder: list[int] | None
     in_place: bool
     embeds: str | None
+    embeds_with: dict[str, PartInfo] = {}
     example: Any
 
 

@@ -13,8 +13,8 @@ nested lists, a number                                 the values
 ====================================================== ===========================================
 
 The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of
-them, or ``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms. Nothing is
-unpickled.
+them, or ``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms, and beside
+these the fields that their layout reads. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import base64
 import io
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -104,11 +104,10 @@ def _named(names: tuple[str, ...], kind: Any) -> Any:
 
 
 @cache
-def _batch(name: str, parts: tuple[str, ...]) -> Any:
-    """The type of a modality's value that is an object: precomputed embeddings, or one item."""
-    fields = [("embeds", Raw, msgspec.field(name=f"{name}_embeds", default=UNSET))]
-    item = _named(parts, _PART) if parts else _Object
-    return msgspec.defstruct("Batch", fields, bases=(item,), forbid_unknown_fields=True)
+def _any_with(name: str) -> Any:
+    """The type of an object of which one field is asked for."""
+    fields = [("value", Raw, msgspec.field(name=name, default=UNSET))]
+    return msgspec.defstruct("AnyWith", fields)
 
 
 def _type_of(kind: ItemType | None) -> Any:
@@ -152,64 +151,76 @@ class Decoder:
         self._limits = self.elements, self.items
 
     def decode(
-        self, items: Mapping[str, Raw], kinds: Mapping[str, ItemType] | None = None
+        self,
+        items: Mapping[str, Raw],
+        kinds: Mapping[str, ItemType] | None = None,
+        beside: Mapping[str, Iterable[str]] | None = None,
     ) -> dict[str, Any]:
         """What goes into ``multi_modal_data``; media parts become `Media`.
 
         Args:
             items: JSON, by modality.
             kinds: the item types, by modality; numbers or media where one is missing.
+            beside: the fields that come with precomputed embeddings, by modality.
 
         Raises:
             InputError: names the path of what is malformed.
             TooLarge: more numbers or items than allowed.
         """
-        kinds = kinds or {}
+        kinds, beside = kinds or {}, beside or {}
         return {
-            name: self._modality(name, raw, f"items.{name}", kinds.get(name))
+            name: self._modality(
+                raw, f"items.{name}", kinds.get(name), [f"{name}_embeds", *beside.get(name, ())]
+            )
             for name, raw in items.items()
         }
 
-    def _modality(self, name: str, raw: Raw, where: str, kind: ItemType | None) -> Any:
+    def _modality(self, raw: Raw, where: str, kind: ItemType | None, embeds: list[str]) -> Any:
         parts = kind.part_names if kind else ()
         start = bytes(memoryview(raw)[:1])
         try:
             if start == b"{":
-                value = decoded(decoder(_batch(name, parts)), raw, where=where)
-                if value.embeds is UNSET:
-                    self._take_items(1, where)  # the spec counts those of a batch
-                    item = self._item(value, where, parts)
-                    return [item] if parts else item
-                field = f"{name}_embeds"
-                if sum(part is not UNSET for part in msgspec.structs.astuple(value)) > 1:
-                    raise InputError(where, f"{field} alone", "others beside it")
-                return {field: self._tensors(value.embeds, f"{where}.{field}")}
+                sent = decoded(decoder(_any_with(embeds[0])), raw, where=where)
+                if sent.value is not UNSET:
+                    return self._embeddings(raw, where, embeds)
+                self._take_items(1, where)  # the spec counts those of a batch
+                of = decoder(_named(parts, _PART) if parts else _Object)
+                item = self._item(decoded(of, raw, where=where), where, parts)
+                return [item] if parts else item
             if start == b'"' and isinstance(kind, Text):
                 return [decoded(decoder(str), raw, where=where)]
-            return self._tensors(raw, where, _type_of(kind), parts)
+            return self._tensors(raw, where, partial(self._item, parts=parts), _type_of(kind))
         except UnknownField as error:
             if parts and error.object.rpartition(".")[0] == "items":
                 expected, got = " and ".join(parts), f"{error.name!r} as well"
                 raise InputError(error.object, f"a dict of {expected}", f"one with {got}") from None
             raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
 
-    def _tensors(
-        self, raw: Raw, where: str, kind: Any = _VALUE, parts: tuple[str, ...] = ()
-    ) -> Any:
+    def _embeddings(self, raw: Raw, where: str, names: list[str]) -> dict[str, Any]:
+        try:
+            sent = by_modality(raw, names, where)
+        except UnknownField:
+            raise InputError(where, f"{' and '.join(names)} alone", "others beside it") from None
+        return {
+            name: self._tensors(value, f"{where}.{name}", self._part)
+            for name, value in sent.items()
+        }
+
+    def _tensors(self, raw: Raw, where: str, item: Callable[..., Any], kind: Any = _VALUE) -> Any:
         """A list of items, each of a type, or one encoded tensor."""
         start = bytes(memoryview(raw)[:_SHOWN])
         if start.startswith(b"["):
             values = decoded(decoder(list[kind]), raw, where=where)
             self._take_items(len(values), where)
-            return [self._item(v, f"{where}[{i}]", parts) for i, v in enumerate(values)]
+            return [item(v, f"{where}[{i}]") for i, v in enumerate(values)]
         if start.startswith(b"{"):
             self._take_items(1, where)
-            return self._item(decoded(decoder(_Object), raw, where=where), where)
+            return item(decoded(decoder(_Object), raw, where=where), where)
         got = "a text" if start.startswith(b'"') else start.decode()
         raise InputError(where, "a list of items, or one encoded tensor", got)
 
     def _item(self, value: Any, where: str, parts: tuple[str, ...] = ()) -> Any:
-        """One item, or one part of a record."""
+        """One item."""
         if parts and value is not None:
             record = {name: getattr(value, f"field_{i}") for i, name in enumerate(parts)}
             return {
@@ -224,6 +235,7 @@ class Decoder:
         return value
 
     def _part(self, value: Any, where: str) -> Any:
+        """One part of a record, or of what precomputed embeddings are."""
         part = self._item(value, where)
         if isinstance(part, Media):
             raise InputError(where, "numbers or a text", f"a part of kind {part.kind}")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
-from mmkit import InputError, MmkitError, Record, Tensor, Text, between, embed, item
+from mmkit import InputError, MmkitError, Record, Tensor, Text, batched, between, embed, fields, item
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import parsing, protocol
 from mmkit.serve.limits import Limits
@@ -26,10 +26,10 @@ from mmkit.serve.wire import Decoder, Media, TooLarge, encode
 from tests.unit.common import bound
 
 
-def decoded(value, elements=10**6, items=100, kind=None):
+def decoded(value, elements=10**6, items=100, kind=None, beside=()):
     """What a server makes of the items of modality ``m``."""
     raws, kinds = {"m": msgspec.Raw(json.dumps(value).encode())}, {"m": kind} if kind else {}
-    return Decoder(elements, items).decode(raws, kinds)["m"]
+    return Decoder(elements, items).decode(raws, kinds, {"m": beside})["m"]
 
 
 def text(raw):
@@ -96,6 +96,20 @@ def test_images_become_the_parts_of_chat_messages():
 def test_embeddings_keep_their_name():
     value = encode({"m": {"m_embeds": [torch.zeros(2, 3)]}})["m"]
     assert decoded(value)["m_embeds"][0].shape == (2, 3)
+
+
+def test_embeddings_come_with_what_their_layout_reads():
+    """As tensors, lists and arrays, also where a part of an item has the same name; the answer of the route tells."""
+    grid = {"grid": batched(shape=(2,), dtype="int64")}
+    layout = embed(5) * (fields.grid[1] + 1)
+    plan = bound(item=Record(grid=Tensor((2,), "int64")), fields=grid, layout=layout, embeds=True)
+    (told,) = describe(plan, 4).embeds_with.items()
+    assert told == ("grid", protocol.PartInfo(expected="a (2,) int64 tensor", shape=[2], dtype="int64"))
+    rows, grids = torch.rand(7, 3), torch.tensor([[1, 3], [1, 2]])
+    for form in (grids, grids.tolist(), list(grids), grids.numpy()):
+        sent = encode({"m": {"m_embeds": rows, "grid": form}})["m"]
+        taken, _ = plan.intake.take(decoded(sent, kind=plan.item, beside=plan.intake.companions), 3)
+        assert [(len(own.rows), own["grid"].tolist()) for own in taken] == [(4, [1, 3]), (3, [1, 2])]
 
 
 FORMS = (
@@ -194,6 +208,11 @@ def test_records_and_texts_come_back():
         ),
         (CELL, {"m_embeds": [], "ids": [1]}, "items.m: expected m_embeds alone, got others beside it."),
         (None, {"m_embeds": [], "data": ""}, "items.m: expected m_embeds alone, got others beside it."),
+        (
+            None,
+            {"m_embeds": [{"image_url": {"url": "data:"}}]},
+            "items.m.m_embeds[0]: expected numbers or a text, got a part of kind image.",
+        ),
     ],
 )
 def test_records_and_texts_that_are_refused(kind, value, message):
