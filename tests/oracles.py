@@ -138,6 +138,19 @@ def qwen3_vl() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
+@functools.cache
+def whisper() -> tempfile.TemporaryDirectory[str]:
+    """A small Whisper, of which there are no stored outputs."""
+    from tools.survey import zoo
+
+    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
+    config, processor = zoo.whisper()
+    config.architectures = ["WhisperForConditionalGeneration"]
+    for part in (config, processor):
+        part.save_pretrained(folder.name)
+    return folder
+
+
 SYSTEMS = {
     system.name: system
     for system in (
@@ -187,6 +200,7 @@ SYSTEMS = {
             padded=("pixel_values",),
         ),
         System("ultravox", "gallery.ultravox:ULTRAVOX", "UltravoxModel", never_special, markers=("<|audio|>",)),
+        System("whisper", "gallery.whisper:WHISPER", "WhisperForConditionalGeneration", prepared=whisper),
         System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM", markers=("<|image_",)),
         System("paligemma", "gallery.paligemma:PALIGEMMA", "PaliGemmaForConditionalGeneration"),
         System(

@@ -154,7 +154,8 @@ def _check(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
     plan, kind, ids = processor.plan, prompt.get("type"), prompt.get("prompt_token_ids")
     if kind in ("token", "multimodal") and ids is not None:
         plan.check_ids(ids)
-    if kind == "token" and ids is not None:
+    # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from their items
+    if kind == "token" and ids is not None and plan.spec.decoder_prompt is None:
         plan.check_bare(ids)
 
 

@@ -48,8 +48,8 @@ class GuardedTokenizeParams(TokenizeParams):
         # a prompt with items is checked by the processor
         if ids is not None and self.plan is not None and not prompt.get("multi_modal_data"):
             self.plan.check_ids(ids)
-            self.plan.check_bare(ids)
             if self.plan.spec.decoder_prompt is None:  # else this may be the decoder's
+                self.plan.check_bare(ids)
                 prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
         if self.plan is not None and isinstance(prompt.get("multi_modal_uuids"), Mapping):
             prompt = {**prompt}  # the caller's own may be used again

@@ -45,7 +45,7 @@ SETTINGS = {
 
 NEWEST_ALONE = frozenset(
     {"gemma3", "idefics3", "llava_next", "llava_onevision", "minicpmv", "paligemma", "phi3v"}
-    | {"pixtral_hf", "qwen2_vl", "qwen3_vl", "ultravox"}
+    | {"pixtral_hf", "qwen2_vl", "qwen3_vl", "ultravox", "whisper"}
 )
 """Systems of the gallery that the tests compare on their own vLLM alone: transformers processes
 their items in another way from version to version."""
