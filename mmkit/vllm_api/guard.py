@@ -9,7 +9,7 @@ expect, ends the engine.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -76,11 +76,11 @@ def install() -> None:
         if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
             try:
                 _check_allowed(processor, args[0] if args else kwargs.get("params"))
-                for part in (
-                    prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)
-                ):
+                parts = [prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)]
+                for part in parts:
                     _check(processor, part)
                     _check_mark(processor, part)
+                _check_encoder(processor, parts)
                 _check(processor, prompt)
                 prompt = _own(processor, prompt)
             except InputError as error:
@@ -157,6 +157,14 @@ def _check(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
     # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from their items
     if kind == "token" and ids is not None and plan.spec.decoder_prompt is None:
         plan.check_bare(ids)
+
+
+def _check_encoder(processor: CommonProcessor, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a request to an encoder-decoder model without an item: vLLM then runs no encoder, the
+    decoder reads memory that nobody has written, and later answers of others are wrong, too."""
+    if parts and all(part.get("type") == "token" for part in parts):
+        where = f"{processor.plan.spec.name}.multi_modal_data"
+        raise InputError(where, "at least one item", "none", "The encoder reads nothing else.")
 
 
 def _is_foreign(prompt: Mapping[str, Any]) -> bool:

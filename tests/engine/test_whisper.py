@@ -86,4 +86,7 @@ def test_what_is_refused(ask):
     for bad, sentence in ((np.zeros(32001, np.float32), "most"), ([AUDIO[0]] * 2, "At most 1 audio")):
         with pytest.raises(InputError, match=sentence):
             ask([{**good, "multi_modal_data": {"audio": bad}}])
+    for bare in ({"prompt": TASK}, {"encoder_prompt": "", "decoder_prompt": TASK}):
+        with pytest.raises(InputError, match=r"whisper\.multi_modal_data: expected at least one item, got none\."):
+            ask([bare])
     assert ask([good]) == before

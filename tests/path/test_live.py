@@ -465,6 +465,7 @@ FEWER_ROWS = {"llava": rows_of(13), "blip2": rows_of(5)}
         *((name, SURPLUS, "image: expected 1 placeholder") for name in ("llava", "deepseek_vl2", "internvl2")),
         # L13: a position for a row that nobody sent
         *((name, NOTHING_SENT, "expected one item per placeholder") for name in ("llava", "deepseek_vl2")),
+        ("whisper", Request("a", {}), "expected one item per placeholder"),
         ("blip2", Request("<image>", {"image": [IMAGE]}), "placeholder id"),
         ("molmo", Request("<im_patch>", {"image": [IMAGE]}), "placeholder id"),
         ("internvl2", Request("<image><IMG_CONTEXT>", {"image": [IMAGE]}), "placeholder id"),
