@@ -111,6 +111,14 @@ class Field(Structural):
         """
         raise NotImplementedError
 
+    def batch(self, parts: Sequence[Any]) -> Any:
+        """What a model receives of the parts of some items, as vLLM batches them.
+
+        Raises:
+            SpecError: parts that should be one and the same.
+        """
+        return self.gathered(parts, None)
+
     @cached_property
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
@@ -194,6 +202,10 @@ class Batched(Field):
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         return list(parts)
+
+    def batch(self, parts: Sequence[Any]) -> Any:
+        shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}
+        return torch.stack(list(parts)) if len(shapes) == 1 and None not in shapes else list(parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from .generate import Classes, classes
+from .generate import Classes, classes, hf_class
 from .layout import LayoutLike
 from .plan import Plan
 from .plugin import announce, calling_module
 from .spec import Declaration, Modality, Rewrite
+
+if TYPE_CHECKING:
+    from .training import Processor
 
 M = TypeVar("M", bound=type)
 
@@ -91,6 +94,45 @@ class ModelSpec(Declaration):
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         return classes(self)
+
+    @property
+    def hf_processor_class(self) -> type:
+        """The generated processor for transformers, a subclass of `mmkit.training.Processor`. Needs
+        transformers, and no vLLM.
+
+        For ``AutoProcessor.register(Config, SPEC.hf_processor_class)``, and `from_pretrained` on
+        any checkpoint of the model. Importable like `classes`, below ``mmkit.training.generated``.
+        """
+        return hf_class(self)
+
+    def hf_processor(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        *,
+        processor: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> Processor:
+        """A processor of transformers for this spec: prompts and items to the tensors that a model
+        is trained on, by the code that vLLM's path runs, without vLLM.
+
+        Args:
+            config: the Hugging Face config of the model.
+            tokenizer: its tokenizer; None for a model that runs without one.
+            processor: its Hugging Face processor, for specs that use `proc` or `hf()`.
+            kwargs: `mm_processor_kwargs` for every call, as the server's.
+            dtype: that of the model, in which a server has the floats of Hugging Face processors;
+                None for that of the config, if it states one.
+
+        Raises:
+            SpecError: as for `bind`.
+        """
+        processor_class: Any = self.hf_processor_class
+        made: Processor = processor_class(
+            config, tokenizer, hf_processor=processor, mm_processor_kwargs=kwargs, dtype=dtype
+        )
+        return made
 
     @overload
     def register(

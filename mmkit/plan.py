@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from .bound.binding import At, calling
-from .bound.calls import Calls, Taken, call
+from .bound.calls import Calls, LazyProcessor, Taken, call
 from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .errors import InputError, SpecError
@@ -246,7 +246,9 @@ class Plan:
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The inverse of `expand`: the ids that a caller writes for an expanded prompt. In place of
         each layout stands what the first alternative of `update` wants there, and at the end
-        nothing of what the spec puts there. `expand` makes the same prompt of them again.
+        nothing of what the spec puts there. `expand` makes the same prompt of them again. Where it
+        would not, after a function of the spec that rewrites prompts, it is the expanded prompt,
+        which `expand` leaves as it is.
 
         Args:
             prompt: token ids, with the layouts of all items.
@@ -278,17 +280,11 @@ class Plan:
                 merged = 0
             written += [*self.runs.run(merged + before), *first.written]
             position, merged = at.end, after
-        return self._without_end([*written, *self.runs.run(merged), *ids[position:]])
-
-    def _without_end(self, ids: list[int]) -> list[int]:
-        """A prompt without what the spec puts at its end."""
+        written += [*self.runs.run(merged), *ids[position:]]
         declared = self._prompts.get("prompt")
-        if not isinstance(declared, EndingWith):
-            return ids
-        end = declared.ids.lay(self._scope).ids
-        rest = ids[: len(ids) - len(end)]
-        # where it stands there twice, the caller wrote it once
-        return rest if rest + end == ids and rest[-len(end) :] != end else ids
+        if isinstance(declared, EndingWith):
+            return _without_end(written, declared.ids.lay(self._scope).ids)
+        return written if declared is None or self.expand(written, data) == ids else ids
 
     def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
         """The ids of a caller's prompt, as they are.
@@ -333,7 +329,8 @@ class Plan:
         if self._scope.proc is None:
             where, expected = f"{self.spec.name}, process", "a Hugging Face processor for hf()"
             raise SpecError(where, expected, "none", "Bind the spec with processor=.")
-        return self._scope.proc
+        processor = self._scope.proc
+        return processor.loaded if isinstance(processor, LazyProcessor) else processor
 
     def _read(self, taken: Mapping[str, Taken]) -> dict[str, Sequence[Mapping[str, Any]]]:
         """The processed fields of items, as far as their layouts read them."""
@@ -503,6 +500,13 @@ class Plan:
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
             return ids, placements
+
+
+def _without_end(ids: list[int], end: list[int]) -> list[int]:
+    """A prompt without what the spec puts at its end."""
+    rest = ids[: len(ids) - len(end)]
+    # where it stands there twice, the caller wrote it once
+    return rest if rest + end == ids and rest[-len(end) :] != end else ids
 
 
 def hidden_size(config: Any) -> int | None:

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,11 +45,23 @@ class LazyProcessor:
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
 
+    @cached_property
+    def loaded(self) -> Any:
+        """The processor itself."""
+        return self._load()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether anything has used it."""
+        return "loaded" in vars(self)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._load(), name)
+        if name.startswith("__"):  # no processor is loaded for what `copy` and `pickle` look for
+            raise AttributeError(name)
+        return getattr(self.loaded, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._load()(*args, **kwargs)
+        return self.loaded(*args, **kwargs)
 
 
 class Part:

@@ -31,6 +31,8 @@ from ..bound.calls import Calls, LazyProcessor
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..plan import Plan
+from ..training.processor import own_processor
+from ..training.saving import announce
 from ..updates import Insert
 from .common import (
     EmbedItems,
@@ -66,10 +68,15 @@ class CommonInfo(BaseProcessingInfo):
     @cached_property
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer."""
+        announce(self.spec)  # the checkpoint may have been saved with its processor
         processor = LazyProcessor(self.get_hf_processor)
         kwargs = self.merged_kwargs({})
         most = self.ctx.model_config.max_model_len
         return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs, most)
+
+    @override
+    def get_hf_processor(self, **kwargs: object) -> Any:
+        return own_processor(super().get_hf_processor(**kwargs))
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The `mm_processor_kwargs` of a request, with those of the server."""

@@ -1,0 +1,4 @@
+"""Where the generated processors for transformers live: ``from
+mmkit.training.generated.my_package.spec.ROBOT import RobotHFProcessor``."""
+
+from ... import generate  # noqa: F401  (installs the import hook)

@@ -1,0 +1,247 @@
+"""A spec as a processor of transformers; see `Processor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from transformers.feature_extraction_utils import BatchFeature
+from transformers.processing_utils import ProcessorMixin
+from typing_extensions import override
+
+from ..bound.calls import LazyProcessor
+from ..errors import InputError
+from ..items.values import dtype_name
+from ..plan import Plan
+from ..spec import Declaration
+from ..vocabulary import of_text_config
+from . import chat, saving
+from .batch import Padding, batch_of, prompts_of
+
+_KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
+"""What processors of transformers call their items."""
+
+
+class Processor(ProcessorMixin):
+    """Texts and items of a spec, as the tensors that its model is trained on. Generated classes set
+    `spec`; make one with `ModelSpec.hf_processor`, or load it from a checkpoint with
+    `from_pretrained` or transformers' `AutoProcessor`.
+
+    Prompts become what they become in vLLM, by the same code: same ids, same fields, value for
+    value, if the processor has the dtype and the `mm_processor_kwargs` of the server. vLLM is not
+    needed.
+
+    Attributes:
+        config: the config of the model.
+        tokenizer: its tokenizer; missing for a model that runs without one.
+        hf_processor: the Hugging Face processor that the spec uses, or None.
+        mm_processor_kwargs: options of every call, as the server's ``--mm-processor-kwargs``.
+        dtype: that of floats which the Hugging Face processor returns; None leaves them.
+        plan: the spec, bound to these.
+    """
+
+    spec: ClassVar[Declaration]
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        *,
+        hf_processor: Any = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        self.config, self.hf_processor = config, hf_processor
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+        self.mm_processor_kwargs = dict(mm_processor_kwargs or {})
+        self.dtype = dtype_of(config) if dtype is None else getattr(torch, dtype_name(dtype))
+        self.chat_template = chat_template or getattr(tokenizer, "chat_template", None)
+        self.plan  # noqa: B018  (what cannot work is refused here)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The spec, bound to config, tokenizer and Hugging Face processor."""
+        tokenizer = getattr(self, "tokenizer", None)
+        options = self.mm_processor_kwargs
+        return Plan(self.spec, self.config, tokenizer, self.hf_processor, options, dtype=self.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "plan"}
+
+    @override
+    @classmethod
+    def get_attributes(cls) -> list[str]:
+        return []  # what is saved is said in `saving`
+
+    @property
+    @override
+    def model_input_names(self) -> list[str]:
+        fields = [name for m in self.plan.modalities.values() for name in m.fields]
+        return ["input_ids", "attention_mask", "mm_token_type_ids", *fields]
+
+    @override
+    def __call__(
+        self,
+        text: str | Sequence[str] | None = None,
+        *,
+        input_ids: Any = None,
+        padding: bool | str = False,
+        max_length: int | None = None,
+        padding_side: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        return_tensors: str | None = "pt",
+        **items: Any,
+    ) -> BatchFeature:
+        """A prompt with its items, or a batch of them, as tensors.
+
+        A text, or a flat list of ids, is one prompt, and each modality gets what one puts into
+        ``multi_modal_data``: an item, or a list of them. A list of texts, or of lists of ids, is a
+        batch, and each modality gets a list with the same for each prompt: None for none.
+
+        Args:
+            text: a text, or a list of them.
+            input_ids: token ids in place of a text, or a list or tensor of several prompts.
+            padding: bring prompts to the length of the longest; "max_length": to `max_length`.
+            max_length: the length for ``padding="max_length"``. Nothing is cut off.
+            padding_side: "left" or "right"; by default the tokenizer's, or right.
+            pad_to_multiple_of: what the padded length is a multiple of.
+            return_tensors: "pt", the only form.
+            items: by the name of their modality; for images, videos and audio also as ``images``,
+                ``videos`` and ``audio``.
+
+        Returns:
+            - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model the
+              encoder's, and `decoder_input_ids` and `decoder_attention_mask` beside them;
+            - `attention_mask`: int64 (prompts, length), 0 where it is padded;
+            - `mm_token_type_ids`: int64 (prompts, length), 0 but for the positions that take
+              encoder rows: 1 those of images, 2 of videos, 3 of audio, and from 4 on those of other
+              modalities, in the order of the spec;
+            - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in its order;
+            - the fields of all items, prompt by prompt, as vLLM hands them to the model: batched
+              ones stacked, or a list where the shapes differ, flat ones one after the other.
+
+        Raises:
+            InputError: vLLM would refuse the request too; prompts of several lengths without
+                padding; a list of items that has not one entry per prompt.
+        """
+        if return_tensors not in ("pt", None):
+            where = f"{self.spec.name}.return_tensors"
+            raise InputError(where, '"pt"', repr(return_tensors))
+        prompts, is_batch = self._prompts(text, input_ids)
+        data = self._data(items, len(prompts) if is_batch else None)
+        padded = self._padding(padding, max_length, padding_side, pad_to_multiple_of)
+        samples = [self.plan.preview(*sample) for sample in zip(prompts, data, strict=True)]
+        batch = batch_of(self.plan, samples, padded)
+        if self.spec.decoder_prompt is not None:
+            where = f"{self.spec.name}.decoder_prompt"
+            ids = [self.plan.rewrite("decoder_prompt", self.plan.encode(one)) for one in prompts]
+            batch |= prompts_of("decoder_input_ids", ids, padded, where)
+        return BatchFeature(batch)
+
+    def _prompts(self, text: Any, input_ids: Any) -> tuple[list[Any], bool]:
+        """The prompts, each a text or a list of ids, and whether they are a batch."""
+        where = f"{self.spec.name}.prompt"
+        if (text is None) == (input_ids is None):
+            if text is None and self.spec.is_raw:
+                return [[]], False
+            got = "neither" if text is None else "both"
+            raise InputError(where, "a text or input_ids", got)
+        if text is not None:
+            return ([text], False) if isinstance(text, str) else (list(text), True)
+        ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+        nested = [one.tolist() if hasattr(one, "tolist") else one for one in ids]
+        is_batch = any(isinstance(one, (list, tuple)) for one in nested)
+        return (nested, True) if is_batch else ([nested], False)
+
+    def _data(self, items: Mapping[str, Any], prompts: int | None) -> list[dict[str, Any]]:
+        """The items of each prompt, by modality; of one prompt if their number is None."""
+        names = {
+            _KEYWORDS[modality.item.media]: name
+            for name, modality in self.plan.modalities.items()
+            if modality.item.media
+        }
+        names |= {name: name for name in self.plan.modalities}
+        sent = {names.get(key, key): own for key, own in items.items() if own is not None}
+        self.plan.check_names(sent)
+        if prompts is None:
+            return [sent]
+        for name, own in sent.items():
+            count = len(own) if isinstance(own, (list, tuple)) else None
+            if count != prompts:
+                got = type(own).__name__ if count is None else f"{count} of them"
+                expected = f"a list with the items of each of {prompts} prompts"
+                remedy = "Write None for a prompt without any."
+                raise InputError(f"{self.spec.name}.{name}", expected, got, remedy)
+        return [
+            {name: own[i] for name, own in sent.items() if own[i] is not None}
+            for i in range(prompts)
+        ]
+
+    def _padding(
+        self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
+    ) -> Padding:
+        where = f"{self.spec.name}.padding"
+        if padding not in (True, False, "longest", "max_length", "do_not_pad"):
+            raise InputError(where, 'a bool, "longest" or "max_length"', repr(padding))
+        if padding == "max_length" and length is None:
+            raise InputError(where, 'a max_length beside "max_length"', "none")
+        side = side or getattr(getattr(self, "tokenizer", None), "padding_side", "right")
+        least = length if padding == "max_length" else None
+        is_wanted = padding not in (False, "do_not_pad")
+        return Padding(is_wanted, self.pad_token_id, str(side), least, multiple or 1)
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id that is filled in: the first of those that tokenizer and config have for padding
+        or the end, and of all others, that is no placeholder."""
+        tokenizer = getattr(self, "tokenizer", None)
+        known = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
+        known += [of_text_config(self.config, name) for name in ("pad_token_id", "eos_token_id")]
+        candidates = [token for token in known if isinstance(token, int) and token >= 0]
+        candidates += range(self.plan.vocab_size)
+        return next(token for token in candidates if token not in self.plan.embed_ids)
+
+    @override
+    def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
+        """See `mmkit.training.chat.apply`."""
+        return chat.apply(self, conversation, *args, **options)
+
+    # -- a processor in a folder -------------------------------------------------------------------
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        return saving.described(self)
+
+    @override
+    def save_pretrained(
+        self, save_directory: Any, push_to_hub: bool = False, **options: Any
+    ) -> list[str]:
+        """See `mmkit.training.saving.save`."""
+        saving.save(self, save_directory)
+        files: list[str] = super().save_pretrained(save_directory, push_to_hub, **options)
+        return files
+
+    @override
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Processor:
+        """See `mmkit.training.saving.load`."""
+        return saving.load(cls, pretrained_model_name_or_path, **options)
+
+
+def dtype_of(config: Any) -> torch.dtype | None:
+    """The dtype that a config states for its model, if it does."""
+    stated = of_text_config(config, "dtype") or getattr(config, "dtype", None)
+    dtype = getattr(torch, str(dtype_name(stated)), None)
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def own_processor(processor: Any) -> Any:
+    """The Hugging Face processor that a spec uses, where a checkpoint has one of a spec."""
+    if not isinstance(processor, Processor):
+        return processor
+    own = processor.hf_processor
+    return own.loaded if isinstance(own, LazyProcessor) else own

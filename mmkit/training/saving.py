@@ -1,0 +1,195 @@
+"""A processor in a checkpoint folder.
+
+Beside what the model has there, config.json and the files of the tokenizer:
+
+- processor_config.json, which names the class, and its code for those who trust it;
+- hf_processor/, the Hugging Face processor that the spec uses, if there is one;
+- processing_<name>.py, the class; the module of the spec, and those beside it that it imports.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from copy import deepcopy
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PretrainedConfig
+from transformers.dynamic_module_utils import custom_object_save, get_relative_import_files
+from transformers.utils import cached_file
+
+from ..bound.calls import LazyProcessor
+from ..expr import leaves
+from ..generate import hf_class, hf_source, module_of
+from ..items.values import dtype_name
+from ..process import HF
+from ..spec import Declaration
+
+if TYPE_CHECKING:
+    from .processor import Processor
+
+INNER = "hf_processor"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+_OF_AUTO = "_from_auto"
+
+
+def described(processor: Processor) -> dict[str, Any]:
+    """What processor_config.json holds."""
+    name = type(processor).__name__
+    stated: dict[str, Any] = {
+        "processor_class": name,
+        "mm_processor_kwargs": processor.mm_processor_kwargs,
+        "dtype": dtype_name(processor.dtype),
+    }
+    if _inner(processor) is not None:
+        stated[INNER] = INNER
+    if module_of(processor.spec) is not None:
+        stated["auto_map"] = {"AutoProcessor": f"{_code(processor.spec)}.{name}"}
+    return stated
+
+
+def save(processor: Processor, folder: Any) -> None:
+    """Write a processor into a folder, so that `AutoProcessor.from_pretrained` loads it: with
+    ``trust_remote_code=True``, or where its class is registered.
+
+    The code of the spec goes with it, but for a spec of a script or a notebook, which no other
+    process can import. A config.json that is there stays.
+
+    Args:
+        processor: of the spec.
+        folder: of a checkpoint, or a new one.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    _save_config(processor.config, path / "config.json")
+    if (tokenizer := getattr(processor, "tokenizer", None)) is not None:
+        tokenizer.save_pretrained(path)
+    if (inner := _inner(processor)) is not None:
+        inner.save_pretrained(path / INNER)
+    if (module := module_of(processor.spec)) is not None:
+        own, variable = module
+        file = str(own.__file__)
+        for needed in [file, *get_relative_import_files(file)]:
+            if Path(needed).resolve().parent != path.resolve():
+                shutil.copy(needed, path)
+        code = hf_source(processor.spec, f".{Path(file).stem}.{variable}")
+        (path / f"{_code(processor.spec)}.py").write_text(code, encoding="utf-8")
+
+
+def load(
+    cls: type[Processor],
+    name: Any,
+    *,
+    config: Any = None,
+    tokenizer: Any = None,
+    hf_processor: Any = None,
+    mm_processor_kwargs: Any = None,
+    dtype: Any = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Processor:
+    """A processor from a folder that `save` wrote, or from any checkpoint of the model.
+
+    Args:
+        cls: the class.
+        name: a folder, or a name on the hub.
+        config: in place of that of the checkpoint, as are the next four.
+        tokenizer: as for `ModelSpec.hf_processor`.
+        hf_processor: likewise.
+        mm_processor_kwargs: likewise.
+        dtype: likewise.
+        trust_remote_code: run code of the checkpoint for its config, tokenizer and processor.
+        options: of transformers' `from_pretrained`, as `revision`; others go to that of the Hugging
+            Face processor.
+    """
+    options.pop(_OF_AUTO, None)
+    of_files = {key: options[key] for key in _OF_FILES if key in options}
+    trusted = {**of_files, "trust_remote_code": trust_remote_code}
+    stored, _ = cls.get_processor_dict(name, **of_files)
+    if config is None:
+        config = AutoConfig.from_pretrained(name, **trusted)
+    if tokenizer is None and _has_tokenizer(name, of_files):
+        tokenizer = AutoTokenizer.from_pretrained(name, **trusted)
+    is_saved = stored.get("processor_class") == cls.__name__
+    if hf_processor is None and uses_processor(cls.spec) and (not is_saved or INNER in stored):
+        where = {"subfolder": INNER} if is_saved else {}
+        if is_saved and Path(name).is_dir():
+            name, where = Path(name) / INNER, {}
+        hf_processor = LazyProcessor(
+            partial(AutoProcessor.from_pretrained, name, **{**options, **trusted, **where})
+        )
+    if is_saved:
+        mm_processor_kwargs = mm_processor_kwargs or stored["mm_processor_kwargs"]
+        dtype = dtype or stored["dtype"]
+    return cls(
+        config,
+        tokenizer,
+        hf_processor=hf_processor,
+        mm_processor_kwargs=mm_processor_kwargs,
+        dtype=dtype,
+        chat_template=stored.get("chat_template"),
+    )
+
+
+def announce(spec: Declaration) -> None:
+    """Have `AutoProcessor` find the processor of a spec in folders that `save` wrote, in this
+    process, whatever their config."""
+    cls = hf_class(spec)
+    key = _key(cls.__name__)
+    AutoProcessor.register(key, cls, exist_ok=True)
+
+
+@cache
+def _key(name: str) -> type:
+    return type(f"{name}Config", (PretrainedConfig,), {})
+
+
+def uses_processor(spec: Declaration) -> bool:
+    """Whether a spec uses the Hugging Face processor of its model, or may do so."""
+    for modality in spec.modalities:
+        if isinstance(modality.process, HF) and modality.process.processor is None:
+            return True
+        if {leaf.root for leaf in modality.leaves()} & {"proc", "function"}:
+            return True
+    return bool({leaf.root for leaf in leaves((spec.prompt, spec.decoder_prompt))} & {"function"})
+
+
+def _inner(processor: Processor) -> Any:
+    """The Hugging Face processor that goes with a processor, where its spec has used it."""
+    own = processor.hf_processor
+    if not isinstance(own, LazyProcessor):
+        return own
+    called = [m.processing.hf for m in processor.plan.modalities.values()]
+    if any(hf is not None and hf.processor is None for hf in called) or own.is_loaded:
+        return own.loaded
+    return None
+
+
+def _save_config(config: Any, path: Path) -> None:
+    """Write the config, if there is none yet, and the code of its class, if it has one of its
+    own."""
+    config = deepcopy(config)
+    is_own = not type(config).__module__.startswith(("transformers.", "__main__"))
+    if is_own:
+        config._auto_class = "AutoConfig"
+    if not path.exists():
+        config.save_pretrained(path.parent)
+    elif is_own:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        custom_object_save(config, path.parent, config=stored)
+        path.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+
+
+def _has_tokenizer(name: Any, options: dict[str, Any]) -> bool:
+    found = (
+        cached_file(str(name), file, **options, _raise_exceptions_for_missing_entries=False)
+        for file in _TOKENIZER_FILES
+    )
+    return any(file is not None for file in found)
+
+
+def _code(spec: Declaration) -> str:
+    return f"processing_{spec.name}"

@@ -1,0 +1,141 @@
+"""The processors for transformers against vLLM's processing path: what both make of drawn requests.
+
+    python -m tests.hf_law llava qwen2_vl --examples 10000
+
+Ids, ranges with their masks, every value of every field, and what a model receives of them are equal, of token ids and
+of text; `unexpand` gives the prompt back. What one refuses, the other does, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from vllm.transformers_utils import processors
+from vllm.transformers_utils.processor import get_processor_cls_name_from_config
+
+from mmkit.testing import Request, Subject
+from mmkit.testing.laws.law import differences
+from mmkit.training import Processor
+from mmkit.vllm_api import harness, kit
+
+
+def processor_of(subject: Subject) -> Processor:
+    """The processor for transformers of a subject, from the same checkpoint and with the same options."""
+    info = subject.processor.info
+    inner = None
+    if hasattr(processors, get_processor_cls_name_from_config(str(subject.model_dir)) or ""):
+        inner = info.get_hf_processor()  # transformers has none
+    return info.spec.hf_processor_class.from_pretrained(
+        subject.model_dir,
+        trust_remote_code=subject.options.get("trust_remote_code", False),
+        hf_processor=inner,
+        dtype=info.ctx.model_config.dtype,
+        mm_processor_kwargs=info.merged_kwargs({}),
+    )
+
+
+def compare(processor: Processor, subject: Subject, prompt: Any, request: Request) -> bool:
+    """Compare what both make of a prompt; False where both refuse it.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    data = request.data()
+    served, refused = _outcome(lambda: harness.run(subject.processor, prompt, data))
+    argument = "text" if isinstance(prompt, str) else "input_ids"
+    batch, refused_too = _outcome(lambda: processor(**{argument: prompt}, **data))
+    told = f"vLLM: {refused or 'taken'}\nprocessor: {refused_too or 'taken'}"
+    assert bool(refused) == bool(refused_too), told
+    if refused:
+        return False
+    same(served.ids, batch["input_ids"][0].tolist(), "ids")
+    ranges: dict[str, list[Any]] = {}
+    (placements,) = batch["placeholders"]
+    takes: list[int] = []
+    for at in placements:
+        mask = tuple(map(bool, at.placeholder.mask))
+        takes += [at.start + i for i, embeds in enumerate(mask) if embeds]
+        ranges.setdefault(at.modality, []).append((at.start, len(mask), mask))
+    same(served.ranges, ranges, "ranges")
+    same(takes, batch["mm_token_type_ids"][0].nonzero().flatten().tolist(), "mm_token_type_ids")
+    for name, own in processor.plan.preview(prompt, data).fields.items():
+        sent = [{key: part[key] for key in served.fields[name][0]} for part in own]
+        same(served.fields[name], sent, f"fields of {name}")
+    for name, items in served.items.items():
+        (received,) = kit.batches(items)
+        own = {key: batch[key] for key in received}
+        same(dict(received), own, f"what the model receives of {name}")
+    plan = processor.plan
+    written = plan.unexpand(served.ids, data)
+    same(served.ids, plan.expand(written, data), "what unexpand makes, expanded")
+    if argument == "input_ids" and plan.spec.prompt is None:
+        same(prompt, written, "what unexpand makes")
+    return True
+
+
+def same(served: Any, processed: Any, where: str) -> None:
+    """Refuse what differs, vLLM's first."""
+    difference = differences(served, processed, where)
+    assert not difference, difference
+
+
+def _outcome(run: Callable[[], Any]) -> tuple[Any, str]:
+    """What comes of a request, or the sentence with which it is refused."""
+    try:
+        return run(), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def check(subject: Subject, examples: int) -> tuple[int, int]:
+    """Compare drawn requests. Returns how many both take, and how many both refuse."""
+    processor, tokenizer = processor_of(subject), subject.processor.info.ctx.tokenizer
+    counts = [0, 0]
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(subject.requests())
+    def drawn(request: Request) -> None:
+        counts[not compare(processor, subject, request.prompt, request)] += 1
+        if tokenizer is not None:
+            compare(processor, subject, tokenizer.decode(request.prompt), request)
+
+    drawn()
+    return counts[0], counts[1]
+
+
+def main() -> None:
+    from tests.path.test_project_specs import SYSTEMS, subject
+
+    parser = argparse.ArgumentParser(prog="python -m tests.hf_law")
+    parser.add_argument("systems", nargs="*", default=list(SYSTEMS))
+    parser.add_argument("--examples", type=int, default=10_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    failed = 0
+    for name in options.systems:
+        start = time.perf_counter()
+        try:
+            took, refused = check(subject(name), options.examples)
+        except AssertionError as error:
+            print(f"{name}: {error}", flush=True)
+            failed += 1
+            continue
+        seconds = time.perf_counter() - start
+        print(f"{name}: {took} taken, {refused} refused, 0 differences, {seconds:.0f} s", flush=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
