@@ -45,7 +45,7 @@ _HEADER = """\
 _DIGEST = re.compile(rb"(?m)^# sha256 [0-9a-f]{64}$")
 _NO_DIGEST = "0" * 64
 
-_MODULE_NAME = re.compile(r"\.[a-z_]+")
+_MODULE_NAME = re.compile(r"(\.[a-z_]+)+")
 """A module that is imported by name: ``import_module(".generation_d", __name__)``."""
 
 _INIT = PurePosixPath("__init__.py")

@@ -1,0 +1,292 @@
+"""Specs as processors of transformers, without vLLM."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoProcessor, LlamaConfig, PreTrainedTokenizerFast
+
+import mmkit
+from examples.series.configuration import WavesConfig
+from examples.series.spec import WAVES
+from examples.terra import CHECKPOINT
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.spec import TERRA
+from mmkit import Modality, ModelSpec, Tensor, batched, between, embed, fields, flat, hf, insert, item, replace, tok
+from mmkit.training import Processor
+
+from .common import CONFIG, modality
+
+WORDS = ["<pad>", "<series>", "<patch>", "look", "at", "<s>", "user:", "assistant:"]
+PAD, SERIES, PATCH, LOOK, AT = range(5)
+TYPED = (
+    "{% for m in messages %}{{ m.role + ': ' }}{% for part in m.content %}"
+    "{{ part.text if part.type == 'text' else '' }} {% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content + ' ' }}{% endfor %}"
+
+
+def tokenizer(**options):
+    model = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(["<series>", "<patch>"])
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", **options)
+
+
+def waves(**options):
+    return WAVES.hf_processor(WavesConfig(vocab_size=8), tokenizer(**options))
+
+
+def steps(count):
+    return torch.arange(count, dtype=torch.float32)[:, None]
+
+
+def test_one_prompt():
+    batch = waves()("look <series> at", series=steps(5))
+    assert {name: value.tolist() for name, value in batch.items() if "ids" in name or "mask" in name} == {
+        "input_ids": [[LOOK, PATCH, PATCH, AT]],
+        "attention_mask": [[1, 1, 1, 1]],
+        "mm_token_type_ids": [[0, 4, 4, 0]],
+    }
+    (((placed,),),) = [batch["placeholders"]]
+    assert (placed.modality, placed.start, len(placed.placeholder)) == ("series", 1, 2)
+    assert batch["series"].shape == (1, 5, 1)
+    assert abs(float(batch["series"].mean())) < 1e-6
+    assert waves()(input_ids=[LOOK, SERIES, AT], series=[steps(5)])["input_ids"].tolist() == batch["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch(side):
+    texts, items = ["<series> look <series>", "at"], [[steps(3), steps(5)], None]
+    batch = waves()(texts, series=items, padding=True, padding_side=side, pad_to_multiple_of=3)
+    filled = [[AT, *[PAD] * 5], [*[PAD] * 5, AT]][side == "left"]
+    ids = [[PATCH, LOOK, PATCH, PATCH, *[PAD] * 2], [*[PAD] * 2, PATCH, LOOK, PATCH, PATCH]][side == "left"]
+    assert batch["input_ids"].tolist() == [ids, filled]
+    assert batch["attention_mask"].tolist() == [[int(i != PAD) for i in row] for row in (ids, filled)]
+    assert batch["mm_token_type_ids"].tolist() == [[4 * (i == PATCH) for i in row] for row in (ids, filled)]
+    shift = 2 * (side == "left")
+    assert [[at.start for at in own] for own in batch["placeholders"]] == [[shift, shift + 2], []]
+    assert [len(one) for one in batch["series"]] == [3, 5], "of several shapes: a list"
+    ids = torch.tensor([[LOOK, SERIES]] * 2)
+    again = waves(padding_side=side)(input_ids=ids, series=[steps(3), [steps(3)]], padding="max_length", max_length=3)
+    assert again["series"].shape == (2, 3, 1)
+    assert again["attention_mask"].tolist() == [[[1, 1, 0], [0, 1, 1]][side == "left"]] * 2
+    assert again.to(torch.float64)["series"].dtype == torch.float64
+
+
+def test_fields_and_types_of_several_modalities():
+    sized = dict(item=Tensor(shape=(between(1, 4), 2)), update=replace(9))
+    spec = ModelSpec(
+        "spec",
+        modality("a", **sized, fields={"rows": flat(item.shape[0]), "scale": batched()}, process=lambda items, s: {
+            "rows": torch.cat(items), "scale": [0.5] * len(items)
+        }),
+        modality("b", layout=embed(6) + 8, update=insert(at="start"), embeds=True, fields={"x": batched(hidden=True)}),
+    )  # fmt: skip
+    processor = spec.hf_processor(CONFIG)
+    one = torch.ones(2, 2)
+    batch = processor(input_ids=[[9, 9], [9]], a=[[one, one], one], b=[None, one], padding=True)
+    assert batch["rows"].shape == (6, 2)
+    assert batch["scale"] == [0.5] * 3
+    assert batch["input_ids"].tolist() == [[5, 5, 0], [6, 8, 5]]
+    assert batch["mm_token_type_ids"].tolist() == [[4, 4, 0], [5, 0, 4]]
+    assert "x" not in batch
+    rows = processor(input_ids=[1], b={"b_embeds": torch.ones(1, 3)})["b_embeds"]
+    assert [part.tolist() for part in rows] == [[[1.0] * 3]]
+    with pytest.raises(mmkit.InputError, match=r"raw items or precomputed embeddings in one batch, got both"):
+        processor(input_ids=[[1], [1]], b=[{"b_embeds": torch.ones(1, 3)}, one])
+
+
+def test_prompts_of_encoder_and_decoder_and_none():
+    encoded = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
+    batch = encoded.hf_processor(CONFIG)(input_ids=[1], m=torch.ones(2, 2))
+    assert (batch["input_ids"].tolist(), batch["decoder_input_ids"].tolist()) == ([[5, 1]], [[3, 1]])
+    raw = ModelSpec("spec", modality(layout=None, update=None, tokens=0)).hf_processor(CONFIG)
+    assert raw(m=torch.ones(2, 2))["x"].shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (dict(), "waves.prompt: expected a text or input_ids, got neither."),
+        (dict(text="at", input_ids=[4]), "waves.prompt: expected a text or input_ids, got both."),
+        (dict(text=["at", "at at"]), "waves.prompt: expected prompts of one length, got lengths [1, 2]. "
+         "Write padding=True."),
+        (dict(text=["at"], series=steps(3)), "waves.series: expected a list with the items of each of 1 prompts, "
+         "got Tensor. Write None for a prompt without any."),
+        (dict(text=["at"], series=[]), "waves.series: expected a list with the items of each of 1 prompts, "
+         "got 0 of them. Write None for a prompt without any."),
+        (dict(text="at", images=[3]), "waves.multi_modal_data: expected modalities among ['series'], got 'images'."),
+        (dict(text="at", padding="some"), "waves.padding: expected a bool, \"longest\" or \"max_length\", got 'some'."),
+        (dict(text="at", padding="max_length"), 'waves.padding: expected a max_length beside "max_length", got none.'),
+        (dict(text="at", return_tensors="np"), "waves.return_tensors: expected \"pt\", got 'np'."),
+    ],
+)  # fmt: skip
+def test_refusals(arguments, sentence):
+    with pytest.raises(mmkit.InputError) as refused:
+        waves()(**arguments)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("template", [TYPED, PLAIN])
+def test_messages(template):
+    processor = waves(chat_template=template)
+    content = [{"type": "series", "series": steps(5)}, {"type": "text", "text": "look"}]
+    message = {"role": "user", "content": content}
+    assert processor.apply_chat_template([message]).split() == ["user:", "<series>", "look"]
+    asked = dict(tokenize=True, return_dict=True, processor_kwargs={"padding": True})
+    batch = processor.apply_chat_template([[message], [{**message, "content": content[1:]}]], **asked)
+    assert batch["input_ids"].tolist() == [[6, PATCH, PATCH, LOOK], [6, LOOK, PAD, PAD]]
+    assert batch["series"].shape == (1, 5, 1)
+    assert processor.apply_chat_template([message], tokenize=True).tolist() == [[6, PATCH, PATCH, LOOK]]
+    assert content[0]["series"] is not None, "the messages are not changed"
+
+
+def test_a_template_that_knows_the_type():
+    template = TYPED.replace("else ''", "else '<s> <series>' if part.type == 'series' else ''")
+    message = {"role": "user", "content": [{"type": "series", "series": steps(4)}]}
+    ids = waves(chat_template=template).apply_chat_template([message], tokenize=True, add_generation_prompt=True)
+    assert ids.tolist() == [[6, 5, PATCH, 7]]
+
+
+@pytest.mark.parametrize(
+    ("make", "content", "sentence"),
+    [
+        (lambda: TERRA.hf_processor(LlamaActionConfig()), [],
+         "terra.conversation: expected a model with a tokenizer, got one without. Call it with ids."),
+        (waves, [], "waves.conversation: expected a chat template, got none. Give chat_template=."),
+        (lambda: waves(chat_template=TYPED), [{"type": "image", "image": 3}],
+         'waves.conversation: expected parts {"type": "text", "text": ...} or {"type": "series", "series": ...}, '
+         "got type 'image'."),
+        (lambda: ModelSpec("spec", modality(update=insert(at="start"))).hf_processor(
+            CONFIG, tokenizer(chat_template=TYPED)), [{"type": "m", "m": torch.ones(2, 2)}],
+         "spec.conversation: expected a chat template with the type m, or replace() of a text in the spec, "
+         "got neither."),
+    ],
+)  # fmt: skip
+def test_refused_messages(make, content, sentence):
+    with pytest.raises(mmkit.InputError) as refused:
+        make().apply_chat_template([{"role": "user", "content": content}])
+    assert str(refused.value) == sentence
+
+
+# -- in a folder -----------------------------------------------------------------------------------------------------
+
+LOADED = """
+import sys
+
+sys.modules["vllm"] = None  # whatever imports it fails
+import mmkit
+
+assert "transformers" not in sys.modules
+import torch
+from transformers import AutoProcessor
+
+folder = sys.argv[1]
+{register}
+processor = AutoProcessor.from_pretrained(folder, {options})
+batch = processor(input_ids=[14, *[31] * 6], actions=torch.ones(6, 3))
+assert batch["actions"].tolist() == [[[1.0] * 3] * 6]
+assert batch["mm_token_type_ids"].tolist() == [[0, *[4] * 6]]
+assert processor.dtype == torch.float16 and processor.mm_processor_kwargs == {{"size": 3}}
+print(type(processor).__module__.partition(".")[0])
+"""
+REGISTER = """
+from transformers import AutoConfig
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.spec import TERRA
+AutoConfig.register("llama_action", LlamaActionConfig)
+AutoProcessor.register(LlamaActionConfig, TERRA.hf_processor_class)
+"""
+
+
+@pytest.mark.parametrize("code", [True, False])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_loading_where_there_is_no_vllm(code, is_new, tmp_path):
+    AutoConfig.register("llama_action", LlamaActionConfig, exist_ok=True)
+    folder = tmp_path / "a checkpoint"
+    config = AutoConfig.from_pretrained(CHECKPOINT)
+    if not is_new:
+        config.save_pretrained(folder)
+    TERRA.hf_processor(config, kwargs={"size": 3}, dtype="float16").save_pretrained(folder)
+    script = LOADED.format(register="" if code else REGISTER, options="trust_remote_code=True" if code else "")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        cwd=tmp_path if code else None,
+        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == ("transformers_modules\n" if code else "mmkit\n"), done.stderr
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    AutoConfig.register("waves", WavesConfig, exist_ok=True)
+    before = waves(chat_template=TYPED)
+    (file,) = before.save_pretrained(tmp_path)
+    assert file == str(tmp_path / "processor_config.json")
+    after = WAVES.hf_processor_class.from_pretrained(tmp_path)
+    assert (after.chat_template, after.tokenizer.get_vocab()) == (TYPED, before.tokenizer.get_vocab())
+    pickled = pickle.loads(pickle.dumps(after))
+    for processor in (after, pickled):
+        assert type(processor) is WAVES.hf_processor_class
+        assert processor("<series>", series=steps(3))["input_ids"].tolist() == [[PATCH]]
+    assert "series" in after.model_input_names
+    assert after.decode([LOOK, AT]) == "look at"
+    assert WAVES.hf_processor_class.from_pretrained(tmp_path, dtype=torch.float64).dtype == torch.float64
+
+
+class Doubling:
+    """In place of a processor of transformers, with what is called and saved of it."""
+
+    def __init__(self, factor=2):
+        self.factor = factor
+
+    def __call__(self, signal, return_tensors):
+        return {"x": torch.stack(signal) * self.factor}
+
+    def save_pretrained(self, folder):
+        folder.mkdir()
+        (folder / "factor").write_text(str(self.factor))
+
+    @classmethod
+    def from_pretrained(cls, folder, **options):
+        return cls(int((folder / "factor").read_text()))
+
+
+CALLING = ModelSpec(
+    "calling",
+    Modality(
+        "signal",
+        item=Tensor(shape=(2,)),
+        process=hf(),
+        fields={"x": batched()},
+        layout=embed(tok["<patch>"]) * fields.x.shape[0],
+        update=replace(tok["<series>"]),
+    ),
+)
+
+
+def test_the_hugging_face_processor_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", Doubling.from_pretrained)
+    config = LlamaConfig(vocab_size=8, dtype="bfloat16")
+    processor = CALLING.hf_processor(config, tokenizer(), processor=Doubling(3))
+    processor.save_pretrained(tmp_path)
+    for one in (processor, CALLING.hf_processor_class.from_pretrained(tmp_path)):
+        x = one("<series>", signal=[1.0, 2.0])["x"]
+        assert (x.dtype, x.tolist()) == (torch.bfloat16, [[3.0, 6.0]])
+        assert isinstance(one, Processor)
+
+
+def test_a_spec_of_a_script_is_saved_without_code(tmp_path):
+    spec = ModelSpec("local", modality())
+    processor = spec.hf_processor(LlamaConfig(vocab_size=8, n=2))
+    assert "auto_map" not in processor.to_dict()
+    processor.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "processor_config.json"]
+    assert spec.hf_processor_class.from_pretrained(tmp_path).spec is spec
