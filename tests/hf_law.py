@@ -9,17 +9,23 @@ of text; `unexpand` gives the prompt back. What one refuses, the other does, too
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, settings
-from vllm.transformers_utils import processors
-from vllm.transformers_utils.processor import get_processor_cls_name_from_config
+from transformers import AutoConfig
 
-from mmkit.testing import Request, Subject
+from examples import terra
+from examples.series.configuration import WavesConfig
+from examples.series.spec import WAVES
+from examples.series.train import make_tokenizer
+from examples.terra.spec import TERRA
+from mmkit.testing import Request, Subject, of_spec
 from mmkit.testing.laws.law import differences
 from mmkit.training import Processor
 from mmkit.vllm_api import harness, kit
@@ -27,6 +33,9 @@ from mmkit.vllm_api import harness, kit
 
 def processor_of(subject: Subject) -> Processor:
     """The processor for transformers of a subject, from the same checkpoint and with the same options."""
+    from vllm.transformers_utils import processors
+    from vllm.transformers_utils.processor import get_processor_cls_name_from_config
+
     info = subject.processor.info
     inner = None
     if hasattr(processors, get_processor_cls_name_from_config(str(subject.model_dir)) or ""):
@@ -115,11 +124,34 @@ def check(subject: Subject, examples: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def _terra() -> Subject:
+    terra.register()
+    return of_spec(TERRA, terra.CHECKPOINT)
+
+
+def _series() -> Subject:
+    AutoConfig.register("waves", WavesConfig, exist_ok=True)
+    return of_spec(WAVES, _series_folder().name)
+
+
+@functools.cache
+def _series_folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder.name)
+    WavesConfig(vocab_size=len(tokenizer), architectures=["WavesForCausalLM"]).save_pretrained(folder.name)
+    return folder
+
+
+EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": _terra, "series": _series}
+"""Subjects of models that vLLM's authors did not write."""
+
+
 def main() -> None:
     from tests.path.test_project_specs import SYSTEMS, subject
 
     parser = argparse.ArgumentParser(prog="python -m tests.hf_law")
-    parser.add_argument("systems", nargs="*", default=list(SYSTEMS))
+    parser.add_argument("systems", nargs="*", default=[*SYSTEMS, *EXAMPLES])
     parser.add_argument("--examples", type=int, default=10_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -127,7 +159,8 @@ def main() -> None:
     for name in options.systems:
         start = time.perf_counter()
         try:
-            took, refused = check(subject(name), options.examples)
+            of_name = EXAMPLES[name]() if name in EXAMPLES else subject(name)
+            took, refused = check(of_name, options.examples)
         except AssertionError as error:
             print(f"{name}: {error}", flush=True)
             failed += 1

@@ -43,6 +43,7 @@ class Processor(ProcessorMixin):
     """
 
     spec: ClassVar[Declaration]
+    attributes: ClassVar[list[str]] = []  # what is saved is said in `saving`
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Processor(ProcessorMixin):
     @override
     @classmethod
     def get_attributes(cls) -> list[str]:
-        return []  # what is saved is said in `saving`
+        return cls.attributes  # which transformers 4 reads
 
     @property
     @override

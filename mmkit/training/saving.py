@@ -114,7 +114,8 @@ def load(
     if tokenizer is None and _has_tokenizer(name, of_files):
         tokenizer = AutoTokenizer.from_pretrained(name, **trusted)
     is_saved = stored.get("processor_class") == cls.__name__
-    if hf_processor is None and uses_processor(cls.spec) and (not is_saved or INNER in stored):
+    may_use = not {"proc", "function"}.isdisjoint(_roots(cls.spec))
+    if hf_processor is None and may_use and (not is_saved or INNER in stored):
         where = {"subfolder": INNER} if is_saved else {}
         if is_saved and Path(name).is_dir():
             name, where = Path(name) / INNER, {}
@@ -147,25 +148,21 @@ def _key(name: str) -> type:
     return type(f"{name}Config", (PretrainedConfig,), {})
 
 
-def uses_processor(spec: Declaration) -> bool:
-    """Whether a spec uses the Hugging Face processor of its model, or may do so."""
-    for modality in spec.modalities:
-        if isinstance(modality.process, HF) and modality.process.processor is None:
-            return True
-        if {leaf.root for leaf in modality.leaves()} & {"proc", "function"}:
-            return True
-    return bool({leaf.root for leaf in leaves((spec.prompt, spec.decoder_prompt))} & {"function"})
+def _roots(spec: Declaration) -> set[str]:
+    """What a spec depends on; "proc" where it uses the Hugging Face processor of its model, and
+    "function" where it may do so."""
+    declared = [spec.prompt, spec.decoder_prompt, *map(dict, spec.modalities)]
+    roots = {leaf.root for leaf in leaves(declared)}
+    processes = [m.process for m in spec.modalities if isinstance(m.process, HF)]
+    return roots | {"proc" for process in processes if process.processor is None}
 
 
 def _inner(processor: Processor) -> Any:
-    """The Hugging Face processor that goes with a processor, where its spec has used it."""
+    """The Hugging Face processor that goes with a processor, where its spec uses it."""
     own = processor.hf_processor
     if not isinstance(own, LazyProcessor):
         return own
-    called = [m.processing.hf for m in processor.plan.modalities.values()]
-    if any(hf is not None and hf.processor is None for hf in called) or own.is_loaded:
-        return own.loaded
-    return None
+    return own.loaded if own.is_loaded or "proc" in _roots(processor.spec) else None
 
 
 def _save_config(config: Any, path: Path) -> None:

@@ -19,6 +19,7 @@ from mmkit.testing import (
     check_law,
     of_spec,
 )
+from tests import hf_law
 from tests.oracles import SYSTEMS, one_spawned_process
 from tests.profiles import scaled
 
@@ -88,3 +89,9 @@ def test_gallery(name: str, number: str) -> None:
         check_law(number, subject(name), examples=EXAMPLES)
     except NotApplicable as reason:
         pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, *hf_law.EXAMPLES])
+def test_the_processor_for_transformers(name: str) -> None:
+    """What it makes of requests is what vLLM's path makes of them."""
+    hf_law.check(hf_law.EXAMPLES[name]() if name in hf_law.EXAMPLES else subject(name), EXAMPLES)
