@@ -103,6 +103,18 @@ class Processor(ProcessorMixin):
         ``multi_modal_data``: an item, or a list of them. A list of texts, or of lists of ids, is a
         batch, and each modality gets a list with the same for each prompt: None for none.
 
+        What comes back:
+
+        - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model those of the
+          encoder, with `decoder_input_ids` and `decoder_attention_mask` beside them;
+        - `attention_mask`: int64 (prompts, length), 0 where it is padded;
+        - `mm_token_type_ids`: int64 (prompts, length), 0 but for the positions that take encoder
+          rows: 1 those of images, 2 of videos, 3 of audio, and from 4 on those of other modalities,
+          in the order of the spec;
+        - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in its order;
+        - the fields of all items, prompt by prompt, as vLLM hands them to the model: batched ones
+          stacked, or a list where the shapes differ, flat ones one after the other.
+
         Args:
             text: a text, or a list of them.
             input_ids: token ids in place of a text, or a list or tensor of several prompts.
@@ -115,15 +127,7 @@ class Processor(ProcessorMixin):
                 ``videos`` and ``audio``.
 
         Returns:
-            - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model the
-              encoder's, and `decoder_input_ids` and `decoder_attention_mask` beside them;
-            - `attention_mask`: int64 (prompts, length), 0 where it is padded;
-            - `mm_token_type_ids`: int64 (prompts, length), 0 but for the positions that take
-              encoder rows: 1 those of images, 2 of videos, 3 of audio, and from 4 on those of other
-              modalities, in the order of the spec;
-            - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in its order;
-            - the fields of all items, prompt by prompt, as vLLM hands them to the model: batched
-              ones stacked, or a list where the shapes differ, flat ones one after the other.
+            A mapping of the names above.
 
         Raises:
             InputError: vLLM would refuse the request too; prompts of several lengths without
