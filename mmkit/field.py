@@ -247,6 +247,17 @@ class Flat(Field):
             return torch.cat(list(parts), dim=self.dim)
         return _Rows(parts)
 
+    def batch(self, parts: Sequence[Any]) -> Any:
+        joined = self.gathered(parts, None)
+        if not isinstance(joined, _Rows):
+            return joined
+        rows = [row for part in parts for row in part]
+        most = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+        batch = rows[0].new_zeros((len(rows), *most))
+        for place, row in zip(batch, rows, strict=True):
+            place[tuple(map(slice, row.shape))] = row
+        return batch
+
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         parts = super().derive_all(scope, scopes)
         for i, (part, own) in enumerate(zip(parts, scopes, strict=True)):

@@ -96,6 +96,9 @@ def test_fields_and_types_of_several_modalities():
     assert batch["input_ids"].tolist() == [[5, 5, 0], [6, 8, 5]]
     assert batch["mm_token_type_ids"].tolist() == [[4, 4, 0], [5, 0, 4]]
     assert "x" not in batch
+    wide = modality("w", item=Tensor(shape=(1, between(1, 3))), fields={"w": flat(1)})
+    padded = ModelSpec("spec", wide).hf_processor(CONFIG)(input_ids=[5, 5], w=[torch.ones(1, 3), torch.ones(1, 1)])
+    assert padded["w"].tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], "flat fields get zeros, as in vLLM"
     rows = processor(input_ids=[1], b={"b_embeds": torch.ones(1, 3)})["b_embeds"]
     assert [part.tolist() for part in rows] == [[[1.0] * 3]]
     with pytest.raises(mmkit.InputError, match=r"raw items or precomputed embeddings in one batch, got both"):
