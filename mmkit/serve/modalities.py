@@ -18,7 +18,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
     written = set()
     for value in (*kind.candidates(), *kind.smallest()) if known else ():
-        scope = modality.scope(value, 0, _fields(modality, value))
+        scope = modality.scope(value, 0, modality.fields_of([value])[0])
         written.add(tuple(placeholders.alternatives(scope)[0].written))
     return ModalityInfo(
         name=modality.name,
@@ -41,10 +41,6 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
 
 _WRITTEN_OUT = 32
 """Numbers of an example that are lists; more are base64."""
-
-
-def _fields(modality: BoundModality, value: Any) -> Any:
-    return modality.processing.run([value]).parts[0] if modality.processing.hf is None else None
 
 
 def _example(kind: ItemType) -> Any:

@@ -262,6 +262,45 @@ LIVE = {
             sizes=multiples(56, 6),
             kwargs=[{"size": {"longest_edge": 112}}, {"do_image_splitting": False}, {"do_normalize": False}],
         ),
+        Live(
+            "llava_next",
+            markers={"image": "<image>"},
+            taken=["<image>"],
+            special=["<s>", "</s>", "<pad>"],
+            sizes=multiples(56),
+            kwargs=[{"do_rescale": False}, {"do_normalize": False}, {"resample": 0}],
+            embeds=[1, 16, 27],
+        ),
+        Live(
+            "llava_onevision",
+            markers={"image": "<image>", "video": "<video>"},
+            taken=["<image>", "<video>"],
+            special=["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+            sizes=multiples(56, 16),
+            kwargs=[{"do_rescale": False}, {"do_normalize": False}],
+            embeds=[1, 16, 27],
+        ),
+        Live(
+            "paligemma",
+            markers={"image": None},
+            taken=["<image>"],
+            special=["<bos>", "<eos>", "<loc0000>", "\n"],
+            sizes=multiples(56, 2),
+            kwargs=[{"do_rescale": False}, {"do_normalize": False}, {"resample": 0}],
+            least=1,
+            limit=1,
+        ),
+        Live(
+            "phi3v",
+            markers={"image": "<|image_{}|>"},
+            taken=["<|image|>"],
+            special=["<s>", "</s>", "<|user|>", "<|end|>", "<|assistant|>"],
+            sizes=multiples(336),
+            kwargs=[{"num_crops": 1}, {"num_crops": 2}],
+            arrays=False,
+            embeds=[1, 16, 27],
+            least=1,
+        ),
     )
 }
 LIVE["internvl2-video"] = replace(
@@ -568,6 +607,12 @@ def test_qwen2_vl_takes_embeddings_with_their_grids() -> None:
     )
     assert not differences(hand, ours)
     assert [len(item["image_embeds"].data) for item in ours["mm_kwargs"]["image"]] == [4, 3]
+
+
+@pytest.mark.parametrize(("name", "theirs", "spec"), [("phi3v", [1], []), ("paligemma", [], [9])])
+def test_an_empty_prompt_without_items(name: str, theirs: list[int], spec: list[int]) -> None:
+    """vLLM asks no processor about it, so that it is for the spec alone to say what becomes of it."""
+    assert [outcome["prompt_token_ids"] for outcome in outcomes(name, Request([], {}))] == [theirs, spec]
 
 
 def test_internvl_with_videos_and_options() -> None:

@@ -16,7 +16,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
-from mmkit import InputError, MmkitError, Record, Tensor, Text, batched, between, embed, fields, item
+from mmkit import (
+    Image,
+    InputError,
+    MmkitError,
+    Record,
+    Tensor,
+    Text,
+    batched,
+    between,
+    derived,
+    embed,
+    fields,
+    hf,
+    item,
+    replace,
+)
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import parsing, protocol
 from mmkit.serve.limits import Limits
@@ -96,6 +111,13 @@ def test_images_become_the_parts_of_chat_messages():
 def test_embeddings_keep_their_name():
     value = encode({"m": {"m_embeds": [torch.zeros(2, 3)]}})["m"]
     assert decoded(value)["m_embeds"][0].shape == (2, 3)
+
+
+def test_what_derived_fields_tell_is_described_without_a_processor():
+    sizes = {"pixels": batched(), "n": derived(item.width)}
+    plan = bound(item=Image(largest=(3, 2)), fields=sizes, process=hf(), layout=embed(5) * fields.n, update=replace(9))
+    told = describe(plan, 4)
+    assert (told.largest_tokens, told.placeholder) == (3, [9])
 
 
 def test_embeddings_come_with_what_their_layout_reads():
