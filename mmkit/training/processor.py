@@ -44,6 +44,7 @@ class Processor(ProcessorMixin):
 
     spec: ClassVar[Declaration]
     attributes: ClassVar[list[str]] = []  # what is saved is said in `saving`
+    audio_tokenizer: ClassVar[None] = None  # which transformers 4 asks for
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class Processor(ProcessorMixin):
     # -- a processor in a folder -------------------------------------------------------------------
 
     @override
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, **_: Any) -> dict[str, Any]:
         return saving.described(self)
 
     @override

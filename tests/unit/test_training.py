@@ -160,7 +160,7 @@ def test_a_template_that_knows_the_type():
 @pytest.mark.parametrize(
     ("make", "content", "sentence"),
     [
-        (lambda: TERRA.hf_processor(LlamaActionConfig()), [],
+        (lambda: TERRA.hf_processor(LlamaActionConfig(pad_token_id=31)), [],
          "terra.conversation: expected a model with a tokenizer, got one without. Call it with ids."),
         (waves, [], "waves.conversation: expected a chat template, got none. Give chat_template=."),
         (lambda: waves(chat_template=TYPED), [{"type": "image", "image": 3}],
