@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import Raw
+
 from ..bound.modality import BoundModality
 from ..errors import InputError
 from . import parsing
@@ -164,15 +166,42 @@ class Door:
             raise InputError(error.where, expected, "none", remedy) from None
         kinds = {name: modality.item for name, modality in plan.modalities.items()}
         beside = {name: modality.intake.companions for name, modality in plan.modalities.items()}
-        data = Decoder(self.limits.elements, self.limits.items).decode(named, kinds, beside)
-        limits = self.engine.limits()
+        data = self._decoder().decode(named, kinds, beside)
         for name, value in data.items():
-            modality = plan.modalities[name]
-            values = next(iter(value.values())) if isinstance(value, dict) else value
-            if isinstance(values, list):
-                modality.intake.check_count(len(values), limits.get(name))
-            self._check_media(modality, value)
+            self._check(plan.modalities[name], value)
         return data, {name: names for name, names in uuids.items() if names is not None}
+
+    def parts(self, sent: Mapping[str, list[Raw]]) -> dict[str, list[Any]]:
+        """Items of content parts from their JSON, in their order; media are still to be loaded.
+
+        Args:
+            sent: by modality, one by one. A precomputed embedding is an object of its fields.
+
+        Raises:
+            InputError: an item is malformed, or there are too many.
+            TooLarge: they are beyond a limit of the server.
+        """
+        decoder, data = self._decoder(), {}
+        for name, raws in sent.items():
+            modality = self.plan.modalities[name]
+            embeds = [modality.intake.embeds_field, *modality.intake.companions]
+            data[name] = [
+                decoder.part(raw, f"items.{name}[{i}]", modality.item, embeds)
+                for i, raw in enumerate(raws)
+            ]
+            self._check(modality, data[name])
+        self._check_pixels({name: _media(values) for name, values in data.items()})
+        return data
+
+    def _decoder(self) -> Decoder:
+        return Decoder(self.limits.elements, self.limits.items)
+
+    def _check(self, modality: BoundModality, value: Any) -> None:
+        """Refuse too many items, and media of another kind."""
+        values = next(iter(value.values())) if isinstance(value, dict) else value
+        if isinstance(values, list):
+            modality.intake.check_count(len(values), self.engine.limits().get(modality.name))
+        self._check_media(modality, value)
 
     @staticmethod
     def _check_media(modality: BoundModality, value: Any) -> None:

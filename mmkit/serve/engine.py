@@ -127,11 +127,12 @@ class Engine:
         Raises:
             InputError: a URL that vLLM's settings do not allow, or content that is none.
         """
-        return {name: await self._loaded(value, f"items.{name}") for name, value in data.items()}
+        return {name: await self.loaded(value, f"items.{name}") for name, value in data.items()}
 
-    async def _loaded(self, value: Any, where: str) -> Any:
+    async def loaded(self, value: Any, where: str) -> Any:
+        """The same of one item, or of those of one modality."""
         if isinstance(value, list) and any(isinstance(part, Media) for part in value):
-            return [await self._loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
+            return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
         if not isinstance(value, Media):
             return value
         self._media.check(value.url, where)

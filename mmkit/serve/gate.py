@@ -15,7 +15,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect
 
 from ..errors import InputError
+from ..vllm_api.chat import SENT
 from . import errors
+from .chat import apart
 from .door import Door, of_scope
 from .parsing import decoded, decoder
 from .protocol import ErrorInfo
@@ -109,9 +111,32 @@ async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
         raise InputError("body", "JSON in UTF-8", "a zero byte")
     if len(body) > _LARGE and body.startswith(b"{"):
         decoded(decoder(_Named), body)
+    body, items = await apart(body, door)
+    if items:
+        SENT.set(items)
+        scale = Scale(limits, "body")
+        scale.add(body)
+    _check_items(scope["path"], body)
     if scale.listed > FEW and scale.listed - decoded(decoder(_Prompted), body).values() > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
     return body
+
+
+_ITEMS = ("multi_modal_data", "items")
+"""Fields under which items are sent elsewhere."""
+
+_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify")
+"""Routes of vLLM that would leave them out of a request without a word."""
+
+
+def _check_items(path: str, body: bytes) -> None:
+    """Refuse items where nothing reads them."""
+    if path not in _ROUTES or not any(f'"{name}"'.encode() in body for name in _ITEMS):
+        return
+    fields = decoded(decoder(dict[str, msgspec.Raw]), body)
+    if name := next((name for name in _ITEMS if name in fields), None):
+        remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
+        raise InputError(name, f"no items at {path}", "some", remedy)
 
 
 def _again(body: bytes, receive: Any) -> Any:

@@ -23,7 +23,8 @@ import base64
 import io
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -135,6 +136,25 @@ def by_modality(raw: Raw, names: Iterable[str], where: str, kind: Any = Raw) -> 
     return {name: value for name, value in pairs if value is not UNSET}
 
 
+def _has(raw: Raw, name: str, where: str) -> bool:
+    """Whether JSON is an object with a field."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return False
+    return decoded(decoder(_any_with(name)), raw, where=where).value is not UNSET
+
+
+@contextmanager
+def _forms(parts: tuple[str, ...]) -> Iterator[None]:
+    """Tell the forms of an item, or the parts of a record, where an object has another field."""
+    try:
+        yield
+    except UnknownField as error:
+        if parts and error.object.rpartition(".")[0] == "items":
+            expected, got = " and ".join(parts), f"{error.name!r} as well"
+            raise InputError(error.object, f"a dict of {expected}", f"one with {got}") from None
+        raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
+
+
 @dataclass
 class Decoder:
     """Decodes the items of one request.
@@ -175,13 +195,32 @@ class Decoder:
             for name, raw in items.items()
         }
 
+    def part(self, raw: Raw, where: str, kind: ItemType, embeds: list[str]) -> Any:
+        """One item by itself, or the fields of one precomputed embedding.
+
+        Args:
+            raw: its JSON.
+            where: its path in errors.
+            kind: the item type.
+            embeds: the fields of precomputed embeddings, that of the rows first.
+
+        Raises:
+            InputError: names the path of what is malformed.
+            TooLarge: as for `decode`.
+        """
+        parts = kind.part_names
+        with _forms(parts):
+            if _has(raw, embeds[0], where):
+                return self._embeddings(raw, where, embeds)
+            self._take_items(1, where)
+            return self._item(decoded(decoder(_type_of(kind)), raw, where=where), where, parts)
+
     def _modality(self, raw: Raw, where: str, kind: ItemType | None, embeds: list[str]) -> Any:
         parts = kind.part_names if kind else ()
         start = bytes(memoryview(raw)[:1])
-        try:
+        with _forms(parts):
             if start == b"{":
-                sent = decoded(decoder(_any_with(embeds[0])), raw, where=where)
-                if sent.value is not UNSET:
+                if _has(raw, embeds[0], where):
                     return self._embeddings(raw, where, embeds)
                 self._take_items(1, where)  # the spec counts those of a batch
                 of = decoder(_named(parts, _PART) if parts else _Object)
@@ -190,11 +229,6 @@ class Decoder:
             if start == b'"' and isinstance(kind, Text):
                 return [decoded(decoder(str), raw, where=where)]
             return self._tensors(raw, where, partial(self._item, parts=parts), _type_of(kind))
-        except UnknownField as error:
-            if parts and error.object.rpartition(".")[0] == "items":
-                expected, got = " and ".join(parts), f"{error.name!r} as well"
-                raise InputError(error.object, f"a dict of {expected}", f"one with {got}") from None
-            raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
 
     def _embeddings(self, raw: Raw, where: str, names: list[str]) -> dict[str, Any]:
         try:

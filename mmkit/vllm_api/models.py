@@ -22,7 +22,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
-from . import guard
+from . import chat, guard
 from .common import embeds_size
 from .moved import KEEPS_ON_CPU
 
@@ -65,6 +65,7 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         model.merge_by_field_config = True
     model.supports_multimodal_raw_input_only = processor.spec.is_raw
     guard.install()
+    chat.install(processor.spec)
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:

@@ -1,9 +1,11 @@
 """The time-series model: trained here, run in the engine, compared with its reference."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -15,9 +17,15 @@ from examples.series.spec import WAVES
 from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
 from mmkit import InputError
+from mmkit.serve.process import Server
+from mmkit.serve.wire import encode
 from tests.engine.processes import engines_in_this_process
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "series.svg"
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message.content %}"
+    "{{ '<series>' if part.type == 'series' else part.text }} {% endfor %}{% endfor %}"
+)
 HELD_OUT = [make_wave(seed) for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 100)]
 
 
@@ -28,6 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     torch.set_num_threads(1)
     model, tokenizer = train(250, seed=0)
     model.save_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder, model, AutoTokenizer.from_pretrained(folder)
 
@@ -78,3 +87,84 @@ def test_a_malformed_series_is_refused(llm: Any) -> None:
     with pytest.raises(InputError, match=r"waves\.series\[0\]: expected a \(1\.\.64, 1\) float32 tensor"):
         answer(llm, [torch.zeros(65, 1)])
     assert len(answer(llm, [torch.zeros(64, 1)])) == 1
+
+
+# -- chat --------------------------------------------------------------------------------------------------------------
+
+
+def turns(parts: list[Any], tokenizer: Any) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Three turns of a conversation, each with the request for `LLM.generate` that it is."""
+    messages: list[dict[str, Any]] = []
+    series: list[Any] = []
+    words: list[str] = []
+    for first, second in ((0, 1), (2, None), (3, 4)):
+        numbers = [number for number in (first, second) if number is not None]
+        own = [HELD_OUT[number] for number in numbers]
+        content = [{"type": "series", "series": parts[number]} for number in numbers]
+        messages.append({"role": "user", "content": [*content, {"type": "text", "text": "is a"}]})
+        series += [wave.series for wave in own]
+        words += ["<series>"] * len(own) + ["is a"]
+        prompt = tokenizer.encode(" ".join(words))
+        yield messages, {"prompt_token_ids": prompt, "multi_modal_data": {"series": series}}
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": own[-1].answer}]})
+        words.append(own[-1].answer)
+
+
+def generated(llm: Any, request: dict[str, Any]) -> tuple[list[int], list[int]]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
+    (result,) = llm.generate([request], sampling, use_tqdm=False)
+    return result.prompt_token_ids, list(result.outputs[0].token_ids)
+
+
+def test_series_in_a_chat(llm: Any, trained: tuple[Path, Any, Any]) -> None:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
+    for messages, request in turns([wave.series for wave in HELD_OUT], trained[2]):
+        (result,) = llm.chat([messages], sampling, use_tqdm=False)
+        assert (result.prompt_token_ids, list(result.outputs[0].token_ids)) == generated(llm, request)
+    # a template of texts: placeholders first, as those of images
+    (last,) = llm.chat([messages[-2:-1]], sampling, use_tqdm=False, chat_template_content_format="string",
+        chat_template="{{ messages[0].content }}")  # fmt: skip
+    prompt = {**request, "prompt_token_ids": trained[2].encode("<series> <series> is a")}
+    prompt["multi_modal_data"] = {"series": request["multi_modal_data"]["series"][-2:]}
+    assert last.prompt_token_ids == generated(llm, prompt)[0]
+
+
+def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, _, tokenizer = trained
+    options = ("--dtype", "float32", "--max-model-len", "128", "--served-model-name", "waves")
+    encoded = encode({"series": [wave.series for wave in HELD_OUT[:5]]})["series"]
+    as_lists = [wave.series.tolist() for wave in HELD_OUT[:5]]
+    with Server(folder, *options, log=tmp_path / "log") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        chat: Any = client.chat.completions
+        asked: dict[str, Any] = {"model": "waves", "temperature": 0, "max_tokens": ANSWER_WORDS}
+        asked["extra_body"] = {"return_token_ids": True}
+        for parts in (encoded, as_lists):
+            for messages, request in turns(parts, tokenizer):
+                ids, answered = generated(llm, request)
+                whole = chat.create(messages=messages, **asked)
+                assert (whole.prompt_token_ids, whole.choices[0].token_ids) == (ids, answered)
+                events = [*chat.create(messages=messages, stream=True, **asked)]
+                new = [choice.to_dict().get("token_ids") or [] for event in events for choice in event.choices]
+                assert [token for ids in new for token in ids] == answered
+        named = {"type": "series", "series": encoded[0], "uuid": "first"}
+        salted = {**asked, "extra_body": {"return_token_ids": True, "cache_salt": "s"}}
+        one, again = (
+            chat.create(messages=[{"role": "user", "content": [sent, {"type": "text", "text": "is a"}]}], **salted)
+            for sent in (named, {**named, "series": None})
+        )
+        assert one.choices[0].token_ids == again.choices[0].token_ids
+        for bad, sentence in (
+            ([[1.0]] * 65, "series[0]: expected a (1..64, 1) float32 tensor"),
+            ({"data": "AAAA", "dtype": "float32", "shape": [2, 1]}, "items.series[0].data: expected 8 bytes"),
+            ({"dat": 1}, "items.series[0]: expected nested lists of numbers"),
+            (None, "multi_modal_data['series'][0] is empty but multi_modal_uuids['series'][0] is missing."),
+        ):
+            with pytest.raises(openai.BadRequestError, match=re.escape(sentence)):
+                chat.create(messages=[{"role": "user", "content": [{"type": "series", "series": bad}]}], **asked)
+        with pytest.raises(openai.BadRequestError, match="items: expected no items at /v1/completions, got some"):
+            client.completions.create(model="waves", prompt=PROMPT, extra_body={"items": {"series": encoded[:1]}})

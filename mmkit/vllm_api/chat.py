@@ -1,0 +1,186 @@
+"""Chat messages with items of any modality of a spec: ``{"type": "cloud", "cloud": ...}``.
+
+vLLM's content parts are a closed table. What reads one part, and what gathers the items of a
+conversation, are put before vLLM's own functions; a part that is none of a spec's goes on to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from ..errors import InputError
+from ..spec import Declaration
+from ..updates import Insert
+
+Load = Callable[[], Awaitable[Any]]
+"""Gives an item, which may have to be loaded first."""
+
+SENT: ContextVar[Sequence[tuple[str, Load]]] = ContextVar("SENT", default=())
+"""The items of the request that a server reads, each with its modality."""
+
+REFERENCE = "mmkit-item:"
+"""How the URL of a part begins that stands for one of them: the parts of vLLM's own kinds are all
+that its routes accept in every version."""
+
+_READERS = (
+    ("renderers.chat_utils.chat_message", "parse_chat_message_content_part"),
+    ("renderers.chat_utils", "_parse_chat_message_content_part"),
+    ("entrypoints.chat_utils", "_parse_chat_message_content_part"),
+)
+"""What reads one part, from the newest vLLM to the oldest."""
+
+_MARK = f"{__name__} installed"
+
+
+class _Item(tuple[Any, "str | None"]):
+    """An item and its uuid, as vLLM's tracker of a request keeps them; called or awaited, as that
+    of a server does, the item is loaded."""
+
+    def __call__(self) -> _Item:
+        return self
+
+    def __await__(self) -> Generator[Any, None, tuple[Any, str | None]]:
+        return self._loaded().__await__()
+
+    async def _loaded(self) -> tuple[Any, str | None]:
+        item, uuid = self
+        return (await item() if isinstance(item, _Load) else item), uuid
+
+
+class _Load:
+    """Loads an item once, however often it is asked for."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._work: asyncio.Future[Any] | None = None
+
+    async def __call__(self) -> Any:
+        self._work = self._work or asyncio.ensure_future(self._load())
+        return await self._work
+
+
+def install(spec: Declaration) -> None:
+    """Have vLLM's chat take the modalities of a spec. Can be called again; does nothing before vLLM
+    0.15."""
+    module, name = _reader()
+    if module is None:
+        return
+    for modality in spec.modalities:
+        # stands in the text of a message until its parts are put together
+        mark = f"<##{modality.name.upper()}##>"
+        module.MODALITY_PLACEHOLDERS_MAP.setdefault(modality.name, mark)
+    theirs = getattr(module, name)
+    if hasattr(theirs, _MARK):
+        return
+
+    @wraps(theirs)
+    def read(part: Any, parser: Any, **options: Any) -> Any:
+        tracker = parser._tracker
+        spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
+        if spec is None or not isinstance(part, Mapping):
+            return theirs(part, parser, **options)
+        part = _resolved(part)
+        name: Any = part.get("type")
+        if name not in part or all(name != modality.name for modality in spec.modalities):
+            return theirs(part, parser, **options)
+        uuid = part.get("uuid")
+        placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
+        if options["wrap_dicts"]:
+            return {key: value for key, value in part.items() if key not in (name, "uuid")}
+        if placeholder is None and not all(isinstance(u, Insert) for u in spec[name].update):
+            where, expected = f"{spec.name}.{name}", "a placeholder with a text in messages"
+            remedy = "Use a chat template that reads parts, or write the prompt yourself."
+            raise InputError(where, expected, "one that is an id", remedy)
+        parser._add_placeholder(name, placeholder)
+        return module.MODALITY_PLACEHOLDERS_MAP[name] if options["interleave_strings"] else None
+
+    setattr(read, _MARK, True)
+    setattr(module, name, read)
+    once, later = _trackers(module)
+    once.resolve_items = _gathering(once.resolve_items)
+    later.resolve_items = _gathering_later(later.resolve_items)
+
+
+def _reader() -> tuple[ModuleType | None, str]:
+    for path, name in _READERS:
+        try:
+            module = import_module(f"vllm.{path}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, name) and hasattr(_trackers(module)[0], "resolve_items"):
+            return module, name
+    return None, ""
+
+
+def _trackers(module: ModuleType) -> tuple[Any, Any]:
+    """What gathers the items of a conversation, at once and later."""
+    home = import_module(module.__package__) if module.__package__ else module
+    home = home if hasattr(home, "MultiModalItemTracker") else module
+    return home.MultiModalItemTracker, home.AsyncMultiModalItemTracker
+
+
+def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part with the item that it refers to, if it does."""
+    url, sent = part.get("image_url"), SENT.get()
+    url = str(url.get("url") if isinstance(url, Mapping) else url)
+    number = url.removeprefix(REFERENCE)
+    if number == url or not number.isdecimal() or int(number) >= len(sent):
+        return part
+    name, load = sent[int(number)]
+    rest = {key: value for key, value in part.items() if key not in ("type", "image_url")}
+    return {**rest, "type": name, name: _Load(load)}
+
+
+def _gathering(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(theirs)
+    def resolve_items(tracker: Any) -> Any:
+        data, uuids = theirs(tracker)
+        return _joined(tracker, data, uuids, dict(tracker._items_by_modality))
+
+    return resolve_items
+
+
+def _gathering_later(theirs: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    @wraps(theirs)
+    async def resolve_items(tracker: Any) -> Any:
+        data, uuids = await theirs(tracker)
+        items = {
+            name: [await item for item in of_modality]
+            for name, of_modality in tracker._items_by_modality.items()
+            if name not in (data or {})
+        }
+        return _joined(tracker, data, uuids, items)
+
+    return resolve_items
+
+
+def _joined(tracker: Any, data: Any, uuids: Any, items: Mapping[str, Sequence[Any]]) -> Any:
+    """What vLLM gathered, and the items of modalities that it does not know."""
+    spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
+    if spec is None or not (items or data):
+        return data, uuids
+    data, uuids = dict(data or {}), dict(uuids or {})
+    for modality in spec.modalities:
+        name = modality.name
+        if name in items and name not in data:
+            data[name], uuids[name] = (list(column) for column in zip(*items[name], strict=True))
+        if isinstance(data.get(name), list):
+            data[name] = _together(f"{spec.name}.{name}", f"{name}_embeds", data[name])
+    return data, uuids
+
+
+def _together(where: str, field: str, values: list[Any]) -> Any:
+    """The items of a modality; embeddings, of which each part has one, field by field."""
+    embeds = [isinstance(value, Mapping) and field in value for value in values]
+    if not any(embeds):
+        return values
+    names = {*map(frozenset, values)} if all(embeds) else set()
+    if len(names) != 1:
+        raise InputError(where, f"{field} in all parts, with the same fields", "others as well")
+    return {key: [value[key] for value in values] for key in values[0]}
