@@ -4,6 +4,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from PIL import Image as PILImage
@@ -157,6 +158,30 @@ def test_vllms_own_chat_route_runs_the_same_spec(server, tokenizer, reference):
         for text, pictures in (("<image> or <image>?", [picture]), ("<image>?", [])):
             status, body = chat(server, text, *pictures)
             assert status == 400, body
+
+
+def test_a_picture_beside_parts_of_the_spec(server, client, tokenizer, reference):
+    """A picture as in any chat, and others in the forms of our own routes; embeddings in all parts or in none."""
+    message = {"role": "user", "content": "<image>\n<image>\n<image>\nwhat is it?"}
+    prompt = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    pixels = torch.tensor(np.array(PICTURES[2].convert("RGB")))
+    own = [{"type": "image", "image": encode({"image": [one]})["image"][0]} for one in (PICTURES[1], pixels)]
+    status, body = chat(server, "what is it?", PICTURES[0], *own)
+    assert status == 200, body
+    expected = tokenizer.decode(answer(reference, ids, PICTURES[:3]))
+    assert body["choices"][0]["message"]["content"] == expected
+    rows = encode({"rows": [reference.embed([picture])[0] for picture in PICTURES]})["rows"]
+    embeds = [{"type": "image", "image": {"image_embeds": one}} for one in rows]
+    status, body = chat(server, "what is it?", *embeds)
+    assert status == 200, body
+    assert body["choices"][0]["message"]["content"] == expected
+    for parts, sentence in (
+        ([*embeds[:2], own[0]], "image: expected image_embeds in all parts, with the same fields, got others as well."),
+        ([{"type": "image", "image": {"image_url": 1}}], "items.image[0].image_url: expected an object, got"),
+    ):
+        status, body = chat(server, "what is it?", *parts)
+        assert (status, sentence in body["error"]["message"]) == (400, True), body
 
 
 @pytest.fixture
