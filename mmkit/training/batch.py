@@ -71,7 +71,8 @@ def prompts_of(
     masks = [
         _padded([1] * len(ids), n, padding, 0) for ids, n in zip(prompts, missing, strict=True)
     ]
-    return {name: torch.tensor(rows), f"{prefix}attention_mask": torch.tensor(masks)}
+    tensors = {name: rows, f"{prefix}attention_mask": masks}
+    return {key: torch.tensor(values, dtype=torch.long) for key, values in tensors.items()}
 
 
 def _padded(values: Sequence[int], missing: int, padding: Padding, filler: int) -> list[int]:

@@ -156,8 +156,12 @@ class Processor(ProcessorMixin):
                 return [[]], False
             got = "neither" if text is None else "both"
             raise InputError(where, "a text or input_ids", got)
+        if isinstance(text, str):
+            return [text], False
         if text is not None:
-            return ([text], False) if isinstance(text, str) else (list(text), True)
+            if not len(text):
+                raise InputError(where, "at least one prompt", "none")
+            return list(text), True
         ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
         nested = [one.tolist() if hasattr(one, "tolist") else one for one in ids]
         is_batch = any(isinstance(one, (list, tuple)) for one in nested)
@@ -171,7 +175,11 @@ class Processor(ProcessorMixin):
             if modality.item.media
         }
         names |= {name: name for name in self.plan.modalities}
-        sent = {names.get(key, key): own for key, own in items.items() if own is not None}
+        given = [(names.get(key, key), own) for key, own in items.items() if own is not None]
+        sent = dict(given)
+        if len(sent) < len(given):
+            got = " and ".join(items)
+            raise InputError(f"{self.spec.name}.images", "items under one name", got)
         self.plan.check_names(sent)
         if prompts is None:
             return [sent]

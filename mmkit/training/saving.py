@@ -10,7 +10,9 @@ Beside what the model has there, config.json and the files of the tokenizer:
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import sys
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +32,8 @@ from ..spec import Declaration
 if TYPE_CHECKING:
     from .processor import Processor
 
+logger = logging.getLogger(__name__)
+
 INNER = "hf_processor"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -46,7 +50,7 @@ def described(processor: Processor) -> dict[str, Any]:
     }
     if _inner(processor) is not None:
         stated[INNER] = INNER
-    if module_of(processor.spec) is not None:
+    if _files(processor.spec) is not None:
         stated["auto_map"] = {"AutoProcessor": f"{_code(processor.spec)}.{name}"}
     return stated
 
@@ -56,7 +60,8 @@ def save(processor: Processor, folder: Any) -> None:
     ``trust_remote_code=True``, or where its class is registered.
 
     The code of the spec goes with it, but for a spec of a script or a notebook, which no other
-    process can import. A config.json that is there stays.
+    process can import, and for one that imports from folders above its own. A config.json that is
+    there stays.
 
     Args:
         processor: of the spec.
@@ -69,13 +74,13 @@ def save(processor: Processor, folder: Any) -> None:
         tokenizer.save_pretrained(path)
     if (inner := _inner(processor)) is not None:
         inner.save_pretrained(path / INNER)
-    if (module := module_of(processor.spec)) is not None:
-        own, variable = module
-        file = str(own.__file__)
-        for needed in [file, *get_relative_import_files(file)]:
-            if Path(needed).resolve().parent != path.resolve():
-                shutil.copy(needed, path)
-        code = hf_source(processor.spec, f".{Path(file).stem}.{variable}")
+    if (files := _files(processor.spec)) is not None:
+        for file in files:
+            if file.parent.resolve() != path.resolve():
+                shutil.copy(file, path)
+        module = module_of(processor.spec)
+        assert module is not None
+        code = hf_source(processor.spec, f".{files[0].stem}.{module[1]}")
         (path / f"{_code(processor.spec)}.py").write_text(code, encoding="utf-8")
 
 
@@ -169,7 +174,9 @@ def _save_config(config: Any, path: Path) -> None:
     """Write the config, if there is none yet, and the code of its class, if it has one of its
     own."""
     config = deepcopy(config)
-    is_own = not type(config).__module__.startswith(("transformers.", "__main__"))
+    module = type(config).__module__
+    is_own = not module.startswith(("transformers.", "__main__"))
+    is_own = is_own and _with_its_own(sys.modules[module]) is not None
     if is_own:
         config._auto_class = "AutoConfig"
     if not path.exists():
@@ -186,6 +193,24 @@ def _has_tokenizer(name: Any, options: dict[str, Any]) -> bool:
         for file in _TOKENIZER_FILES
     )
     return any(file is not None for file in found)
+
+
+def _files(spec: Declaration) -> list[Path] | None:
+    """The modules that go with a spec; None where no other process can import it."""
+    module = module_of(spec)
+    return None if module is None else _with_its_own(module[0])
+
+
+def _with_its_own(module: Any) -> list[Path] | None:
+    """The file of a module, and those of its folder that it imports. None where it has none, or
+    imports from folders above."""
+    if (file := getattr(module, "__file__", None)) is None:
+        return None
+    try:
+        return [Path(file), *map(Path, get_relative_import_files(file))]
+    except OSError:
+        logger.warning("%s is not saved: it imports from folders above its own", file)
+        return None
 
 
 def _code(spec: Declaration) -> str:

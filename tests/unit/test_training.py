@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoProcessor, LlamaConfig, PreTrainedTokenizerFast
 
@@ -16,7 +17,22 @@ from examples.series.spec import WAVES
 from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from mmkit import Modality, ModelSpec, Tensor, batched, between, embed, fields, flat, hf, insert, item, replace, tok
+from mmkit import (
+    Image,
+    Modality,
+    ModelSpec,
+    Tensor,
+    batched,
+    between,
+    embed,
+    fields,
+    flat,
+    hf,
+    insert,
+    item,
+    replace,
+    tok,
+)
 from mmkit.training import Processor
 
 from .common import CONFIG, modality
@@ -105,6 +121,19 @@ def test_fields_and_types_of_several_modalities():
         processor(input_ids=[[1], [1]], b=[{"b_embeds": torch.ones(1, 3)}, one])
 
 
+def test_pictures_go_by_either_name():
+    spec = ModelSpec("spec", modality("image", item=Image(largest=(4, 4)), process=lambda items, s: {
+        "x": torch.tensor([image.width for image in items])
+    }))  # fmt: skip
+    processor, picture = spec.hf_processor(CONFIG), PILImage.new("RGB", (3, 2))
+    for name in ("image", "images"):
+        batch = processor(input_ids=torch.tensor([5]), **{name: picture})
+        assert (batch["x"].tolist(), batch["mm_token_type_ids"].tolist()) == ([3], [[1]])
+    assert processor(input_ids=[])["input_ids"].dtype == torch.int64
+    with pytest.raises(mmkit.InputError, match=r"spec.images: expected items under one name, got image and images\."):
+        processor(input_ids=[5], image=picture, images=picture)
+
+
 def test_prompts_of_encoder_and_decoder_and_none():
     encoded = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
     batch = encoded.hf_processor(CONFIG)(input_ids=[1], m=torch.ones(2, 2))
@@ -124,6 +153,7 @@ def test_prompts_of_encoder_and_decoder_and_none():
          "got Tensor. Write None for a prompt without any."),
         (dict(text=["at"], series=[]), "waves.series: expected a list with the items of each of 1 prompts, "
          "got 0 of them. Write None for a prompt without any."),
+        (dict(text=[]), "waves.prompt: expected at least one prompt, got none."),
         (dict(text="at", images=[3]), "waves.multi_modal_data: expected modalities among ['series'], got 'images'."),
         (dict(text="at", padding="some"), "waves.padding: expected a bool, \"longest\" or \"max_length\", got 'some'."),
         (dict(text="at", padding="max_length"), 'waves.padding: expected a max_length beside "max_length", got none.'),
@@ -284,6 +314,17 @@ def test_the_hugging_face_processor_goes_with_it(tmp_path, monkeypatch):
         x = one("<series>", signal=[1.0, 2.0])["x"]
         assert (x.dtype, x.tolist()) == (torch.bfloat16, [[3.0, 6.0]])
         assert isinstance(one, Processor)
+
+
+def test_a_spec_that_imports_from_above_is_saved_without_code(tmp_path, monkeypatch, caplog):
+    module = tmp_path / "above.py"
+    module.write_text("from ..package import thing\n")
+    monkeypatch.setattr(sys.modules[__name__], "__file__", str(module))
+    processor = CALLING.hf_processor(LlamaConfig(vocab_size=8), tokenizer())
+    processor.save_pretrained(tmp_path / "saved")
+    assert not list((tmp_path / "saved").glob("*.py"))
+    assert "auto_map" not in (tmp_path / "saved" / "processor_config.json").read_text()
+    assert "above.py is not saved: it imports from folders above its own" in caplog.text
 
 
 def test_a_spec_of_a_script_is_saved_without_code(tmp_path):
