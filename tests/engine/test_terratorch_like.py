@@ -45,11 +45,11 @@ def request(image, prompt=(1,)):
 
 
 def test_together_as_alone(ask):
-    """Whatever the prompts are."""
+    """Whatever the prompts are. The sums of a batch may have another order on some machines."""
     alone = [ask([request(image)])[0] for image in IMAGES]
     assert len({one.sum().item() for one in alone}) == len(IMAGES)
     together = ask([request(image, [1] * i) for i, image in enumerate(IMAGES)])
-    assert all(map(torch.equal, alone, together))
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
 def test_what_is_refused(ask):
