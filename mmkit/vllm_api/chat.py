@@ -42,6 +42,8 @@ class _Item(tuple[Any, "str | None"]):
     """An item and its uuid, as vLLM's tracker of a request keeps them; called or awaited, as that
     of a server does, the item is loaded."""
 
+    __hash__ = object.__hash__  # asyncio.gather wants one; items have none
+
     def __call__(self) -> _Item:
         return self
 
