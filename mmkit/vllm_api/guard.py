@@ -76,13 +76,7 @@ def install() -> None:
         if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
             try:
                 _check_allowed(processor, args[0] if args else kwargs.get("params"))
-                parts = [prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)]
-                for part in parts:
-                    _check(processor, part)
-                    _check_mark(processor, part)
-                _check_encoder(processor, parts)
-                _check(processor, prompt)
-                prompt = _own(processor, prompt)
+                prompt = admitted(processor, prompt)
             except InputError as error:
                 raise Refused(error) from None
         return theirs(self, request_id, prompt, *args, **kwargs)
@@ -90,6 +84,21 @@ def install() -> None:
     setattr(process_inputs, _MARK, True)
     InputProcessor.process_inputs = process_inputs
     _scope_names()
+
+
+def admitted(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request as the engine may have it.
+
+    Raises:
+        InputError: it may not.
+    """
+    parts = [prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)]
+    for part in parts:
+        _check(processor, part)
+        _check_mark(processor, part)
+    _check_encoder(processor, parts)
+    _check(processor, prompt)
+    return _own(processor, prompt)
 
 
 def _scope_names() -> None:
@@ -172,15 +181,16 @@ def _is_foreign(prompt: Mapping[str, Any]) -> bool:
     return prompt.get("type") == "multimodal" and not hasattr(prompt.get("mm_kwargs"), _MARK)
 
 
+def takes_rendered(plan: Plan) -> bool:
+    """Whether processed fields from elsewhere are compared, in place of being refused."""
+    return rendered.TAKEN and plan.spec.decoder_prompt is None
+
+
 def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     """A request with processed fields as our processor would have made it."""
     if not _is_foreign(prompt):
         return prompt
-    if (
-        not rendered.TAKEN
-        or processor.plan.spec.decoder_prompt is not None
-        or "prompt_token_ids" not in prompt
-    ):
+    if not takes_rendered(processor.plan) or "prompt_token_ids" not in prompt:
         _check_mark(processor, prompt)
     own: Mapping[str, Any] = mark(rendered.checked(processor, prompt))
     return own

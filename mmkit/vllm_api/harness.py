@@ -19,7 +19,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
-from . import kit
+from . import guard, kit
 from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
 from .kit import encoded as encoded
 from .kit import loaded_model as loaded_model
@@ -177,6 +177,40 @@ def run(
         result = kit.call(processor, prompt, data, kwargs or {})
     else:
         result = kit.render(processor, prompt, data, kwargs or {}, caches and caches.sender)
+    return _outcome(result, caches)
+
+
+def takes_rendered(plan: Any) -> bool:
+    """Whether the guard takes processed fields from another host, and vLLM has a form for them."""
+    return kit.encode_item is not None and guard.takes_rendered(plan)
+
+
+def sent(
+    processor: Any,
+    prompt: Sequence[int],
+    data: Mapping[str, Any],
+    kwargs: Mapping[str, Any] | None = None,
+) -> bytes:
+    """A request, rendered here for another host: the body of vLLM's `/inference/v1/generate`, as
+    far as it is the processor's."""
+    return kit.written(kit.render(processor, prompt, data, kwargs or {}, None))
+
+
+def received(body: bytes) -> dict[str, Any]:
+    """What `sent` has written, as vLLM reads it, and as `LLM.generate` takes it for a prompt."""
+    return kit.read(body)
+
+
+def admitted(processor: Any, request: Mapping[str, Any]) -> Outcome:
+    """What the guard before the engine makes of a rendered request.
+
+    Raises:
+        InputError: it refuses the request.
+    """
+    return _outcome(guard.admitted(processor, request), None)
+
+
+def _outcome(result: Any, caches: Caches | None) -> Outcome:
     ranges = {name: [*map(_range, places)] for name, places in result["mm_placeholders"].items()}
     hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
     items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}

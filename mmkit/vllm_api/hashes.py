@@ -97,6 +97,19 @@ def _digest(*parts: str | None) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=24).hexdigest()
 
 
+def _parts(value: Any) -> Iterator[bytes]:
+    """A field as bytes; the repr of a tensor would leave out most of it."""
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}\n".encode()
+        yield value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)} parts\n".encode()
+        for part in value:
+            yield from _parts(part)
+    else:
+        yield f"{value!r}\n".encode()
+
+
 class HashForms(list[Any]):
     """What vLLM hashes of the items of a modality: it iterates, or calls
     `get_all_items_for_hash`."""
@@ -181,14 +194,9 @@ class Hashes:
         with them."""
         digest = self._new(f"fields of {modality}\n".encode())
         for key, value in sorted(fields.items()):
-            known = isinstance(value, torch.Tensor)
-            digest.update(
-                f"{key} {value.dtype} {tuple(value.shape)}\n".encode()
-                if known
-                else f"{key} {value!r}\n".encode()
-            )
-            if known:
-                digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(f"{key} ".encode())
+            for part in _parts(value):
+                digest.update(part)
         return str(digest.hexdigest())
 
     def keep(self, given: Mapping[str, str]) -> None:

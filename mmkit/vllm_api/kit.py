@@ -3,9 +3,10 @@ engine."""
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 from vllm.config import ModelConfig
 from vllm.multimodal import utils
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.inputs import MultiModalKwargsItems as MultiModalKwargsItems
 from vllm.multimodal.processing import InputProcessingContext
 
+from ..errors import VllmApiError
 from . import generation
 from .common import embeds_size as embeds_size
 from .moved import UpdateMode as UpdateMode
@@ -37,6 +39,14 @@ than the cache."""
 PromptIndex = find(
     "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
 )
+
+_SERDE = "entrypoints.{}.mm_serde:{}_mm_kwargs_item"
+_PLACES = ("scale_out.token_in_token_out", "serve.disagg")
+encode_item: Any = None
+decode_item: Any = None
+with suppress(VllmApiError):  # there are no such routes before 0.19
+    encode_item = find(*(_SERDE.format(place, "encode") for place in _PLACES))
+    decode_item = find(*(_SERDE.format(place, "decode") for place in _PLACES))
 
 render = generation.render
 call = generation.call
@@ -69,6 +79,43 @@ def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
     }
     taken = {field.name for field in fields(MultiModalFeatureSpec)}
     return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
+
+
+def written(result: Mapping[str, Any]) -> bytes:
+    """A rendered request as vLLM sends it to the host that generates: the body of
+    `/inference/v1/generate`, which has no masks."""
+    features = {
+        "mm_hashes": result["mm_hashes"],
+        "mm_placeholders": {
+            name: [{"offset": place.offset, "length": place.length} for place in places]
+            for name, places in result["mm_placeholders"].items()
+        },
+        "kwargs_data": {
+            name: [encode_item(item) for item in items]
+            for name, items in result["mm_kwargs"].items()
+        },
+    }
+    return json.dumps({"token_ids": result["prompt_token_ids"], "features": features}).encode()
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """A rendered request as that host reads it."""
+    sent = json.loads(body)
+    features = sent["features"]
+    items = {
+        name: [decode_item(item) for item in own] for name, own in features["kwargs_data"].items()
+    }
+    places = {
+        name: [PlaceholderRange(**place) for place in own]
+        for name, own in features["mm_placeholders"].items()
+    }
+    return {
+        "type": "multimodal",
+        "prompt_token_ids": sent["token_ids"],
+        "mm_kwargs": MultiModalKwargsItems(items),
+        "mm_hashes": features["mm_hashes"],
+        "mm_placeholders": places,
+    }
 
 
 def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

@@ -19,10 +19,13 @@ from vllm.multimodal.inputs import MultiModalKwargsItems
 from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError, VllmApiError
+from ..expr import COUNT, INDEX, Leaf, leaves
 from ..field import Flat
+from ..items import ItemType
 from ..placement import Alternative, Placement
 from ..plan import Plan
 from ..process import Identity
+from ..spec import Modality
 from .common import field_configs
 from .moved import PlaceholderFeaturesInfo, find
 from .processor import CommonProcessor
@@ -42,6 +45,10 @@ except VllmApiError:
     TAKEN = False
 
 
+class UnsaidError(InputError):
+    """Fields of which the spec does not say enough to take them from elsewhere."""
+
+
 class _Item(NamedTuple):
     """One item: the data of its fields, and its alternatives."""
 
@@ -57,8 +64,8 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         prompt: vLLM's `MultiModalInput`; its ids have been checked.
 
     Raises:
-        InputError: the fields, or where the items stand, are not what the spec says, or it does not
-            say enough.
+        InputError: the fields, or where the items stand, are not what the spec says.
+        UnsaidError: it does not say enough.
     """
     plan, ids = processor.plan, prompt["prompt_token_ids"]
     sent, ranges = (
@@ -67,9 +74,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
     plan.check_names([*sent, *ranges])
     plan.check_bare(ids, [name for name, items in sent.items() if items])
     counts = {name: len(own) for name, own in sent.items()}
-    if (rewritten := plan.rewrite("prompt", list(ids), counts)) != list(ids):
-        where, expected = f"{plan.spec.name}.prompt", f"{rewritten}, as the spec rewrites it"
-        raise InputError(where, expected, str(list(ids)), REMEDY)
+    rewritten = plan.rewrite("prompt", list(ids), counts)
     items: dict[str, list[_Item]] = {}
     for name in sent.keys() | ranges.keys():
         modality, parts, places = plan.modalities[name], sent.get(name, ()), ranges.get(name, ())
@@ -85,7 +90,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
             _item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)
         ]
     placeholders: dict[str, list[Any]] = {}
-    for at in _placements(plan, list(ids), items, ranges):
+    for at in _placements(plan, list(ids), rewritten, items, ranges):
         info = PlaceholderFeaturesInfo(
             at.modality, at.index, at.start, at.placeholder.ids, at.placeholder.is_embed
         )
@@ -139,7 +144,7 @@ def _item(
     scope = modality.scope(item, index, fields, count)
     if not embeds:
         _compare(processor, modality, fields, scope, index)
-    with _refusing(where):
+    with _refusing(modality, where):
         alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
         placeholder = alternatives[0].placeholder
         if modality.positions is not None:
@@ -151,13 +156,30 @@ def _item(
 
 
 @contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    """What contradicts the spec, or what it derives from facts of the item that are not here, is
-    the caller's."""
+def _refusing(modality: BoundModality, where: str) -> Iterator[None]:
+    """What contradicts the spec is the caller's; it may also read what is not here."""
     try:
         yield
     except SpecError as error:
-        raise InputError(where, "what the spec says", str(error).rstrip("."), REMEDY) from error
+        kind = UnsaidError if _reads_more(modality) else InputError
+        raise kind(where, "what the spec says", str(error).rstrip("."), REMEDY) from error
+
+
+def compared(spec: Modality) -> frozenset[Leaf]:
+    """What the layout, the targets and the fields of a modality depend on."""
+    sent = [field for field in spec.fields.values() if not field.hidden]
+    return leaves([spec.layout, *(update.target for update in spec.update), *sent])
+
+
+def _reads_more(modality: BoundModality) -> bool:
+    """Whether this is more than the fields that are sent: the raw item, hidden fields, or what a
+    function reads."""
+    return any(
+        leaf.root == "function"
+        or (leaf.root == "item" and leaf not in (INDEX, COUNT))
+        or (leaf.root == "fields" and leaf.keys[0] not in modality.fields)
+        for leaf in compared(modality.spec)
+    )
 
 
 def _compare(
@@ -174,7 +196,7 @@ def _compare(
         part, like, where = fields[name], sample[name], f"{modality.where}[{index}], {name}"
         if type(part) is not type(like):
             raise InputError(where, f"a {type(like).__name__}", f"a {type(part).__name__}", REMEDY)
-        with _refusing(where):
+        with _refusing(modality, where):
             value = declared.derive(scope) if declared.is_derived else part
             sizes = declared.sizes_of([scope])
             declared.check(part, scope, index)
@@ -188,14 +210,23 @@ def _compare(
         if isinstance(declared, Flat) and sizes:
             shape[declared.dim] = sizes[0]
         if list(part.shape) != shape:
-            raise InputError(
+            raise UnsaidError(
                 where, f"shape {tuple(shape)}", str(tuple(part.shape)), f"{REMEDY} {_STATE}"
             )
+        # a spec that makes others itself, as a mask of infinities, has them in the sample
+        if not part.isfinite().all() and like.isfinite().all() and not _takes_any(modality.item):
+            raise InputError(where, "finite values", "NaN or an infinity", REMEDY)
     if isinstance(modality.spec.process, Identity):
         processed = [name for name, field in modality.fields.items() if not field.is_derived]
         sent = {name: fields[name] for name in processed}
         value = sent if modality.item.part_names else next(iter(sent.values()))
         modality.item.canonical(value, f"{modality.where}[{index}]")
+
+
+def _takes_any(item: ItemType) -> bool:
+    """Whether an item, or a part of one, may hold NaN or infinities."""
+    parts = getattr(item, "parts", {}).values()
+    return any(not getattr(part, "finite", True) for part in (item, *parts))
 
 
 def _equal(part: Any, value: Any) -> bool:
@@ -211,6 +242,7 @@ def _equal(part: Any, value: Any) -> bool:
 def _placements(
     plan: Plan,
     ids: list[int],
+    rewritten: list[int],
     items: Mapping[str, list[_Item]],
     ranges: Mapping[str, Sequence[Any]],
 ) -> list[Placement]:
@@ -219,8 +251,12 @@ def _placements(
     alternatives = {name: [item.alternatives for item in known] for name, known in items.items()}
     where = f"{plan.spec.name}.prompt"
     refusal = InputError(where, "the layouts of its items", "others, or one too many", REMEDY)
+    if rewritten != ids:
+        expected = f"{rewritten}, as the spec rewrites it"
+        refusal = InputError(where, expected, str(ids), REMEDY)
     try:
-        expanded, placements = plan.place(ids, alternatives)
+        # a prompt that is written again may hold the targets in place of the layouts
+        expanded, placements = plan.place(rewritten, alternatives)
     except InputError as error:
         raise refusal from error
     if expanded != ids:

@@ -489,6 +489,10 @@ def fields_of_the_process():
     return mixed(CALIBRATED)
 
 
+def _of_shapes(inherited: Any, name: str, own: Mapping[str, Any]) -> str:
+    return inherited(name, {key: torch.tensor(getattr(value, "shape", ())) for key, value in own.items()})
+
+
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
     return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
@@ -672,6 +676,14 @@ BUGS = [
         "The encoder brings its rows to a common scale, over the items of all requests that run together.",
         "model.sound", lambda inherited, rows: inherited([row / torch.cat(rows).norm() for row in rows]),
         r"(series|frames)\[0\] has other rows than alone"),
+    Bug("L15", "tuple_that_comes_as_a_list", "A field is a tuple, which vLLM's bytes between hosts do not know.",
+        "frames", lambda: {"fields": {"frames": batched(), "size": derived(lambda s: (2, 3))}},
+        r"refused: mixed\.frames\[0\], size: expected a tuple, got a list"),
+    Bug("L15", "field_that_cannot_be_sent", "A field is an object of Python's own, which stays in its process.",
+        "frames", lambda: {"fields": {"frames": batched(), "size": derived(lambda s: complex(2, 3))}},
+        r"its fields cannot be sent: TypeError: "),
+    Bug("L15", "hash_of_the_shapes", "What comes from another host is named by its shapes, for the sake of speed.",
+        "processor.hash_of_fields", _of_shapes, r"items of (series|frames) that differ have one hash"),
 ]  # fmt: skip
 
 

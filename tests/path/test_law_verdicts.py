@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ PARTS = ModelSpec(
 )
 
 
-@pytest.mark.parametrize("number", [number for number, law in LAWS.items() if not law.needs_model])
+@pytest.mark.parametrize("number", [n for n, law in LAWS.items() if not law.needs_model and n != "L15"])
 def test_items_of_parts(number: str) -> None:
     with one_spawned_process():
         check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
@@ -129,6 +130,17 @@ def test_a_law_that_does_not_concern_a_spec(law: str, sentence: str) -> None:
     with pytest.raises(NotApplicable) as verdict:
         testing.check_law(law, testing.of_spec(TERRA, CHECKPOINT), examples=5, database=False)
     assert str(verdict.value) == sentence
+
+
+def test_what_does_not_go_to_another_host() -> None:
+    """Items whose layouts read more than their fields, and those of processors without a guard."""
+    samples = {"actions": strategies.items(testing.of_spec(TERRA, CHECKPOINT).plan.modalities["actions"].item)}
+    for subject, reason in (
+        (testing.of_spec(PARTS, random_specs.checkpoint()), "the spec says too little of its fields: parts.alpha[0]"),
+        (testing.of_registered(CHECKPOINT, samples=samples), "only processors of mmkit have a guard behind them"),
+    ):
+        with pytest.raises(NotApplicable, match=re.escape(reason)):
+            testing.check_law("L15", subject, examples=10, database=False)
 
 
 def test_embeddings_that_a_registered_processor_refuses() -> None:

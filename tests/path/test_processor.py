@@ -79,6 +79,7 @@ from mmkit.bound.calls import hf_inputs
 from mmkit.errors import VllmApiError
 from mmkit.vllm_api import guard, harness, rendered
 from mmkit.vllm_api.harness import StandIn
+from mmkit.vllm_api.hashes import Hashes
 from tests import oracles
 
 VOCABULARY = 64
@@ -459,6 +460,13 @@ def test_what_was_rendered_elsewhere() -> None:
     assert hashes(taken) == hashes(rendered.checked(instance, elsewhere(here)))
 
 
+def test_a_list_of_tensors_from_elsewhere_is_hashed_whole() -> None:
+    zeros, other = torch.zeros(2000), torch.zeros(2000)
+    other[1000] = 1
+    known = [Hashes("blake3").of_fields("actions", {"x": [one]}) for one in (zeros, other, zeros.clone())]
+    assert known[0] == known[2] != known[1]
+
+
 TWICE = torch.tensor(2)
 FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another field": ({"x": ONES}, {}, "actions[0]: expected the fields ['actions', 'rows'], got ['x']."),
@@ -469,6 +477,10 @@ FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another dtype": (
         {"actions": ONES.double(), "rows": TWICE}, {},
         "actions[0], actions: expected dtype torch.float32, got torch.float64.",
+    ),
+    "not finite": (
+        {"actions": ONES * torch.inf, "rows": TWICE}, {},
+        "actions[0], actions: expected finite values, got NaN or an infinity.",
     ),
     "no tensor": ({"actions": [1.0], "rows": TWICE}, {}, "actions[0], actions: expected a Tensor, got a list."),
     "another derived value": (

@@ -27,6 +27,7 @@ _IN_ORDER = (
     system.processes,
     system.safety,
     system.containment,
+    system.wire,
 )
 
 LAWS = {law.number: law for law in _IN_ORDER}

@@ -8,18 +8,21 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from ...errors import InputError
 from ...model.sound import largest_magnitude
 from ...vllm_api import harness
+from ...vllm_api.rendered import UnsaidError, compared
 from ..strategies import Request
 from ..subject import Subject
-from .law import Case, differences, law
+from .law import Case, NotApplicable, differences, law
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -230,3 +233,44 @@ def containment(case: Case) -> None:
         largest = float(entering.abs().amax()) if entering.numel() else 0.0
         if largest > bound:
             case.fail(f"{beside}, the language model gets {largest:g} and can take {bound:g}")
+
+
+@law(
+    "L15 wire",
+    "a request that is rendered, written as vLLM sends it to another host and read there passes "
+    "the guard with the same ids, ranges and fields, under hashes of its content",
+    cost=2,
+)
+def wire(case: Case) -> None:
+    subject = case.subject
+    if subject.plan is None:
+        raise NotApplicable("only processors of mmkit have a guard behind them")
+    if not harness.takes_rendered(subject.plan):
+        raise NotApplicable("fields from elsewhere are refused: their items are wanted")
+    request = case.draw_request()
+    read = set().union(*(compared(m.spec) for m in subject.plan.modalities.values()))
+    # the options of a request are not sent
+    assume(not request.kwargs or all(leaf.root != "kwargs" for leaf in read))
+    here = subject.run(request)
+    try:
+        body = harness.sent(subject.processor, request.prompt, request.data(), request.kwargs)
+        received = harness.received(body)
+    except Exception as error:
+        case.fail(f"its fields cannot be sent: {type(error).__name__}: {error}")
+    named = {name: ["a name"] * len(hashes) for name, hashes in here.hashes.items()}
+    try:
+        there = harness.admitted(subject.processor, received)
+        renamed = harness.admitted(subject.processor, {**received, "mm_hashes": named})
+    except UnsaidError as reason:
+        raise NotApplicable(f"the spec says too little of its fields: {reason}") from reason
+    except InputError as error:
+        case.fail(f"refused: {error}")
+    for part in ("ids", "ranges", "fields"):
+        case.same(getattr(here, part), getattr(there, part), "here and there", part)
+    case.same(harness.kinds(here), harness.kinds(there), "here and there", "field configs")
+    case.same(there.hashes, renamed.hashes, "sent under other names", "hashes")
+    for name, hashes in there.hashes.items():
+        items = zip(hashes, there.fields[name], strict=True)
+        for (one, fields), (other, others) in combinations(items, 2):
+            if (one == other) != (differences(fields, others) is None):
+                case.fail(f"items of {name} that differ have one hash, or equal ones have two")
