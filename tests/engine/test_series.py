@@ -1,5 +1,6 @@
 """The time-series model: trained here, run in the engine, compared with its reference."""
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples.series import register
+from examples.series.grpo import learn, update
 from examples.series.offline import answer, engine
 from examples.series.picture import draw
 from examples.series.spec import WAVES
@@ -168,3 +170,14 @@ def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any],
                 chat.create(messages=[{"role": "user", "content": [{"type": "series", "series": bad}]}], **asked)
         with pytest.raises(openai.BadRequestError, match="items: expected no items at /v1/completions, got some"):
             client.completions.create(model="waves", prompt=PROMPT, extra_body={"items": {"series": encoded[:1]}})
+
+
+def test_rollouts_are_what_is_trained_on(llm: Any, trained: tuple[Path, Any, Any]) -> None:
+    """Five updates: the prompts of both sides are one, and so are the log probabilities, to rounding."""
+    _, model, tokenizer = trained
+    learner = copy.deepcopy(model)
+    steps = list(learn(llm, learner, WAVES.hf_processor(model.config, tokenizer), 5))
+    assert len(steps) == 5
+    assert max(step.apart for step in steps) < 1e-4
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), learner.parameters(), strict=True))
+    update(llm, model)  # for the tests after this one
