@@ -192,6 +192,7 @@ def _compare(
     """Compare the fields of an item with what is stated of them; where nothing is, with those of
     another item."""
     sample = processor.sample(modality.name)
+    is_item = isinstance(modality.spec.process, Identity)
     for name, declared in modality.fields.items():
         part, like, where = fields[name], sample[name], f"{modality.where}[{index}], {name}"
         if type(part) is not type(like):
@@ -206,7 +207,9 @@ def _compare(
             continue
         if part.dtype != like.dtype:
             raise InputError(where, f"dtype {like.dtype}", str(part.dtype), REMEDY)
-        shape = list(part.shape if declared.shape is not None else like.shape)
+        # that of an item is compared below
+        known = declared.shape is not None or (is_item and not declared.is_derived)
+        shape = list(part.shape if known else like.shape)
         if isinstance(declared, Flat) and sizes:
             shape[declared.dim] = sizes[0]
         if list(part.shape) != shape:
@@ -216,7 +219,7 @@ def _compare(
         # a spec that makes others itself, as a mask of infinities, has them in the sample
         if not part.isfinite().all() and like.isfinite().all() and not _takes_any(modality.item):
             raise InputError(where, "finite values", "NaN or an infinity", REMEDY)
-    if isinstance(modality.spec.process, Identity):
+    if is_item:
         processed = [name for name, field in modality.fields.items() if not field.is_derived]
         sent = {name: fields[name] for name in processed}
         value = sent if modality.item.part_names else next(iter(sent.values()))

@@ -1,0 +1,189 @@
+"""Rendered requests that were damaged on their way from one host to another."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+
+from mmkit import InputError
+from mmkit.testing import Subject
+from mmkit.testing.laws import differences
+from mmkit.vllm_api import harness
+from tests.path.planted import BASES
+from tests.profiles import scaled
+
+Draw = Callable[[Any], Any]
+Change = Callable[[Draw, dict[str, Any], str, int], Any]
+"""Changes a request in place, at an item of a modality."""
+
+OTHERS = st.sampled_from([torch.float64, torch.float16, torch.int64, torch.int32, torch.bool])
+NOT_FINITE = st.sampled_from([torch.nan, torch.inf, -torch.inf])
+NO_IDS = st.sampled_from([-1, 2**31, 2**63, 1.5, "a", None])
+
+
+def in_a_field(change: Callable[[Draw, torch.Tensor], Any]) -> Change:
+    """Another value of one field."""
+
+    def changed(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+        fields = dict(request["mm_kwargs"][name][i])
+        key = draw(st.sampled_from(sorted(fields)))
+        fields[key] = replace(fields[key], data=change(draw, fields[key].data))
+        request["mm_kwargs"][name][i] = MultiModalKwargsItem(fields)
+
+    return changed
+
+
+def another_dtype(draw: Draw, part: torch.Tensor) -> torch.Tensor:
+    return part.to(draw(OTHERS.filter(lambda dtype: dtype != part.dtype)))
+
+
+def another_shape(draw: Draw, part: torch.Tensor) -> torch.Tensor:
+    longer = part[None].expand(2, *part.shape)
+    return draw(st.sampled_from([part[None], part[..., None], part.flatten()[None], longer]))
+
+
+def not_finite(draw: Draw, part: torch.Tensor) -> torch.Tensor:
+    assume(part.is_floating_point())
+    part = part.clone()
+    part.view(-1)[draw(st.integers(0, part.numel() - 1))] = draw(NOT_FINITE)
+    return part
+
+
+def truncated(draw: Draw, part: torch.Tensor) -> torch.Tensor:
+    assume(part.ndim)
+    dim = draw(st.integers(0, part.ndim - 1))
+    return part.narrow(dim, 0, draw(st.integers(0, part.shape[dim] - 1)))
+
+
+def other_names(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    fields = dict(request["mm_kwargs"][name][i])
+    key = draw(st.sampled_from(sorted(fields)))
+    element = fields[key] if draw(st.booleans()) else fields.pop(key)
+    if draw(st.booleans()) or key in fields:
+        fields[draw(st.sampled_from(["x", f"{name}_embeds", key.upper()]))] = element
+    request["mm_kwargs"][name][i] = MultiModalKwargsItem(fields)
+
+
+def another_range(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    ranges = request["mm_placeholders"][name]
+    place = ranges[i]
+    moved = place.offset + draw(st.integers(-3, 3) | st.sampled_from([-(2**31), 2**31]))
+    length = place.length + draw(st.integers(-3, 3))
+    every = [one for places in request["mm_placeholders"].values() for one in places]
+    ranges[i] = draw(st.sampled_from([PlaceholderRange(moved, length), *every, None, (moved, length)]))
+
+
+def another_mask(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    place = request["mm_placeholders"][name][i]
+    length = place.length + draw(st.sampled_from([0, 0, -1, 1]))
+    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=length, max_size=length)))
+    request["mm_placeholders"][name][i] = PlaceholderRange(place.offset, place.length, mask)
+
+
+def other_counts(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    part = request[draw(st.sampled_from(["mm_kwargs", "mm_placeholders"]))]
+    match draw(st.sampled_from(["one fewer", "one twice", "none", "no list", "another modality"])):
+        case "one fewer":
+            del part[name][i]
+        case "one twice":
+            part[name].append(part[name][i])
+        case "none":
+            del part[name]
+        case "no list":
+            part[name] = draw(st.sampled_from([None, 7, {}, [None] * len(part[name])]))
+        case _:
+            part["x"] = part.pop(name)
+
+
+def other_ids(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    """Inside of the layout, or before it; any id elsewhere is another prompt, and as good."""
+    ids, place = request["prompt_token_ids"], request["mm_placeholders"][name][i]
+    at = place.offset + draw(st.integers(0, place.length - 1))
+    match draw(st.sampled_from(["another", "no id", "removed", "before", "cut off"])):
+        case "another":
+            ids[at] = draw(st.integers(0, 31).filter(lambda token: token != ids[at]))
+        case "no id":
+            ids[draw(st.integers(0, len(ids) - 1))] = draw(NO_IDS)
+        case "removed":
+            del ids[at]
+        case "before":
+            ids.insert(at, draw(st.integers(0, 31)))
+        case _:
+            del ids[at:]
+
+
+def two_swapped(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
+    part = request[draw(st.sampled_from(["mm_kwargs", "mm_placeholders"]))][name]
+    assume(len(part) > 1)
+    j = (i + 1) % len(part)
+    part[i], part[j] = part[j], part[i]
+
+
+DAMAGE: dict[str, Change] = {
+    "another dtype": in_a_field(another_dtype),
+    "another shape": in_a_field(another_shape),
+    "not finite": in_a_field(not_finite),
+    "truncated": in_a_field(truncated),
+    "no tensor": in_a_field(lambda draw, part: draw(st.sampled_from([None, "a", 1, part.tolist(), [part]]))),
+    "other names": other_names,
+    "another range": another_range,
+    "another mask": another_mask,
+    "other counts": other_counts,
+    "other ids": other_ids,
+    "two swapped": two_swapped,
+}
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[Subject]:
+    return [BASES["mixed"](), BASES["robot"]()]
+
+
+def test_damaged_requests_are_refused_or_harmless(subjects: list[Subject]) -> None:
+    """In one sentence about the spec. Harmless is what leaves ids, ranges and fields as they were."""
+    seen: Counter[tuple[str, str]] = Counter()
+
+    @settings(max_examples=scaled(600))
+    @given(st.data())
+    def check(data: Any) -> None:
+        subject = data.draw(st.sampled_from(subjects))
+        drawn = data.draw(subject.requests())
+        body = harness.sent(subject.processor, drawn.prompt, drawn.data(), drawn.kwargs)
+        here = harness.admitted(subject.processor, harness.received(body))
+        request = harness.received(body)
+        request["mm_kwargs"] = {name: list(items) for name, items in request["mm_kwargs"].items()}
+        name = data.draw(st.sampled_from(sorted(request["mm_kwargs"])))
+        i = data.draw(st.integers(0, len(request["mm_kwargs"][name]) - 1))
+        kind = data.draw(st.sampled_from(sorted(DAMAGE)))
+        DAMAGE[kind](data.draw, request, name, i)
+        sent = request["mm_kwargs"]
+        refusal = ""
+        try:
+            there = harness.admitted(subject.processor, request)
+        except InputError as error:
+            refusal = str(error)
+        seen[kind, "refused" if refusal else "harmless"] += 1
+        if refusal:
+            assert re.fullmatch(rf"{subject.plan.spec.name}\..+: expected .+, got .+\.", refusal)
+            return
+        assert (there.ids, there.ranges) == (here.ids, here.ranges)
+        if kind == "two swapped":  # of equal layouts: the same as if they were sent so
+            swapped = {name: [{key: e.data for key, e in item.items()} for item in sent[name]] for name in sent}
+            assert differences(swapped, there.fields) is None
+        else:
+            assert differences(here.fields, there.fields) is None
+
+    check()
+    assert seen.total() >= 300
+    assert {kind for kind, outcome in seen if outcome == "refused"} == set(DAMAGE)
+    harmless = {kind for kind, outcome in seen if outcome == "harmless"}
+    assert harmless <= {"another range", "another mask", "other ids", "two swapped"}
