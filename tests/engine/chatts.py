@@ -15,7 +15,8 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from examples.gallery.chatts import CHATTS
-from mmkit import MultiModalModel
+from mmkit import ModelSpec, MultiModalModel, batched, between, cfg
+from mmkit.vllm_api import harness
 
 PATCH, LONGEST = 4, 40
 SPECIAL = ["<unk>", "<eos>", "<ts>", "<ts/>"]
@@ -48,6 +49,28 @@ class ChatTSForCausalLM(MultiModalModel, Qwen2ForCausalLM):
         """Items (2 * length, 1), values and mask in turns, to rows (patches, hidden_size)."""
         dtype = self.ts_encoder[0].weight.dtype
         return [self.ts_encoder(series[::2, 0].to(dtype)) for series in timeseries]
+
+
+SENT_FIELDS = {
+    "timeseries": batched(shape=(between(2, 2 * cfg.ts["max_sequence_length"]), 1), dtype="float32"),
+    "statistics": batched(shape=(2,), dtype="float64"),
+}
+SENT = ModelSpec("sent", CHATTS["timeseries"].model_copy(update={"fields": SENT_FIELDS}))
+"""As `CHATTS`, with all fields that the layout reads sent to the model, so that another host may send them."""
+
+
+@SENT.register
+class SentChatTSForCausalLM(ChatTSForCausalLM):
+    def embed_timeseries(self, timeseries: Any, statistics: Any) -> list[torch.Tensor]:
+        return super().embed_timeseries(timeseries)
+
+
+def send(folder: Path, prompts: Sequence[str], items: Sequence[Sequence[np.ndarray]]) -> list[str]:
+    """Requests as a host without an engine renders them for another one."""
+    config = harness.model_config(folder, hf_overrides={"architectures": [SentChatTSForCausalLM.__name__]})
+    processor = harness.registered(config)
+    requests = [(harness.encoded(processor, p), {"timeseries": own}) for p, own in zip(prompts, items, strict=True)]
+    return [harness.sent(processor, ids, data).decode() for ids, data in requests]
 
 
 class Reference:

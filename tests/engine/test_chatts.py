@@ -5,7 +5,8 @@ import pytest
 
 from mmkit.serve import Client
 from mmkit.serve.process import Server
-from tests.engine.processes import engines_in_this_process
+from mmkit.vllm_api import harness
+from tests.engine.processes import engines_in_this_process, run
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -15,6 +16,14 @@ ITEMS = [[RANDOM.normal(size=n).cumsum() * 10.0 ** RANDOM.integers(-2, 5) for n 
 ITEMS.append([ITEMS[2][0][::-1].copy()])  # the text of another one, and other patches
 PROMPTS = ["look: " + "and <ts><ts/>, ".join([""] * (len(items) + 1)) + "what now?" for items in ITEMS]
 TOKENS = 12
+
+WITH_ITEMS = list(zip(PROMPTS, ITEMS, strict=True))[1:]
+RENDER = """
+import pathlib, sys
+from tests.engine import chatts
+from tests.engine.test_chatts import WITH_ITEMS
+pathlib.Path(sys.argv[2]).write_text("\\n".join(chatts.send(sys.argv[1], *zip(*WITH_ITEMS))))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +54,25 @@ def test_same_ids_in_the_engine(expected):
         sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         results = llm.generate(requests, sampling, use_tqdm=False)
     assert [list(result.outputs[0].token_ids) for result in results] == ids
+
+
+def test_same_ids_of_requests_from_another_host(expected, tmp_path):
+    """Rendered by a process that has no engine; the layouts have literals, whose masks vLLM's bytes lose."""
+    from vllm import LLM, SamplingParams
+
+    folder, ids = expected
+    file = tmp_path / "requests"
+    run("-c", RENDER, str(folder), str(file), MMKIT_MODULES="tests.engine.chatts")
+    received = [harness.received(body.encode()) for body in file.read_text().splitlines()]
+    options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+    with engines_in_this_process() as engines:
+        llm = LLM(str(folder), hf_overrides={"architectures": ["SentChatTSForCausalLM"]}, **options)
+        engines.callback(llm.llm_engine.engine_core.shutdown)
+        sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        ordinary = [{"prompt": p, "multi_modal_data": {"timeseries": own}} for p, own in WITH_ITEMS]
+        for requests in (received, ordinary):
+            results = llm.generate(requests, sampling, use_tqdm=False)
+            assert [list(result.outputs[0].token_ids) for result in results] == ids[1:]
 
 
 def test_same_ids_over_http(expected, tmp_path):
