@@ -8,17 +8,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 from vllm.engine.protocol import StreamingInput
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..errors import InputError
 from ..plan import Plan
+from ..vllm_api.guard import VLLMValidationError
 from ..vllm_api.moved import find
 from ..vllm_api.processor import CommonProcessor
 from .media import FRAMES
-from .protocol import Sampling
+from .protocol import (
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Sampling,
+    StructuredOutputs,
+    TextFormat,
+)
 from .urls import Connector
 from .wire import Media
 
@@ -85,7 +94,13 @@ class Engine:
     # -- requests ----------------------------------------------------------------------------------
 
     def sampling(
-        self, asked: Sampling, *, n: int = 1, stop: Sequence[str] | None = None, stream: bool
+        self,
+        asked: Sampling,
+        *,
+        n: int = 1,
+        stop: Sequence[str] | None = None,
+        constraint: Any = None,
+        stream: bool,
     ) -> Any:
         """vLLM's sampling parameters of a request.
 
@@ -100,7 +115,7 @@ class Engine:
             for name in Sampling.__struct_fields__
             if name != "max_tokens" and (value := getattr(asked, name)) is not None
         }
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in chosen.get(name, ()):
                 if not 0 <= token < self._vocab_size:
                     raise InputError(name, f"ids from 0 to {self._vocab_size - 1}", str(token))
@@ -112,14 +127,34 @@ class Engine:
             **chosen,
             "n": n,
             "stop": stop,
+            "structured_outputs": constraint,
             "detokenize": self.has_tokenizer,
             "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         }
-        try:
-            return SamplingParams(**options)
-        except Exception as error:  # vLLM's own kinds differ from version to version
-            where, got = getattr(error, "parameter", None) or "sampling", str(error).rstrip(".")
-            raise InputError(where, "parameters that vLLM takes", got) from None
+        return _made(SamplingParams, options, "sampling")
+
+    def constraint(self, asked: GenerateRequest) -> Any:
+        """vLLM's parameters of what the text must be, None for any text.
+
+        Raises:
+            InputError: several constraints, or a server without a tokenizer.
+        """
+        given, form = asked.structured_outputs, asked.response_format
+        if form is None or isinstance(form, TextFormat):
+            where = "structured_outputs"
+        elif given is None:
+            where, given = "response_format", _of_format(form)
+        else:
+            raise InputError("response_format", "none beside structured_outputs", "both")
+        if given is None:
+            return None
+        if not self.has_tokenizer:
+            raise InputError(where, "none, since the server has no tokenizer", "a constraint")
+        kinds = {n: v for n, v in msgspec.structs.asdict(given).items() if v is not None}
+        if len(kinds) != 1:
+            expected = f"exactly one of {', '.join(StructuredOutputs.__struct_fields__)}"
+            raise InputError(where, expected, " and ".join(kinds) or "none")
+        return _made(StructuredOutputsParams, kinds, where)
 
     async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Items, with media parts loaded by vLLM.
@@ -218,6 +253,9 @@ class Engine:
             ValueError: the request is refused.
             EngineDeadError, EngineGenerateError: vLLM failed.
         """
+        constrained = sampling.structured_outputs is not None
+        expected, got = "a constraint that the model's tokens can follow", "another one"
+        unfollowed = InputError("structured_outputs", expected, got)
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
             outputs = self._client.generate(rendered, sampling, f"{request_id}-{attempt}")
@@ -226,14 +264,22 @@ class Engine:
                     if not begun and is_lost(output):
                         break
                     begun = True
+                    if constrained and any(p.finish_reason == "error" for p in output.outputs):
+                        raise unfollowed
                     yield output
                 else:
                     return
+            except (ValueError, VLLMValidationError) as error:
+                told = getattr(error, "where", None) or getattr(error, "parameter", None)
+                if told or not constrained:
+                    raise
+                expected, got = "a constraint that vLLM takes", str(error).rstrip(".")
+                raise InputError("structured_outputs", expected, got) from None
             finally:
                 if not begun:
                     self.forget(rendered)
                 await outputs.aclose()
-        raise Lost
+        raise unfollowed if constrained else Lost
 
     async def pooling(self, task: str | None) -> Any:
         """vLLM's parameters of a pooling request.
@@ -271,6 +317,22 @@ class Engine:
         """vLLM's outputs for a request whose prompt comes in parts, as `part` makes them."""
         outputs: AsyncGenerator[Any, None] = self._client.generate(feed, sampling, request_id)
         return outputs
+
+
+def _made(kind: Callable[..., T], options: Mapping[str, Any], where: str) -> T:
+    """Some of vLLM's parameters."""
+    try:
+        return kind(**options)
+    except Exception as error:  # vLLM's own kinds differ from version to version
+        where, got = getattr(error, "parameter", None) or where, str(error).rstrip(".")
+        raise InputError(where, "parameters that vLLM takes", got) from None
+
+
+def _of_format(form: JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs:
+    """What OpenAI's form of a constraint means, as in vLLM's chat."""
+    if isinstance(form, JsonObjectFormat):
+        return StructuredOutputs(json_object=True)
+    return StructuredOutputs(json=form.json_schema.schema)
 
 
 def part(rendered: Mapping[str, Any], sampling: Any) -> Any:

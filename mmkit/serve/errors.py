@@ -56,7 +56,7 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
         status = HTTPStatus.BAD_REQUEST
     param = path(error, plan)
     param = param and _short(param, _PARAM)
-    message = _short(str(error), _MESSAGE)
+    message = _short(" ".join(str(error).split()), _MESSAGE)  # vLLM's may have several lines
     if status is HTTPStatus.INTERNAL_SERVER_ERROR:
         message = _of_server("to serve the request", "an error of its own", "Its log says which.")
     elif isinstance(error, EngineDeadError):

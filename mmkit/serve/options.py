@@ -36,6 +36,7 @@ class _Choosing(TypedDict, total=False):
     logprobs: int | None
     stop_token_ids: list[int] | None
     allowed_token_ids: list[int] | None
+    logit_bias: Mapping[int, float] | None
     ignore_eos: bool | None
     skip_special_tokens: bool | None
 
@@ -62,10 +63,15 @@ class GenerateOptions(SamplingOptions, _Processing, total=False):
             salt only.
         n: how many answers.
         stop: texts that end an answer.
+        structured_outputs: what the text must be: one of `protocol.StructuredOutputs`, as
+            ``{"choice": ["yes", "no"]}``.
+        response_format: the same in OpenAI's form: ``{"type": "json_object"}``.
     """
 
     n: int
     stop: Sequence[str] | None
+    structured_outputs: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
 
 
 class PoolingOptions(_Processing, total=False):

@@ -7,6 +7,7 @@ asked for, so a refusal costs no more than what was sent.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -58,9 +59,21 @@ def parse(model: type[M], raw: bytes | bytearray | str) -> M:
 
 
 def schema(model: type[Struct]) -> dict[str, Any]:
-    """The JSON schema of a message."""
-    described: dict[str, Any] = msgspec.json.schema_components([model])[1][model.__name__]
-    return described
+    """The JSON schema of a message, in one piece: a reference would be one into another
+    document."""
+    _, parts = msgspec.json.schema_components([model])
+    whole: dict[str, Any] = _whole(parts[model.__name__], parts)
+    return whole
+
+
+def _whole(described: Any, parts: Mapping[str, Any]) -> Any:
+    if isinstance(described, list):
+        return [_whole(one, parts) for one in described]
+    if not isinstance(described, dict):
+        return described
+    if "$ref" in described:
+        return _whole(parts[described["$ref"].rpartition("/")[2]], parts)
+    return {k: _whole(v, parts) for k, v in described.items() if k != "discriminator"}
 
 
 @cache
@@ -118,6 +131,8 @@ _UNIONS = {
 
 def _refusal(message: str, root: str, written: Any) -> InputError:
     """One sentence for what msgspec says."""
+    message, of_key, rest = message.partition(" - at `key` in `$")
+    message = f"{message} - at `${rest}" if of_key else message
     text, at, place = message.rpartition(" - at `$")
     if not at:
         text, place = message, ""
@@ -131,10 +146,14 @@ def _refusal(message: str, root: str, written: Any) -> InputError:
         return InputError(f"{here}.{name}" if here else name, "a value", "none")
     if text.startswith("Invalid base64"):
         return InputError(here, "base64 text", "another one")
+    if text.startswith("Invalid value '"):
+        remedy = "The server's /docs list them."
+        return InputError(here, "one of its values", shown(text[15:-1]), remedy)
     expected, _, got = text.removeprefix("Expected ").partition(", got ")
     kind = "a number with a point" if got == "`float`" else _in_words(got)
-    shown = written(here) if written is not None and re.fullmatch(r"\.\w+`", place) else ""
-    return InputError(here or "body", _in_words(expected), shown or kind or "another one")
+    bad = written(here) if written is not None and re.fullmatch(r"\.\w+`", place) else ""
+    expected = _in_words(expected) + (" as each key" if of_key else "")
+    return InputError(here or "body", expected, bad or kind or "another one")
 
 
 def _in_words(text: str) -> str:

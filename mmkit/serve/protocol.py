@@ -97,8 +97,48 @@ class Sampling(_Body, kw_only=True):
     ) = None
     stop_token_ids: Annotated[list[Id], Meta(max_length=1024)] | None = None
     allowed_token_ids: list[Id] | None = None
+    logit_bias: dict[Id, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class StructuredOutputs(_Body, kw_only=True):
+    """What the text of an answer must be, as in vLLM's `StructuredOutputsParams`: one of these. Its
+    options are left out, since no backend of vLLM reads those of a request."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class _Format(_Body, tag_field="type"):
+    """The form of an answer, as OpenAI's clients ask for it."""
+
+
+class TextFormat(_Format, tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(_Format, tag="json_object"):
+    """An object in JSON."""
+
+
+class JsonSchema(_Body, kw_only=True):
+    """A JSON schema with its name."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(_Format, tag="json_schema"):
+    """JSON that a schema allows."""
+
+    json_schema: JsonSchema
 
 
 class GenerateRequest(Sampling, kw_only=True):
@@ -112,6 +152,8 @@ class GenerateRequest(Sampling, kw_only=True):
     cache_salt: Salt | None = None
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     stop: Annotated[list[str], Meta(max_length=64)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     stream: bool = False
 
 

@@ -88,7 +88,13 @@ async def generate(request: Request) -> Response:
         raw = await weigh.read(request.receive, here.limits)
         asked = await _parsed(GenerateRequest, raw)
         model = here.check_model(asked.model)
-        sampling = here.engine.sampling(asked, n=asked.n, stop=asked.stop, stream=asked.stream)
+        sampling = here.engine.sampling(
+            asked,
+            n=asked.n,
+            stop=asked.stop,
+            constraint=here.engine.constraint(asked),
+            stream=asked.stream,
+        )
         prompt = await here.prompt(asked)
         answer = _Answer(model, asked.n)
         outputs = here.engine.generate(prompt, sampling, answer.id)

@@ -1,5 +1,6 @@
 """Texts, images and precomputed embeddings over HTTP: the LLaVA-like model, against transformers."""
 
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -95,6 +96,77 @@ def test_embeddings_computed_before(client, reference):
     with pytest.raises(RequestError, match="llava_like") as caught:
         client.generate(QUESTION, {"image": {"image_embeds": rows[None, :-1]}}, **SAMPLING)
     assert (caught.value.code, caught.value.param) == (400, "items.image[0]")
+
+
+ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}
+TO_THE_END = {**SAMPLING, "max_tokens": 64, "ignore_eos": False}
+NO_SPACE = {"logit_bias": {4: -100.0, 5: -100.0}}
+"""No line breaks and blanks, of which JSON may have any number."""
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["a cat", "a dog"]}}, "a cat|a dog"),
+        ({"structured_outputs": {"regex": "[0-9]{3}x"}}, "[0-9]{3}x"),
+        ({"structured_outputs": {"grammar": 'root ::= "y" | "no"'}}, "y|no"),
+        ({"structured_outputs": {"json": ONE}, **NO_SPACE}, r'\{"a":1\}'),
+        ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"response_format": FORMAT, **NO_SPACE}, r'\{"a":1\}'),
+    ],
+)
+def test_what_the_text_must_be(client, options, pattern):
+    (choice,) = client.generate(QUESTION, {"image": PICTURES[:1]}, **{**TO_THE_END, **options}).choices
+    assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
+
+
+def test_a_bias_is_added_to_logits(client, tokenizer):
+    """In a session, too; a placeholder is not sampled with it either."""
+    (plain,) = client.generate(QUESTION, {"image": PICTURES[:1]}, **SAMPLING).choices
+    wanted = tokenizer.convert_tokens_to_ids("W")
+    bias = {"logit_bias": {wanted: 100.0}}
+    assert set(plain.token_ids) != {wanted}
+    (choice,) = client.generate(QUESTION, {"image": PICTURES[:1]}, **bias, **SAMPLING).choices
+    assert set(choice.token_ids) == {wanted}
+    with client.session(QUESTION, {"image": PICTURES[:1]}, **bias, **SAMPLING) as session:
+        assert set(session.first.token_ids) == {wanted}
+    (choice,) = client.generate(QUESTION, {"image": PICTURES[:1]}, logit_bias={IMAGE: 100.0}, **SAMPLING).choices
+    assert choice.token_ids == plain.token_ids
+
+
+CONSTRAINED = "structured_outputs: expected a constraint that"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"logit_bias": {100: 1.0}}, "logit_bias: expected ids from 0 to 99, got 100."),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: expected ids from 0 to 99, got -1."),
+        ({"structured_outputs": {}}, "structured_outputs: expected exactly one of json, regex, "),
+        ({"structured_outputs": {"json": "{}", "regex": "a"}}, "structural_tag, got json and regex."),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": FORMAT}, "response_format: expected none beside"),
+        ({"structured_outputs": {"regex": "[a"}}, f"{CONSTRAINED} vLLM takes, got Grammar error"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, f"{CONSTRAINED} vLLM takes, got Invalid grammar"),
+        ({"structured_outputs": {"choice": []}}, f"{CONSTRAINED} vLLM takes, got Choice"),
+        ({"structured_outputs": {"json": "{"}}, f"{CONSTRAINED} vLLM takes, got Invalid JSON"),
+        ({"structured_outputs": {"json_object": False}}, f"{CONSTRAINED} vLLM takes"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, f"{CONSTRAINED} vLLM takes"),
+        ({"structured_outputs": {"regex": r"\p{Greek}+"}}, f"{CONSTRAINED} the model's tokens can follow"),
+        ({"structured_outputs": {"choice": ["\u00e9"]}}, f"{CONSTRAINED} the model's tokens can follow"),
+    ],
+)
+def test_constraints_that_are_refused(client, options, sentence):
+    """By the routes, by vLLM before the engine, and in it; the answers of others are the same."""
+    image = {"image": PICTURES[:1]}
+    before = client.generate(QUESTION, image, **SAMPLING).choices
+    with pytest.raises(RequestError) as caught:
+        client.generate(QUESTION, image, **{**TO_THE_END, **options})
+    assert (caught.value.code, caught.value.param) == (400, str(caught.value).split(":")[0])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert client.generate(QUESTION, image, **SAMPLING).choices == before
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,11 @@ FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "logprobs": ((21, 1000, VOCAB, *COUNTS), (0, 1, 20, None)),
     "stop_token_ids": (([1] * 1025, *ODD_IDS), ([], [31], list(range(32)), [1] * 1024, None)),
     "allowed_token_ids": (([], [31], *ODD_IDS), ([0], list(range(32)), [1] * 1000, None)),
+    "logit_bias": (([], 1, {"x": 1}, {"-1": 1}, {"1.0": 1}, {str(VOCAB): 1}, {str(2**31): 1}, {"1": 101}, {"1": "1"},
+                    {"1": None}), ({}, {"0": -100}, {"31": 100}, {str(i): 0.5 for i in range(VOCAB)}, None)),
+    "structured_outputs": (({}, [], 1, "x", {"choice": ["a"]}, {"regex": "("}, {"json": {}}, {"x": 1}), (None,)),
+    "response_format": (({}, [], 1, "json", {"type": "xml"}, {"type": "json_object"}, {"type": "json_schema"}),
+                        ({"type": "text"}, None)),
     "ignore_eos": ((0, 1, "true", [], {}, 1.0), ()),
     "skip_special_tokens": ((0, "false", [], 2), ()),
     "stop": ((["x"], "x", [1], [""], ["x"] * 65, {}, [None], 1), ()),
@@ -359,8 +364,8 @@ FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "mm_processor_kwargs": (({"a": 1}, {"fps": 2}, [], 1, "x", {"terra": None}), ()),
     "uuids": (({"image": ["a"]}, {"actions": "a"}, {"actions": [1]}, [], 1, "x"), ({"actions": None},)),
 }
-UNKNOWN = ("logit_bias", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "best_of", "messages", "",
-           "multi_modal_data", "prompt_embeds", "structured_outputs", "extra_args", "type", "__proto__")
+UNKNOWN = ("prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "best_of", "messages", "",
+           "multi_modal_data", "prompt_embeds", "extra_args", "type", "__proto__")
 
 
 def sampled(rng: Random, body: Body) -> Body:

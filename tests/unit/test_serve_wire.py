@@ -310,6 +310,14 @@ BODIES = {
         b'{"prompt": [1], "stop_token_ids": [1, 1.5]}',
         "stop_token_ids[1]: expected a whole number, got a number with a point.",
     ),
+    "key": (
+        b'{"prompt": [1], "logit_bias": {"x": 1}}',
+        "logit_bias: expected a whole number as each key, got a text.",
+    ),
+    "kind": (
+        b'{"prompt": [1], "response_format": {"type": "xml"}}',
+        "response_format.type: expected one of its values, got 'xml'. The server's /docs list them.",
+    ),
     "deep": (
         b'{"prompt": [1], "mm_processor_kwargs": ' + b"[" * 5000,
         "body: expected JSON nested at most some hundred deep, got deeper.",

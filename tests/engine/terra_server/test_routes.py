@@ -157,6 +157,21 @@ WRONG = {
         "stop",
         "stop: expected stop_token_ids, since the server has no tokenizer, got texts.",
     ),
+    "choice": (
+        {"prompt": [1], "structured_outputs": {"choice": ["x"]}},
+        "structured_outputs",
+        "structured_outputs: expected none, since the server has no tokenizer, got a constraint.",
+    ),
+    "format": (
+        {"prompt": [1], "response_format": {"type": "json_object"}},
+        "response_format",
+        "response_format: expected none, since the server has no tokenizer, got a constraint.",
+    ),
+    "bias": (
+        {"prompt": [1], "logit_bias": {"32": 1}},
+        "logit_bias",
+        "logit_bias: expected ids from 0 to 31, got 32.",
+    ),
     "stop id": (
         {"prompt": [1], "stop_token_ids": [32]},
         "stop_token_ids",
