@@ -93,6 +93,12 @@ PATCHES = [
         r"\1sliding_window[0] + 1 if sliding_window[0] >= 0 else -1,\2\n        None,",
     ),
     Patch(
+        "the kernels come in several files, and those of the first are not for every processor",
+        "platforms/interface.py",
+        r"import vllm\._C  # noqa: F401",
+        '__import__("vllm._C" + ("" if torch.cpu._is_avx512_bf16_supported() else "_AVX2"))',
+    ),
+    Patch(
         "a oneDNN handle is a tensor now: do without",
         "_custom_ops.py",
         r"(self\.handler: int \| None = None\n.*?\n_supports_onednn = )[^\n]*",
