@@ -3,9 +3,11 @@
 - `processor`: the base of the generated processors;
 - `batch`: samples of a batch, as tensors;
 - `chat`: messages with items in them;
+- `collator`: prompts and answers as a batch with labels;
 - `saving`: a processor in a checkpoint folder.
 """
 
 from __future__ import annotations
 
+from .collator import Collator as Collator
 from .processor import Processor as Processor

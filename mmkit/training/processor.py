@@ -14,7 +14,7 @@ from typing_extensions import override
 from ..bound.calls import LazyProcessor
 from ..errors import InputError
 from ..items.values import dtype_name
-from ..plan import Plan
+from ..plan import Plan, Preview
 from ..spec import Declaration
 from ..vocabulary import of_text_config
 from . import chat, saving
@@ -147,6 +147,12 @@ class Processor(ProcessorMixin):
             ids = [self.plan.rewrite("decoder_prompt", self.plan.encode(one)) for one in prompts]
             batch |= prompts_of("decoder_input_ids", ids, padded, where)
         return BatchFeature(batch)
+
+    def preview(self, text: str | None, input_ids: Any, items: Mapping[str, Any]) -> Preview:
+        """One prompt with its items, before it is a tensor; arguments as for a call."""
+        (prompt,), _ = self._prompts(text, input_ids)
+        (data,) = self._data(items, None)
+        return self.plan.preview(prompt, data)
 
     def _prompts(self, text: Any, input_ids: Any) -> tuple[list[Any], bool]:
         """The prompts, each a text or a list of ids, and whether they are a batch."""

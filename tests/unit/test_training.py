@@ -19,6 +19,7 @@ from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from mmkit import (
     Image,
+    InputError,
     Modality,
     ModelSpec,
     Tensor,
@@ -33,7 +34,7 @@ from mmkit import (
     replace,
     tok,
 )
-from mmkit.training import Processor
+from mmkit.training import Collator, Processor
 
 from .common import CONFIG, modality
 
@@ -60,6 +61,39 @@ def waves(**options):
 
 def steps(count):
     return torch.arange(count, dtype=torch.float32)[:, None]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_labels_are_the_answers(side):
+    samples = [
+        {"text": "look <series> at", "series": steps(5), "answer": "at <s>"},
+        {"input_ids": [SERIES, SERIES], "series": [steps(1), steps(9)], "answer": [LOOK]},
+        {"text": "at", "answer": "look"},
+    ]
+    batch = Collator(waves(), padding_side=side, pad_to_multiple_of=4)(samples)
+    whole = [[LOOK, PATCH, PATCH, AT, AT, 5], [PATCH] * 4 + [LOOK], [AT, LOOK]]
+    known = [[-100] * 4 + [AT, 5], [-100] * 4 + [LOOK], [-100, LOOK]]
+    tensors = [batch[name] for name in ("input_ids", "labels", "attention_mask")]
+    for row, labels, mask, ids, own in zip(*tensors, whole, known, strict=True):
+        gap = 8 - len(ids)
+        before, after = (gap, 0) if side == "left" else (0, gap)
+        assert row.tolist() == [PAD] * before + ids + [PAD] * after
+        assert labels.tolist() == [-100] * before + own + [-100] * after
+        assert mask.tolist() == [0] * before + [1] * len(ids) + [0] * after
+    assert [len(one) for one in batch["series"]] == [5, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("sample", "sentence"),
+    [
+        ({"text": "look"}, r"waves\.answer: expected a text or ids, got none\."),
+        ({"text": "look", "answer": "at <series>"}, r"waves\.series: "),
+        ({"text": "look <patch>", "answer": "at"}, r"waves\.series: "),
+    ],
+)
+def test_answers_are_checked(sample, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Collator(waves())([sample])
 
 
 def test_one_prompt():
