@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ..vllm_api.chat import REFERENCE, Load
+from ..vllm_api.chat import REFERENCE, Load, modalities
 from .door import Door
 from .parsing import decoded, decoder
 
@@ -33,15 +33,15 @@ async def apart(body: bytes, door: Door) -> tuple[bytes, Sent]:
         InputError: an item is malformed; or a message is, and there are items.
         TooLarge: the items are beyond a limit.
     """
-    names = [f'"{name}"'.encode() for name in door.plan.modalities]
-    if b'"messages"' not in body or not any(name in body for name in names):
+    names = modalities(door.plan.spec)
+    if b'"messages"' not in body or not any(f'"{name}"'.encode() in body for name in names):
         return body, []
-    return await asyncio.to_thread(_apart, body, door)
+    return await asyncio.to_thread(_apart, body, door, names)
 
 
-def _apart(body: bytes, door: Door) -> tuple[bytes, Sent]:
+def _apart(body: bytes, door: Door, names: list[str]) -> tuple[bytes, Sent]:
     request = decoded(_OBJECT, body)
-    conversation = _Conversation(list(door.plan.modalities))
+    conversation = _Conversation(names)
     request["messages"] = conversation.messages(request.get("messages", Raw(b"null")))
     if not conversation.order:
         return body, []

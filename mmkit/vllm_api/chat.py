@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -89,7 +89,7 @@ def install(spec: Declaration) -> None:
             return theirs(part, parser, **options)
         part = _resolved(part)
         name: Any = part.get("type")
-        if name not in part or all(name != modality.name for modality in spec.modalities):
+        if name not in part or name not in modalities(spec):
             return theirs(part, parser, **options)
         uuid = part.get("uuid")
         placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
@@ -109,6 +109,15 @@ def install(spec: Declaration) -> None:
     later.resolve_items = _gathering_later(later.resolve_items)
 
 
+def modalities(spec: Declaration) -> list[str]:
+    """The modalities of a spec that have a content part of their own: none that is named as one of
+    vLLM's parts."""
+    module, _ = _reader()
+    theirs = getattr(module, "MM_PARSER_MAP", {})
+    return [modality.name for modality in spec.modalities if modality.name not in theirs]
+
+
+@cache
 def _reader() -> tuple[ModuleType | None, str]:
     for path, name in _READERS:
         try:
