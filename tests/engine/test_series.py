@@ -124,8 +124,11 @@ def test_series_in_a_chat(llm: Any, trained: tuple[Path, Any, Any]) -> None:
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
+    processor = WAVES.hf_processor(llm.llm_engine.model_config.hf_config, trained[2])
     for messages, request in turns([wave.series for wave in HELD_OUT], trained[2]):
         (result,) = llm.chat([messages], sampling, use_tqdm=False)
+        inputs = processor.apply_chat_template(messages, tokenize=True, return_dict=True)
+        assert inputs["input_ids"].tolist() == [result.prompt_token_ids]
         assert (result.prompt_token_ids, list(result.outputs[0].token_ids)) == generated(llm, request)
     # a template of texts: placeholders first, as those of images
     (last,) = llm.chat([messages[-2:-1]], sampling, use_tqdm=False, chat_template_content_format="string",
