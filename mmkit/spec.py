@@ -7,8 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeAlias
 
-from annotated_types import Len
-from pydantic import BaseModel, ConfigDict, InstanceOf, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    InstanceOf,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+)
 
 from .errors import SpecError
 from .expr import COUNT, Condition, Count, Leaf, Scope, expression, item, leaves, structure, tok
@@ -338,7 +344,7 @@ class Declaration(_Declared):
     prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     tokenization_kwargs: Mapping[str, Any] = {}
-    merges: Annotated[str, Len(1, 1)] | None = None
+    merges: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
     _module: str = PrivateAttr(default="__main__")
 
     def __init__(
