@@ -61,19 +61,15 @@ def make_model(seed: int, vocab_size: int) -> Any:
     return WavesForCausalLM(config)
 
 
-def make_batch(model: Any, plan: Any, tokenizer: Any, seeds: list[int]) -> tuple[Tensor, Tensor]:
+def make_batch(model: Any, processor: Any, seeds: list[int]) -> tuple[Tensor, Tensor]:
     """Texts about two waves each, as the spec lays them out: embeddings (batch, length, hidden_size) and labels."""
-    ids, labels, series = [], [], []
-    (patch_id,) = plan.embed_ids
-    for pair in zip(seeds[::2], seeds[1::2], strict=True):
-        waves = [make_wave(seed) for seed in pair]
-        text = " . ".join(f"{PROMPT} {wave.answer}" for wave in waves)
-        seen = plan.preview(tokenizer.encode(text), {"series": [wave.series for wave in waves]})
-        ids.append(torch.tensor(seen.prompt_token_ids))
-        series += [fields["series"] for fields in seen.fields["series"]]
-    padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=0)
-    labels = torch.where((padded == patch_id) | (padded == 0), -100, padded)
-    return model.embed(padded, series, patch_id), labels
+    pairs = [[make_wave(seed) for seed in pair] for pair in zip(seeds[::2], seeds[1::2], strict=True)]
+    texts = [" . ".join(f"{PROMPT} {wave.answer}" for wave in waves) for waves in pairs]
+    batch = processor(texts, series=[[wave.series for wave in waves] for waves in pairs], padding=True)
+    is_text = (batch["attention_mask"] == 1) & (batch["mm_token_type_ids"] == 0)
+    (patch_id,) = processor.plan.embed_ids
+    embeddings = model.embed(batch["input_ids"], batch["series"], patch_id)
+    return embeddings, batch["input_ids"].masked_fill(~is_text, -100)
 
 
 def train(steps: int, seed: int) -> tuple[Any, Any]:
@@ -82,7 +78,7 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
 
     tokenizer = make_tokenizer()
     model = make_model(seed, len(tokenizer))
-    plan = WAVES.bind(model.config, tokenizer)
+    processor = WAVES.hf_processor(model.config, tokenizer)
     # Muon for the matrices of the layers, which learns in a fraction of the steps
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     chosen = set(matrices)
@@ -95,7 +91,7 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
     progress = tqdm(range(steps), desc="training", unit="step")
     for step in progress:
         seeds = rng.integers(FIRST_TRAINING_SEED, 2**62, size=2 * BATCH).tolist()
-        embeddings, labels = make_batch(model, plan, tokenizer, seeds)
+        embeddings, labels = make_batch(model, processor, seeds)
         loss = model(inputs_embeds=embeddings, labels=labels).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
