@@ -20,7 +20,9 @@ WAVES = ModelSpec(
         item=Tensor(shape=(between(1, cfg.max_steps), cfg.channels)),
         # how items become what the model receives
         process=standardise,
-        fields={"series": batched(shape=(between(1, cfg.max_steps), cfg.channels), dtype="float32")},
+        fields={
+            "series": batched(shape=(between(1, cfg.max_steps), cfg.channels), dtype="float32"),
+        },
         # what one item becomes in the prompt: a position for every steps_per_token rows, or what is left of them
         layout=embed(tok["<patch>"]) * ceil_div(fields.series.shape[0], cfg.steps_per_token),
         # how it gets there: the caller writes one <series> per item
