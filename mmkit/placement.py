@@ -58,7 +58,7 @@ class Placement:
     modality: str
     index: int
     start: int
-    placeholder: Placeholder
+    placeholder: Placeholder = field(repr=False)
 
     @property
     def end(self) -> int:

@@ -227,8 +227,8 @@ LIVE = {
         ),
         Live(
             "gemma3",
-            # an image right before one newline is refused, and two images that meet share a token
-            markers={"image": "a<start_of_image>"},
+            # newlines merge with those of an image; all others of a prompt do too, and images that meet share one
+            markers={"image": "a\n<start_of_image>\n\nb"},
             taken=["<image_soft_token>", "<start_of_image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n"],
             special=["<end_of_image>", "<start_of_turn>", "<end_of_turn>"],
             sizes=multiples(32),
@@ -237,7 +237,7 @@ LIVE = {
                 {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8, "pan_and_scan_max_num_crops": 3},
                 {"do_pan_and_scan": True},
             ],
-            words=["hello world", "what is it?", " ", "\n\n", "a", "<", ">", "é日"],
+            words=["hello world", "what is it?", " ", "a", "<", ">", "é日"],
         ),
         Live(
             "qwen3_vl",
