@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, settings
 from transformers import AutoConfig
 
 from examples import terra
@@ -26,6 +25,7 @@ from examples.series.spec import WAVES
 from examples.series.train import make_tokenizer
 from examples.terra.spec import TERRA
 from mmkit.testing import Request, Subject, of_spec
+from mmkit.testing.drawing import for_each
 from mmkit.testing.laws.law import differences
 from mmkit.training import Processor
 from mmkit.vllm_api import harness, kit
@@ -107,20 +107,12 @@ def check(subject: Subject, examples: int) -> tuple[int, int]:
     processor, tokenizer = processor_of(subject), subject.processor.info.ctx.tokenizer
     counts = [0, 0]
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    @given(subject.requests())
     def drawn(request: Request) -> None:
         counts[not compare(processor, subject, request.prompt, request)] += 1
         if tokenizer is not None:
             compare(processor, subject, tokenizer.decode(request.prompt), request)
 
-    drawn()
+    for_each(subject.requests(), drawn, max_examples=examples, database=None)
     return counts[0], counts[1]
 
 

@@ -20,9 +20,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from vllm import ModelRegistry
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -285,11 +285,15 @@ def replay(name: str, case: Mapping[str, Any]) -> Any:
     return apply(instance, prompt, items_of(case), case.get("mm_processor_kwargs", {}))
 
 
+@functools.cache
+def _spawned() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
 @contextmanager
 def one_spawned_process() -> Iterator[None]:
     """The law L12 asks the same other process about every subject: each would import vLLM first, for 10 s."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("concurrent.futures.ProcessPoolExecutor", lambda *options: nullcontext(pool))
+    with mock.patch("mmkit.testing.laws.system.ProcessPoolExecutor", return_value=nullcontext(_spawned())):
         yield
 
 

@@ -22,13 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from hypothesis.stateful import run_state_machine_as_test
 
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
+from .drawing import for_each, quiet
 from .laws import LAWS, Case, Law, NotApplicable, Violation
 from .strategies import (
     AudioSample,
@@ -126,10 +127,7 @@ def check_law(
     if law.needs_model and subject.plan is not None and subject.plan.spec.is_raw:
         raise NotApplicable("the items take no positions: forward gets their fields, not rows")
     options: dict[str, Any] = {
-        "deadline": None,
-        "suppress_health_check": list(HealthCheck),
-        "report_multiple_bugs": False,  # a group of them has no message; the smallest is one
-        "max_examples": max(1, (examples or settings().max_examples) // law.cost),
+        "max_examples": max(1, (examples or settings().max_examples) // law.cost)
     }
     if not database:
         options["database"] = None
@@ -145,21 +143,13 @@ def check_law(
 def _check(case: Case, options: dict[str, Any]) -> None:
     law = case.law
     try:
-        phases = [phase for phase in settings().phases if phase is not Phase.explain]
-        chosen = settings(**options, phases=phases)
         if law.kind == "once":
             law.check(case)
         elif law.kind == "machine":
-            chosen = settings(chosen, stateful_step_count=6)
+            chosen = quiet(stateful_step_count=6, **options)
             run_state_machine_as_test(law.check(case), settings=chosen)
         else:
-
-            @chosen
-            @given(data=st.data())
-            def holds(data: Any) -> None:
-                law.check(replace(case, data=data))
-
-            holds()
+            for_each(st.data(), lambda data: law.check(replace(case, data=data)), **options)
     except (Violation, NotApplicable):
         raise
     except Unsatisfiable as error:

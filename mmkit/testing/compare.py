@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
+from .drawing import for_each
 from .laws.law import differences
 from .strategies import Request
 from .subject import of_spec as subject_of
@@ -120,14 +119,6 @@ def compare(
             for name, values in request.data().items()
         }
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    @given(subject.requests())
     def drawn(request: Request) -> None:
         prompts = [request.prompt]
         if tokenizer is not None:
@@ -139,7 +130,7 @@ def compare(
         for request in given_requests:
             check(request)
         if examples:
-            drawn()
+            for_each(subject.requests(), drawn, max_examples=examples, database=None)
     except Difference as error:
         comparison.difference = str(error)
     return comparison

@@ -260,7 +260,8 @@ def of_spec(
     plan: Plan = instance.info.plan
     given = samples or {}
     drawn = {
-        name: given.get(name) or items(modality.item) for name, modality in plan.modalities.items()
+        name: given[name] if name in given else items(modality.item)
+        for name, modality in plan.modalities.items()
     }
     return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import Phase, assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -20,6 +20,7 @@ from ...errors import InputError
 from ...model.sound import largest_magnitude
 from ...vllm_api import harness
 from ...vllm_api.rendered import UnsaidError, compared
+from ..drawing import for_each
 from ..strategies import Request
 from ..subject import Subject
 from .law import Case, NotApplicable, differences, law
@@ -135,19 +136,8 @@ def _some(subject: Subject) -> list[Request]:
     """A few requests, the same ones each time."""
     requests: list[Request] = []
 
-    @settings(
-        max_examples=8,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=[*HealthCheck],
-    )
-    @given(request=subject.requests())
-    def collect(request: Request) -> None:
-        requests.append(request)
-
-    collect()
+    same = {"phases": [Phase.generate], "derandomize": True, "database": None}
+    for_each(subject.requests(), requests.append, max_examples=8, **same)
     return requests
 
 
