@@ -29,6 +29,8 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help venv demo serve-demo test test-fast test-thorough soak matrix survey mutants bench docs lint format clean distclean
 

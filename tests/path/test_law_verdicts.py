@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import find, reject
+from hypothesis import Phase, find, reject, settings
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
@@ -82,6 +82,10 @@ def test_items_of_parts(number: str) -> None:
         check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
 
 
+UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
+"""Whether there is an example is the question."""
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -92,13 +96,14 @@ def test_items_of_parts(number: str) -> None:
 )
 def test_drawn_sizes_reach_both_ends(kind: Any) -> None:
     bound = kind.bind(Scope())
+    drawn = strategies.items(bound)
 
     def sizes(sample: Any) -> tuple[int, ...]:
         return tuple(bound._sizes(bound.canonical(sample.value(), "item")))
 
     for axis, (least, most) in enumerate(zip(bound.least, bound.most, strict=True)):
         for end in (least, least + 1, most - 1, most):
-            assert find(strategies.items(bound), lambda sample, at=axis, end=end: sizes(sample)[at] == end)
+            assert find(drawn, lambda sample, at=axis, end=end: sizes(sample)[at] == end, settings=UNSHRUNK)
 
 
 def nothing_to_say(case: Case) -> None:

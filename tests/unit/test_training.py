@@ -35,6 +35,7 @@ from mmkit import (
     tok,
 )
 from mmkit.training import Collator, Processor
+from tests import ROOT
 
 from .common import CONFIG, modality
 
@@ -252,44 +253,46 @@ import mmkit
 
 assert "transformers" not in sys.modules
 import torch
-from transformers import AutoProcessor
+from transformers import AutoConfig, AutoProcessor
 
-folder = sys.argv[1]
-{register}
-processor = AutoProcessor.from_pretrained(folder, {options})
-batch = processor(input_ids=[14, *[31] * 6], actions=torch.ones(6, 3))
-assert batch["actions"].tolist() == [[[1.0] * 3] * 6]
-assert batch["mm_token_type_ids"].tolist() == [[0, *[4] * 6]]
-assert processor.dtype == torch.float16 and processor.mm_processor_kwargs == {{"size": 3}}
-print(type(processor).__module__.partition(".")[0])
-"""
-REGISTER = """
-from transformers import AutoConfig
+
+def load(folder, **options):
+    processor = AutoProcessor.from_pretrained(folder, **options)
+    batch = processor(input_ids=[14, *[31] * 6], actions=torch.ones(6, 3))
+    assert batch["actions"].tolist() == [[[1.0] * 3] * 6]
+    assert batch["mm_token_type_ids"].tolist() == [[0, *[4] * 6]]
+    assert processor.dtype == torch.float16 and processor.mm_processor_kwargs == {"size": 3}
+    return type(processor).__module__.partition(".")[0]
+
+
+folders = sys.argv[2:]
+print([load(folder, trust_remote_code=True) for folder in folders])
+sys.path.append(sys.argv[1])
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
+
 AutoConfig.register("llama_action", LlamaActionConfig)
 AutoProcessor.register(LlamaActionConfig, TERRA.hf_processor_class)
+print([load(folder) for folder in folders])
 """
 
 
-@pytest.mark.parametrize("code", [True, False])
-@pytest.mark.parametrize("is_new", [True, False])
-def test_loading_where_there_is_no_vllm(code, is_new, tmp_path):
+def test_loading_where_there_is_no_vllm(tmp_path):
+    """A folder that is there already, and a new one; with the code in it, then with a class that is registered."""
     AutoConfig.register("llama_action", LlamaActionConfig, exist_ok=True)
-    folder = tmp_path / "a checkpoint"
+    folders = [tmp_path / "a checkpoint", tmp_path / "a new one"]
     config = AutoConfig.from_pretrained(CHECKPOINT)
-    if not is_new:
-        config.save_pretrained(folder)
-    TERRA.hf_processor(config, kwargs={"size": 3}, dtype="float16").save_pretrained(folder)
-    script = LOADED.format(register="" if code else REGISTER, options="trust_remote_code=True" if code else "")
+    config.save_pretrained(folders[0])
+    for folder in folders:
+        TERRA.hf_processor(config, kwargs={"size": 3}, dtype="float16").save_pretrained(folder)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder)],
-        cwd=tmp_path if code else None,
+        [sys.executable, "-c", LOADED, str(ROOT), *map(str, folders)],
+        cwd=tmp_path,
         env={**os.environ, "HF_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
     )
-    assert done.stdout == ("transformers_modules\n" if code else "mmkit\n"), done.stderr
+    assert done.stdout.splitlines() == [str([module] * 2) for module in ("transformers_modules", "mmkit")], done.stderr
 
 
 def test_what_is_saved_comes_back(tmp_path):

@@ -24,7 +24,7 @@ LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("laws", "differential"), ("engine",), ("serve",))
+PROCESSES = (("laws", "training", "differential"), ("engine",), ("serve",))
 """Checks that run in one process; an engine has its own, which it may take down with it."""
 
 COLUMNS = {
@@ -135,9 +135,11 @@ def _shown(check: Mapping[str, Any] | None) -> str:
     shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
     if not check.get("routes", True):
         return "no routes"
-    return shown + (
-        f"; {len(check['refused'])} refused by transformers" if check.get("refused") else ""
-    )
+    if silent := check.get("silent"):
+        shown += f" without {', '.join(silent)}"
+    if refused := check.get("refused"):
+        shown += f"; {len(refused)} refused by transformers"
+    return shown
 
 
 def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks laws differential engine serve
+    python -m tools.matrix.checks laws training differential engine serve
 
 prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
 """
@@ -14,8 +14,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,50 +55,88 @@ Details = dict[str, Any]
 """What a check tells; it holds if `failures` is empty."""
 
 
+@dataclass
+class Problems:
+    """What failed, and what transformers 4 refuses."""
+
+    failures: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def add(self, what: str, error: Exception) -> None:
+        (self.refused if _of_transformers(error) else self.failures).append(
+            f"{what}: {_brief(error)}"
+        )
+
+
 def laws(numbers: Sequence[str] = ()) -> Details:
     """Laws that need no model, all or some, on each spec of the project, and the stored cases of
     the gallery."""
-    from examples import terra
-    from examples.terra.spec import TERRA
-    from mmkit.testing import LAWS, NotApplicable, Violation, check_law, of_spec
-    from tests.oracles import SYSTEMS
+    from mmkit.testing import LAWS, NotApplicable, Violation, check_law
+    from tests.oracles import one_spawned_process
     from tests.path.test_gallery import CASES, is_wrong
-    from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN, subject
+    from tests.path.test_project_specs import EXPECTED, KNOWN_IF_SEEN
 
-    terra.register()
-    chosen = {number: LAWS[number] for number in numbers or LAWS}
-    failures, refused, checked, cases = [], [], 0, 0
-
-    def failed(what: str, error: Exception) -> None:
-        (refused if _of_transformers(error) else failures).append(f"{what}: {_brief(error)}")
-
-    for name in (*(system for system in SYSTEMS if system not in NEWEST_ALONE), "terra"):
-        try:
-            instance = of_spec(TERRA, terra.CHECKPOINT) if name == "terra" else subject(name)
-        except Exception as error:
-            failed(name, error)
-            continue
-        for number, law in chosen.items():
-            if law.needs_model or (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
+    chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
+    problems = Problems()
+    checked: list[str] = []
+    silent: dict[str, str] = {}
+    cases = 0
+    for name, instance in _subjects(problems):
+        for number in chosen:
+            if (name, number) in EXPECTED or (name, number) == KNOWN_IF_SEEN:
                 continue
             try:
-                check_law(number, instance, database=False)
-                checked += 1
-            except NotApplicable:
-                pass
+                with one_spawned_process():
+                    check_law(number, instance, database=False)
+                checked.append(number)
+            except NotApplicable as reason:
+                silent[number] = str(reason)
             except Violation as violation:
-                failed(name, violation)
+                problems.add(name, violation)
     for name, case in CASES:
         if name in NEWEST_ALONE or is_wrong(name, case):
             continue
         try:
             differs = _differs(name, case)
         except Exception as error:
-            failed(f"{name}/{case['id']}", error)
+            problems.add(f"{name}/{case['id']}", error)
         else:
             cases += 1
-            failures += [f"{name}/{case['id']}: {difference}" for difference in differs[:1]]
-    return {"laws": checked, "cases": cases, "refused": refused, "failures": failures}
+            problems.failures += [
+                f"{name}/{case['id']}: {difference}" for difference in differs[:1]
+            ]
+    # laws that have nothing to say on this version
+    silent = {number: reason for number, reason in silent.items() if number not in checked}
+    return {"laws": len(checked), "cases": cases, "silent": silent, **vars(problems)}
+
+
+def training() -> Details:
+    """Drawn requests through the processor for transformers of each spec, and vLLM's path."""
+    from tests import hf_law
+
+    problems, compared = Problems(), 0
+    for name, instance in _subjects(problems):
+        try:
+            compared += sum(hf_law.check(instance, settings().max_examples))
+        except Exception as error:
+            problems.add(name, error)
+    return {"requests": compared, **vars(problems)}
+
+
+def _subjects(problems: Problems) -> Iterator[tuple[str, Any]]:
+    """Each spec of the project that every version has to take."""
+    from tests import hf_law
+    from tests.oracles import SYSTEMS
+    from tests.path.test_project_specs import subject
+
+    systems = {name: partial(subject, name) for name in SYSTEMS if name not in NEWEST_ALONE}
+    for name, make in {**systems, **hf_law.EXAMPLES}.items():
+        try:
+            instance = make()
+        except Exception as error:
+            problems.add(name, error)
+        else:
+            yield name, instance
 
 
 def _of_transformers(error: BaseException) -> bool:
@@ -236,7 +275,7 @@ def _compared(got: Any, expected: Any) -> Details:
 
 
 CHECKS: dict[str, Callable[[], Details]] = {
-    check.__name__: check for check in (laws, differential, engine, serve)
+    check.__name__: check for check in (laws, training, differential, engine, serve)
 }
 
 
