@@ -33,12 +33,12 @@ from mmkit.vllm_api import harness, kit
 
 def processor_of(subject: Subject) -> Processor:
     """The processor for transformers of a subject, from the same checkpoint and with the same options."""
-    from vllm.transformers_utils import processors
-    from vllm.transformers_utils.processor import get_processor_cls_name_from_config
+    from vllm.transformers_utils import processor, processors
 
     info = subject.processor.info
     inner = None
-    if hasattr(processors, get_processor_cls_name_from_config(str(subject.model_dir)) or ""):
+    named = getattr(processor, "get_processor_cls_name_from_config", lambda folder: None)  # none up to 0.16
+    if hasattr(processors, named(str(subject.model_dir)) or ""):
         inner = info.get_hf_processor()  # transformers has none
     return info.spec.hf_processor_class.from_pretrained(
         subject.model_dir,

@@ -64,23 +64,15 @@ class CommonInfo(BaseProcessingInfo):
     """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
-    _last: ClassVar[tuple[Any, Plan | None]] = None, None
-    """What the spec was bound to last, and the plan; that holds all of it."""
 
     @cached_property
     def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer: once, although vLLM makes another
-        info for each chat request."""
+        """The spec, bound to this model's config and tokenizer."""
         announce(self.spec)  # the checkpoint may have been saved with its processor
-        config, tokenizer, kwargs = self.get_hf_config(), self.ctx.tokenizer, self.merged_kwargs({})
+        processor = LazyProcessor(self.get_hf_processor)
+        kwargs = self.merged_kwargs({})
         most = self.ctx.model_config.max_model_len
-        bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
-        last, plan = self._last
-        if plan is None or last != bound_to:
-            processor = LazyProcessor(self.get_hf_processor)
-            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most)
-            type(self)._last = bound_to, plan
-        return plan
+        return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs, most)
 
     @override
     def get_hf_processor(self, **kwargs: object) -> Any:
@@ -122,7 +114,6 @@ class ParsingInfo(CommonInfo):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.check_names([modality])
         self.plan.modalities[modality].intake.check_count(
             num_items, self.allowed_mm_limits[modality]
         )

@@ -22,7 +22,8 @@ from mmkit.serve.wire import encode
 pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = ("--dtype", "float32", "--block-size", "32", "--enable-mm-embeds", "--served-model-name", "llava",
-    "--hf-overrides", f'{{"architectures": ["{ARCHITECTURE}"]}}', "--max-num-seqs", "16")  # fmt: skip
+    "--hf-overrides", f'{{"architectures": ["{ARCHITECTURE}"]}}', "--max-num-seqs", "16",
+    "--enforce-eager")  # fmt: skip
 SAMPLING = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 PICTURES = [draw_picture(seed) for seed in range(3)]
 QUESTION = "USER: <image>\nwhat is it? ASSISTANT:"

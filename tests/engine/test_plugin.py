@@ -17,15 +17,14 @@ announce("__main__"); print(os.environ["MMKIT_MODULES"])
     assert run("-c", code).split() == ["json", "json"]
 
 
-def test_a_model_of_a_script_reaches_every_process() -> None:
-    """The engine core, and two workers that share each layer, with the entry point of the examples blocked. The ids are
-    those of one worker: they are right.
-    """
-    output = run(
-        "-m", "tests.engine.scripts_announce", str(CHECKPOINT), "2",
-        VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn",
-    )  # fmt: skip
-    check_frames(output)
+def test_a_model_of_a_script_reaches_the_engine() -> None:
+    """With the entry point of the examples blocked. At night there are two workers beside the engine core."""
+    check_frames(run_script(1))
+
+
+def run_script(workers: int) -> str:
+    variables = {"VLLM_PLUGINS": "mmkit", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    return run("-m", "tests.engine.scripts_announce", str(CHECKPOINT), str(workers), **variables)
 
 
 def check_frames(output: str) -> None:

@@ -16,7 +16,7 @@ from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.engine.terra.published import make_published
 from tests.engine.test_new import installed
-from tests.engine.test_plugin import check_frames
+from tests.engine.test_plugin import check_frames, run_script
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -51,6 +51,13 @@ def test_llava_like_gives_the_ids_of_vllms_own_class(tmp_path: Path, split: str)
     answers = json.loads(report.read_text())
     assert len(answers["ids"]) > 60
     assert answers["ids"] == answers["vllm"]
+
+
+def test_a_model_of_a_script_reaches_every_process() -> None:
+    """The engine core, and two workers that share each layer, with the entry point of the examples blocked. The ids are
+    those of one worker: they are right.
+    """
+    check_frames(run_script(2))
 
 
 def test_a_model_of_an_imported_module_reaches_every_process() -> None:

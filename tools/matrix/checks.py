@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -325,4 +326,6 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
+    for child in multiprocessing.active_children():  # that of L12
+        child.terminate()
     os._exit(0)  # engines of some versions leave threads behind that do not end

@@ -1,30 +1,14 @@
-"""Features of vLLM that ask something of the model class; `python -m tools.features` runs all, on both sides."""
+"""A feature of vLLM that asks something of the model class; tests/night/test_features.py has more, and
+`python -m tools.features` runs all, on both sides."""
 
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from examples.llava_like.offline import answer, engine
-from tools.features import parts
 from tools.features.rows import FEATURES, Side
 
 
-@pytest.mark.parametrize("name", ["LoRA, mixed with requests without", "EAGLE-3", "classification: `classify`"])
-def test_answers_are_those_of_vllms_own_class(engines: ExitStack, llava: Any, tmp_path: Path, name: str) -> None:
-    (feature,) = (feature for feature in FEATURES if feature.name == name)
+def test_lora_is_that_of_vllms_own_class(engines: ExitStack, llava: Any, tmp_path: Path) -> None:
+    (feature,) = (feature for feature in FEATURES if feature.name.startswith("LoRA, mixed"))
     theirs, ours = (feature.run(Side(own, tmp_path / str(own), engines)) for own in (True, False))
     assert ours == theirs
-
-
-def test_an_adapter_of_the_tower_is_as_its_weights_in_the_checkpoint(
-    engines: ExitStack, llava: Any, checkpoint: Path, tmp_path: Path
-) -> None:
-    """vLLM's own class counts a position less than CLIP computes, and fails."""
-    (feature,) = (feature for feature in FEATURES if "tower" in feature.name)
-    side = Side(False, tmp_path / "side", engines)
-    ids = feature.run(side)
-    merged = parts.merged(tmp_path / "merged", side.checkpoint, side.folder / "adapter")
-    llm = engines.enter_context(engine(merged, seed=0, enforce_eager=True))
-    assert answer(llm, side.requests) == ids
