@@ -10,46 +10,92 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 
-from ..vllm_api.chat import REFERENCE, Load, modalities
-from .door import Door
+from ..errors import InputError
+from ..vllm_api.chat import REFERENCE, Load
 from .parsing import decoded, decoder
+from .weigh import Scale
+from .wire import TooLarge
+
+if TYPE_CHECKING:
+    from .door import Door
 
 _OBJECT: Any = decoder(dict[str, Raw])
 _LIST: Any = decoder(list[Raw])
 
+FEW = 2**14
+"""Values in the JSON that vLLM reads of a request, beside those of a prompt."""
+
 Sent = Sequence[tuple[str, Load]]
 """Items, each with its modality."""
 
+_ITEMS = ("multi_modal_data", "items")
+"""Fields under which items are sent elsewhere."""
 
-async def apart(body: bytes, door: Door) -> tuple[bytes, Sent]:
+_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify")
+"""Routes of vLLM that would leave them out of a request without a word."""
+
+
+async def apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
     """A request to one of vLLM's routes without the items in its messages, and what gives these.
 
     Raises:
-        InputError: an item is malformed; or a message is, and there are items.
+        InputError: an item is malformed; or a message is, and there are items; or there are items
+            where nothing reads them.
         TooLarge: the items are beyond a limit.
     """
-    names = modalities(door.plan.spec)
-    if b'"messages"' not in body or not any(f'"{name}"'.encode() in body for name in names):
-        return body, []
-    return await asyncio.to_thread(_apart, body, door, names)
+    in_messages = _holds(body, ["messages"]) and _holds(body, door.in_messages)
+    if in_messages or (path in _ROUTES and _holds(body, _ITEMS)):
+        return await asyncio.to_thread(_apart, path, body, door)
+    return body, []
 
 
-def _apart(body: bytes, door: Door, names: list[str]) -> tuple[bytes, Sent]:
+def _holds(body: bytes, names: Sequence[str]) -> bool:
+    return any(f'"{name}"'.encode() in body for name in names)
+
+
+def _apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
     request = decoded(_OBJECT, body)
-    conversation = _Conversation(names)
+    if path in _ROUTES and (name := next((name for name in _ITEMS if name in request), None)):
+        remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
+        raise InputError(name, f"no items at {path}", "some", remedy)
+    conversation = _Conversation(door.in_messages)
     request["messages"] = conversation.messages(request.get("messages", Raw(b"null")))
     if not conversation.order:
         return body, []
-    data = door.parts(conversation.items)
-    turns = {name: iter(values) for name, values in data.items()}
-    loaded = door.engine.loaded
-    sent = [(name, partial(loaded, next(turns[name]), where)) for name, where in conversation.order]
-    return msgspec.json.encode(request), sent
+    return msgspec.json.encode(request), conversation.sent(door)
+
+
+class _Message(msgspec.Struct):
+    """What of a message is checked before vLLM reads it."""
+
+    role: str
+    content: str | list[str | dict[str, Raw]] | None = None
+
+
+def messages(raw: Raw, door: Door) -> tuple[list[Any], Sent]:
+    """Messages of a request to one of our routes, without their items, and what gives these.
+
+    Raises:
+        InputError: they are malformed, or an item is.
+        TooLarge: they are beyond a limit.
+    """
+    if not decoded(decoder(list[_Message]), raw, where="messages"):
+        raise InputError("messages", "at least one", "none")
+    conversation = _Conversation(door.in_messages)
+    rest = bytes(conversation.messages(raw))
+    scale = Scale(door.limits, "messages")
+    scale.add(rest)
+    if scale.listed > FEW:
+        raise TooLarge("messages", f"at most {FEW} values in JSON beside items", "more")
+    read = decoded(decoder(list[dict[str, Any]]), rest, where="messages")
+    for message in read:  # the older name, which vLLM's route takes as well
+        message.setdefault("reasoning", message.pop("reasoning_content", None))
+    return read, conversation.sent(door)
 
 
 class _Conversation:
@@ -69,6 +115,13 @@ class _Conversation:
         """The messages with references in place of items."""
         return _each(raw, self._message)
 
+    def sent(self, door: Door) -> Sent:
+        """What gives the items of the messages that were read."""
+        data = door.parts(self.items)
+        turns = {name: iter(values) for name, values in data.items()}
+        loaded = door.engine.loaded
+        return [(name, partial(loaded, next(turns[name]), where)) for name, where in self.order]
+
     def _message(self, raw: Raw) -> Raw:
         if not _starts(raw, b"{"):
             return raw
@@ -82,8 +135,10 @@ class _Conversation:
             return raw
         part = decoded(_OBJECT, raw, where="messages")
         name = msgspec.json.decode(part.get("type", b"null"))
-        if name not in self._names or name not in part:
+        if name not in self._names:
             return raw
+        if name not in part:
+            raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
         known = self.items.setdefault(name, [])
         reference = {"url": f"{REFERENCE}{len(self.order)}"}
         self.order.append((name, f"items.{name}[{len(known)}]"))

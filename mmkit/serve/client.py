@@ -146,12 +146,12 @@ class Client(_Client):
         return _run(self._call(Modalities, "modalities"))
 
     def generate(
-        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generation:
         """One request, answered as a whole.
 
         Args:
-            prompt: a text, or token ids (tokens,).
+            prompt: a text, or token ids (tokens,); None where `messages` are in its place.
             items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
                 arrays, tensors, PIL images or nested lists. Shapes and dtypes are those that
                 `modalities` tells.
@@ -169,7 +169,7 @@ class Client(_Client):
         return _run(self._call(Pooling, "pooling", body))
 
     def stream(
-        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Generation, None, None]:
         """As `generate`, but yields an event for each step; the last one has the usage. The request
         is sent, and an error raised, when the first event is asked for; closing the generator ends
@@ -218,7 +218,7 @@ class AsyncClient(_Client):
         return await self._call(Modalities, "modalities")
 
     async def generate(
-        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generation:
         """See `Client.generate`."""
         body = self._endpoint.request(prompt, items, options, stream=False)
@@ -232,7 +232,7 @@ class AsyncClient(_Client):
         return await self._call(Pooling, "pooling", body)
 
     async def stream(
-        self, prompt: Prompt, items: Items = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Generation, None]:
         """See `Client.stream`: ``async for event in client.stream(...)``."""
         events, opening = self._streaming(prompt, items, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +12,13 @@ from msgspec import Raw
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
-from . import parsing
+from ..vllm_api.chat import modalities
+from . import chat, parsing, protocol
 from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import pixels
 from .modalities import describe
-from .protocol import Modalities, ServerLimits
+from .protocol import Modalities, Prompted, Said, ServerLimits
 from .wire import Decoder, Media, TooLarge, by_modality
 
 _POLL = 0.25
@@ -32,6 +33,7 @@ class Door:
         limits: what one client may ask.
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
+        in_messages: the modalities that have a content part of their own in messages.
         sessions: how many are open.
         over: done when the engine is dead or shut down.
     """
@@ -41,6 +43,7 @@ class Door:
     ) -> None:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
+        self.in_messages = modalities(engine.plan.spec)
         self.sessions = 0
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._described: Modalities | None = None
@@ -109,30 +112,65 @@ class Door:
             raise InputError("model", f"one of {', '.join(self.models)}", parsing.shown(asked))
         return asked or self.models[0]
 
-    async def prompt(self, asked: Any, settings: Any = None) -> dict[str, Any]:
+    async def prompt(
+        self, asked: Prompted, settings: Any = None, last: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """vLLM's prompt of a request or session message; without one, the placeholders of its
-        items.
+        items. `tokenization_kwargs` in it are for `Engine.render`.
 
         Args:
             asked: the message.
             settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by
                 default.
+            last: the last id of what a session has already, if it has begun.
 
         Raises:
-            InputError: items, ids or names that the model does not take.
+            InputError: items, ids, names or messages that the model does not take.
         """
         settings = settings or asked
+        option = "mm_processor_kwargs"
+        kwargs = parsing.decoded(_OPTIONS, settings.mm_processor_kwargs, where=option)
+        if kwargs and not self.engine.trust_kwargs:
+            remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
+            raise InputError(option, "none", "some", remedy)
+        said = isinstance(asked, Said) and asked.messages != protocol.nothing()
+        template = _template(asked) if isinstance(asked, Said) else {}
+        if said:
+            prompt, special = await self._of_messages(asked, template, last), False
+        elif template:
+            raise InputError(next(iter(template)), "messages beside it", "none")
+        else:
+            prompt, special = await self._of_prompt(asked), not last
+        prompt |= {option: kwargs, "cache_salt": settings.cache_salt}
+        if not special:
+            prompt["tokenization_kwargs"] = {"add_special_tokens": False}
+        return {name: value for name, value in prompt.items() if value or name in _PROMPTS}
+
+    async def _of_messages(
+        self, asked: Any, template: Mapping[str, Any], last: Sequence[int]
+    ) -> dict[str, Any]:
+        """The prompt that the chat template makes of messages, and their items."""
+        items, uuids = (
+            parsing.decoded(_ANY, getattr(asked, name), where=name) for name in ("items", "uuids")
+        )
+        beside = {"prompt": asked.prompt is not None, "items": items, "uuids": uuids}
+        for name, given in beside.items():
+            if given:
+                remedy = "Write what belongs there into the messages."
+                raise InputError(name, "none beside messages", "some", remedy)
+        if not self.engine.has_tokenizer:
+            raise InputError("messages", "a prompt, since the server has no tokenizer", "messages")
+        messages, sent = await asyncio.to_thread(chat.messages, asked.messages, self)
+        return await self.engine.chat(messages, template, sent, last)
+
+    async def _of_prompt(self, asked: Prompted) -> dict[str, Any]:
+        """A prompt that the caller has written, and its items."""
         data, uuids = await asyncio.to_thread(self._items, asked)
         written: Any = asked.prompt
         if isinstance(written, str) and not self.engine.has_tokenizer:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        option = "mm_processor_kwargs"
-        kwargs = parsing.decoded(_OPTIONS, settings.mm_processor_kwargs, where=option)
-        if kwargs and not self.engine.trust_kwargs:
-            remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
-            raise InputError(option, "none", "some", remedy)
         media = {name: parts for name, value in data.items() if (parts := _media(value))}
         if media:
             await self._check_places(written, data, media)
@@ -140,14 +178,8 @@ class Door:
             data = await self.engine.load(data)
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
-        extras = {
-            "multi_modal_data": data,
-            "multi_modal_uuids": uuids,
-            option: kwargs,
-            "cache_salt": settings.cache_salt,
-        }
         key = "prompt" if isinstance(written, str) else "prompt_token_ids"
-        return {key: written} | {name: value for name, value in extras.items() if value}
+        return {key: written, "multi_modal_data": data, "multi_modal_uuids": uuids}
 
     def _items(self, asked: Any) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
@@ -247,10 +279,23 @@ def of_scope(scope: Any) -> Door | None:
     return getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
 
 
+def _template(asked: Said) -> dict[str, Any]:
+    """What a message tells the chat template, as fields of vLLM's chat request."""
+    kwargs = parsing.decoded(_OPTIONS, asked.chat_template_kwargs, where="chat_template_kwargs")
+    options = {
+        "add_generation_prompt": asked.add_generation_prompt,
+        "continue_final_message": asked.continue_final_message,
+        "chat_template_kwargs": kwargs,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _media(value: Any) -> list[Media]:
     """What of a modality's items is still to be loaded."""
     values = value if isinstance(value, list) else [value]
     return [part for part in values if isinstance(part, Media)]
 
 
+_PROMPTS = ("prompt", "prompt_token_ids")
+_ANY: Any = parsing.decoder(dict[str, Raw] | None)
 _OPTIONS: Any = parsing.decoder(dict[str, Any] | None)

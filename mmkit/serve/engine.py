@@ -7,18 +7,24 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import msgspec
+from pydantic import ValidationError
 from vllm.engine.protocol import StreamingInput
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..errors import InputError
 from ..plan import Plan
+from ..vllm_api.chat import SENT
 from ..vllm_api.guard import VLLMValidationError
 from ..vllm_api.moved import find
 from ..vllm_api.processor import CommonProcessor
+from .chat import Sent
 from .media import FRAMES
 from .protocol import (
     GenerateRequest,
@@ -53,10 +59,18 @@ class Engine:
         max_model_len: positions of a sequence.
         has_tokenizer: whether prompts may be texts.
         trust_kwargs: whether requests may bring `mm_processor_kwargs`.
+
+    Args:
+        client: vLLM's.
+        processor: that of the model.
+        chat: vLLM's settings of its chat route, with the chat template.
+        trust_kwargs: see above.
     """
 
-    def __init__(self, client: Any, processor: CommonProcessor, *, trust_kwargs: bool) -> None:
-        self._client, self._processor = client, processor
+    def __init__(
+        self, client: Any, processor: CommonProcessor, chat: Any, *, trust_kwargs: bool
+    ) -> None:
+        self._client, self._processor, self._chat = client, processor, chat
         self.trust_kwargs = trust_kwargs
         self._renderer = client.renderer
         config = client.model_config
@@ -112,7 +126,7 @@ class Engine:
             raise InputError("model", "one that generates", "a pooling model", remedy)
         chosen = {
             name: value
-            for name in Sampling.__struct_fields__
+            for name in Sampling.__annotations__
             if name != "max_tokens" and (value := getattr(asked, name)) is not None
         }
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
@@ -207,21 +221,79 @@ class Engine:
         executor = getattr(self._renderer, "_mm_executor", None)
         return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
 
-    async def render(self, prompt: Mapping[str, Any], *, special: bool = True) -> dict[str, Any]:
+    async def chat(
+        self,
+        messages: list[Any],
+        options: Mapping[str, Any],
+        sent: Sent,
+        last: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """vLLM's prompt of messages, as its chat makes it: by the server's chat template.
+
+        Args:
+            messages: objects with a `role`.
+            options: fields of vLLM's chat request that tell the template more.
+            sent: the items of the messages.
+            last: the last id of what the messages come after, if there is anything. The prompt is
+                then what they add to it, and what ends the answer before them.
+
+        Raises:
+            InputError: messages that vLLM refuses.
+            ValueError: the template does.
+        """
+        chat, tokenizer = self._chat, self._renderer.tokenizer
+        request = _made(ChatCompletionRequest, {"messages": [], **options}, "messages")
+        kwargs = request.chat_template_kwargs
+        if chat.validate_chat_template(None, kwargs, chat.trust_request_chat_template) is not None:
+            where, remedy = "chat_template_kwargs", "--trust-request-chat-template allows one."
+            raise InputError(where, "no chat template", "one", remedy)
+        to_ids = self._client.model_config.enable_prompt_embeds or is_mistral_tokenizer(tokenizer)
+        params = request.build_chat_params(
+            chat.chat_template, chat.chat_template_content_format
+        ).with_defaults(
+            {**chat.default_chat_template_kwargs, "tokenize": to_ids},
+            default_media_io_kwargs=self._media.media_io_kwargs,
+        )
+        mark = uuid4().hex
+        if last:
+            before = [{"role": role, "content": mark} for role in ("user", "assistant")]
+            messages = [*before, *messages]
+        token = SENT.set(sent)
+        try:
+            _, prompt = await self._renderer.render_messages_async(messages, params)
+        except (AttributeError, KeyError, TypeError, ValidationError) as error:
+            got = f"{type(error).__name__}: {error}".partition(" [type=")[0].rstrip(".")
+            raise InputError("messages", "messages that vLLM's chat takes", got) from None
+        finally:
+            SENT.reset(token)
+        if last:
+            prompt["prompt"] = self._after(prompt.get("prompt"), mark, last)
+        return dict(prompt)
+
+    def _after(self, text: Any, mark: str, last: Sequence[int]) -> str:
+        """What of a text comes after an answer, but for the end of it that is already there."""
+        parts = text.rsplit(mark, 1) if isinstance(text, str) else []
+        if len(parts) != 2:
+            expected = "a chat template that gives a text with the answers before"
+            raise InputError("messages", expected, "another one", "Send a prompt.")
+        tokenizer = self._renderer.tokenizer
+        ended = last[0] in tokenizer.all_special_ids
+        return parts[1].removeprefix(tokenizer.decode(list(last)) if ended else "")
+
+    async def render(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """A prompt and its items as the engine takes them. The caller sends the result, or says
         `forget`.
 
         Args:
-            prompt: vLLM's text or tokens prompt.
-            special: whether a text is tokenized with the tokenizer's special tokens.
+            prompt: vLLM's text or tokens prompt, and `tokenization_kwargs` of its own.
 
         Raises:
             ValueError: the request is refused.
         """
-        params = self._renderer.default_cmpl_tok_params
-        if not special:
-            params = params.with_kwargs(add_special_tokens=False)
-        parsed = parse_model_prompt(self._client.model_config, dict(prompt))
+        prompt = dict(prompt)
+        options = prompt.pop("tokenization_kwargs", {})
+        params = self._renderer.default_cmpl_tok_params.with_kwargs(**options)
+        parsed = parse_model_prompt(self._client.model_config, prompt)
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
             (rendered,) = await asyncio.shield(work)

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from ..errors import InputError
 from ..vllm_api.chat import SENT
 from . import errors
-from .chat import apart
+from .chat import FEW, apart
 from .door import Door, of_scope
 from .parsing import decoded, decoder
 from .protocol import ErrorInfo
@@ -25,9 +25,6 @@ from .weigh import Scale, read
 from .wire import TooLarge
 
 _OWN = "/v1/mm/"
-
-FEW = 2**14
-"""Values in the JSON of a request to one of vLLM's routes, beside those of a prompt."""
 
 _LARGE = 2**20
 """Bytes of a body whose copies are worth a look before they are made."""
@@ -111,32 +108,14 @@ async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
         raise InputError("body", "JSON in UTF-8", "a zero byte")
     if len(body) > _LARGE and body.startswith(b"{"):
         decoded(decoder(_Named), body)
-    body, items = await apart(body, door)
+    body, items = await apart(scope["path"], body, door)
     if items:
         SENT.set(items)
         scale = Scale(limits, "body")
         scale.add(body)
-    _check_items(scope["path"], body)
     if scale.listed > FEW and scale.listed - decoded(decoder(_Prompted), body).values() > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
     return body
-
-
-_ITEMS = ("multi_modal_data", "items")
-"""Fields under which items are sent elsewhere."""
-
-_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify")
-"""Routes of vLLM that would leave them out of a request without a word."""
-
-
-def _check_items(path: str, body: bytes) -> None:
-    """Refuse items where nothing reads them."""
-    if path not in _ROUTES or not any(f'"{name}"'.encode() in body for name in _ITEMS):
-        return
-    fields = decoded(decoder(dict[str, msgspec.Raw]), body)
-    if name := next((name for name in _ITEMS if name in fields), None):
-        remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
-        raise InputError(name, f"no items at {path}", "some", remedy)
 
 
 def _again(body: bytes, receive: Any) -> Any:

@@ -18,6 +18,7 @@ Prompt = str | Sequence[int] | _Array | None
 """A text, or token ids; None where a session needs neither."""
 Items = Mapping[str, Any] | None
 """Per modality a list of items or a batch, as in vLLM's ``multi_modal_data``."""
+Messages = Sequence[Mapping[str, Any]] | None
 Uuids = Mapping[str, Sequence[str | None]] | None
 """Per modality and item a name, under which the server caches the processed item."""
 OnTokens = Callable[[TokensMessage], object]
@@ -53,10 +54,23 @@ class _Processing(TypedDict, total=False):
     cache_salt: str | None
 
 
-class GenerateOptions(SamplingOptions, _Processing, total=False):
+class _Chatting(TypedDict, total=False):
+    messages: Messages
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+class GenerateOptions(SamplingOptions, _Processing, _Chatting, total=False):
     """What a request can say besides its prompt and items.
 
     Attributes:
+        messages: in place of both, messages as in OpenAI's chat, with items as content parts,
+            ``{"type": "cloud", "cloud": item}``; the server's chat template makes a prompt of them.
+        add_generation_prompt: whether the prompt ends with the beginning of an answer; True by
+            default.
+        continue_final_message: whether the answer continues the last message.
+        chat_template_kwargs: what the template is told besides.
         uuids: per modality and item a name, under which the server caches the processed item.
         mm_processor_kwargs: options of the processor, for this request.
         cache_salt: requests share the prefix cache and the names of items with those of the same
@@ -85,12 +99,14 @@ class PoolingOptions(_Processing, total=False):
     task: str | None
 
 
-class SessionOptions(_Choosing, _Processing, total=False):
+class SessionOptions(_Choosing, _Processing, _Chatting, total=False):
     """What the start of a session can say besides its prompt and its items; it holds for all
     chunks.
 
     Attributes:
         max_tokens: the most tokens of each chunk.
+        messages, add_generation_prompt, continue_final_message, chat_template_kwargs: as in
+            `GenerateOptions`; they are of the start alone.
         uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the
             start's items.
         stream: whether the server sends tokens as they come.
@@ -103,10 +119,12 @@ class SessionOptions(_Choosing, _Processing, total=False):
     on_tokens: OnTokens | None
 
 
-class NextOptions(TypedDict, total=False):
+class NextOptions(_Chatting, total=False):
     """What one step of a session can say besides its prompt and its items.
 
     Attributes:
+        messages, add_generation_prompt, continue_final_message, chat_template_kwargs: as in
+            `GenerateOptions`; the messages are those that come after the last answer.
         uuids: as in `GenerateOptions`.
         max_tokens: instead of the session's.
     """

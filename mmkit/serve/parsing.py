@@ -149,6 +149,8 @@ def _refusal(message: str, root: str, written: Any) -> InputError:
     if text.startswith("Invalid value '"):
         remedy = "The server's /docs list them."
         return InputError(here, "one of its values", shown(text[15:-1]), remedy)
+    if text == "Number out of range":
+        text = "Expected `float` within the range of 64 bits, got one beyond it"
     expected, _, got = text.removeprefix("Expected ").partition(", got ")
     kind = "a number with a point" if got == "`float`" else _in_words(got)
     bad = written(here) if written is not None and re.fullmatch(r"\.\w+`", place) else ""

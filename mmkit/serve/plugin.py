@@ -47,7 +47,7 @@ class MmkitEndpoints:
         install()
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
-        engine = Engine(engine_client, processor, trust_kwargs=trust)
+        engine = Engine(engine_client, processor, state.online_renderer, trust_kwargs=trust)
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit_door = Door(engine, Limits.of(), models, origins)

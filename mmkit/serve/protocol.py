@@ -51,6 +51,15 @@ Uuids = Annotated[
         },
     ),
 ]
+Messages = Annotated[
+    Raw,
+    Meta(
+        description="In place of prompt and items: messages as in OpenAI's chat, which the model's "
+        'chat template makes a prompt of. An item is a content part: {"type": "cloud", "cloud": '
+        'ITEM, "uuid": name or null}, in one of the forms of items.',
+        extra_json_schema={"type": ["array", "null"], "items": {"type": "object"}},
+    ),
+]
 Options = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
@@ -77,9 +86,27 @@ class _Out(BaseModel):
 # -- requests --------------------------------------------------------------------------------------
 
 
-class Sampling(_Body, kw_only=True):
-    """How tokens are chosen, as in vLLM's `SamplingParams`; None takes the model's generation
-    config, then vLLM's default."""
+class Prompted(_Body, kw_only=True):
+    """A prompt with items."""
+
+    prompt: Prompt | None = None
+    items: Items = msgspec.field(default_factory=no_items)
+    uuids: Uuids = msgspec.field(default_factory=nothing)
+
+
+class Said(Prompted, kw_only=True):
+    """A prompt with items, or messages, and how the chat template makes a prompt of these, as in
+    vLLM's chat."""
+
+    messages: Messages = msgspec.field(default_factory=nothing)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Options = msgspec.field(default_factory=nothing)
+
+
+class Sampling(Said, kw_only=True):
+    """What the model is to read, and how tokens are chosen after it, as in vLLM's `SamplingParams`;
+    None takes the model's generation config, then vLLM's default."""
 
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
@@ -144,9 +171,6 @@ class JsonSchemaFormat(_Format, tag="json_schema"):
 class GenerateRequest(Sampling, kw_only=True):
     """Body of ``POST /v1/mm/generate``."""
 
-    prompt: Prompt
-    items: Items = msgspec.field(default_factory=no_items)
-    uuids: Uuids = msgspec.field(default_factory=nothing)
     model: str | None = None
     mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
     cache_salt: Salt | None = None
@@ -157,13 +181,10 @@ class GenerateRequest(Sampling, kw_only=True):
     stream: bool = False
 
 
-class PoolingRequest(_Body, kw_only=True):
+class PoolingRequest(Prompted, kw_only=True):
     """Body of ``POST /v1/mm/pooling``. Without a prompt, the server writes the placeholders of the
     items. `task` is one of vLLM's pooling tasks; by default the model's."""
 
-    prompt: Prompt | None = None
-    items: Items = msgspec.field(default_factory=no_items)
-    uuids: Uuids = msgspec.field(default_factory=nothing)
     model: str | None = None
     mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
     cache_salt: Salt | None = None
@@ -175,23 +196,17 @@ class StartMessage(Sampling, kw_only=True):
 
     type: Literal["start"]
     max_tokens: Positive
-    prompt: Prompt | None = None
-    items: Items = msgspec.field(default_factory=no_items)
-    uuids: Uuids = msgspec.field(default_factory=nothing)
     model: str | None = None
     mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
     cache_salt: Salt | None = None
     stream: bool = False
 
 
-class NextMessage(_Body, kw_only=True):
-    """What comes after the last chunk: more prompt with its items, or items alone, whose
-    placeholders the server then writes."""
+class NextMessage(Said, kw_only=True):
+    """What comes after the last chunk: more prompt with its items, items alone, whose placeholders
+    the server then writes, or more messages."""
 
     type: Literal["next"]
-    prompt: Prompt | None = None
-    items: Items = msgspec.field(default_factory=no_items)
-    uuids: Uuids = msgspec.field(default_factory=nothing)
     max_tokens: Positive | None = None
 
 

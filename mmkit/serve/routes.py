@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from ..errors import sentence
+from ..errors import InputError, sentence
 from ..plan import Plan
 from . import errors, parsing, protocol, weigh, wire
 from .answers import choice, usage
@@ -87,6 +87,8 @@ async def generate(request: Request) -> Response:
         plan = here.plan
         raw = await weigh.read(request.receive, here.limits)
         asked = await _parsed(GenerateRequest, raw)
+        if asked.prompt is None and asked.messages == protocol.nothing():
+            raise InputError("prompt", "a prompt or messages", "none")
         model = here.check_model(asked.model)
         sampling = here.engine.sampling(
             asked,

@@ -183,7 +183,7 @@ class Session:
             raise _End("the client closed it", NORMAL)
         try:
             sampling = self._sampling(message)
-            prompt = await self._door.prompt(message, self._asked or message)
+            prompt = await self._door.prompt(message, self._asked or message, self._last)
             rendered = await self._rendered(prompt, sampling.max_tokens)
         except Exception as error:
             if not errors.of_caller(error):
@@ -195,7 +195,11 @@ class Session:
             return
         # without the items, whose bytes would stay in memory as long as the session
         self._asked = msgspec.structs.replace(
-            message, prompt=None, items=protocol.no_items(), uuids=protocol.nothing()
+            message,
+            prompt=None,
+            items=protocol.no_items(),
+            uuids=protocol.nothing(),
+            messages=protocol.nothing(),
         )
         try:
             await self._chunk(prompt, rendered, sampling)
@@ -232,7 +236,7 @@ class Session:
                 raise InputError("prompt", "at least one token in the first message", "none")
             rendered: Any = tokens([])
         else:
-            rendered = await self._watching(engine.render(prompt, special=not self._last))
+            rendered = await self._watching(engine.render(prompt))
         try:
             self._check_room(rendered, max_tokens)
         except InputError:
@@ -261,7 +265,7 @@ class Session:
             self._feed.put_nowait(part(after(self._last, rendered), sampling))
             if await self._generated(rendered, sampling):
                 return
-            rendering = self._door.engine.render(prompt, special=not self._last)
+            rendering = self._door.engine.render(prompt)
             rendered = await self._watching(rendering)
         raise Lost
 
@@ -369,7 +373,17 @@ def _parsed(text: str) -> Any:
     kind = parsing.decoded(parsing.decoder(_Kind), text, where="message").type
     if kind not in protocol.MESSAGES:
         raise InputError("type", f"one of {', '.join(protocol.MESSAGES)}", parsing.shown(kind))
-    return parsing.parse(protocol.MESSAGES[kind], text)
+    try:
+        return parsing.parse(protocol.MESSAGES[kind], text)
+    except parsing.UnknownField as error:
+        if error.object or error.name not in _CONSTRAINTS:
+            raise
+        expected = "none in a session, where vLLM begins no grammar anew with a chunk"
+        remedy = "Ask /v1/mm/generate, with all that came before."
+        raise InputError(error.name, expected, "one", remedy) from None
+
+
+_CONSTRAINTS = ("structured_outputs", "response_format")
 
 
 class _Kind(msgspec.Struct):

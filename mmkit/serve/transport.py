@@ -89,8 +89,7 @@ class Endpoint:
         self, prompt: Prompt, items: Items, options: Mapping[str, Any], **more: Any
     ) -> bytes:
         """Body of one request."""
-        fields = {"prompt": prompt, "items": wire.encode(items or {}), "model": self.model}
-        return _json({**fields, **options, **more}).encode()
+        return _json(prompt, items, {"model": self.model, **options, **more}).encode()
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:
@@ -127,12 +126,21 @@ def _cause(error: Exception) -> str:
 
 
 def session_message(kind: str, prompt: Prompt, items: Items, options: Mapping[str, Any]) -> str:
-    return _json({"type": kind, "prompt": prompt, "items": wire.encode(items or {}), **options})
+    return _json(prompt, items, {"type": kind, **options})
 
 
-def _json(fields: Mapping[str, Any]) -> str:
+def _json(prompt: Prompt, items: Items, options: Mapping[str, Any]) -> str:
+    fields = {"prompt": prompt, "items": wire.encode(items or {}), **options}
     given = {name: value for name, value in fields.items() if value is not None}
+    if "messages" in given:
+        given["messages"] = wire.encoded(given["messages"], "messages")
+    if "logit_bias" in given:  # whose ids may be scalars of numpy
+        given["logit_bias"] = {_plain_id(token): v for token, v in given["logit_bias"].items()}
     return json.dumps(given, default=_plain, separators=(",", ":"))
+
+
+def _plain_id(token: Any) -> Any:
+    return token.__index__() if hasattr(token, "__index__") else token
 
 
 def _plain(value: Any) -> Any:

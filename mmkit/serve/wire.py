@@ -358,7 +358,7 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value that has no form on the wire.
     """
-    return {name: _encoded(value, f"items.{name}", top=True) for name, value in data.items()}
+    return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
 
 def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
@@ -376,7 +376,17 @@ def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
     return {"data": data, "dtype": dtype, "shape": list(values.shape)}
 
 
-def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
+def encoded(value: Any, where: str, *, top: bool = False) -> Any:
+    """One value as JSON, see `encode`.
+
+    Args:
+        value: an item, or what holds items, as messages do.
+        where: its path in errors.
+        top: whether it is all that there is of a modality.
+
+    Raises:
+        InputError: it has no form on the wire.
+    """
     if isinstance(value, torch.Tensor):
         return _base64(value.detach().cpu(), str(value.dtype).removeprefix("torch."), where)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -388,9 +398,9 @@ def _encoded(value: Any, where: str, *, top: bool = False) -> Any:
         part = {"image_url": {"url": url}}
         return [part] if top else part
     if isinstance(value, (list, tuple)):
-        return [_encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: _encoded(part, f"{where}.{key}", top=top) for key, part in value.items()}
+        return {key: encoded(part, f"{where}.{key}", top=top) for key, part in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")

@@ -89,8 +89,11 @@ def install(spec: Declaration) -> None:
             return theirs(part, parser, **options)
         part = _resolved(part)
         name: Any = part.get("type")
-        if name not in part or name not in modalities(spec):
+        if not _has_part(spec, name):
             return theirs(part, parser, **options)
+        if name not in part:
+            where = f"{spec.name}.{name}"
+            raise InputError(where, f'the item of a part "{name}" as its "{name}"', "none")
         uuid = part.get("uuid")
         placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
         if options["wrap_dicts"]:
@@ -112,9 +115,14 @@ def install(spec: Declaration) -> None:
 def modalities(spec: Declaration) -> list[str]:
     """The modalities of a spec that have a content part of their own: none that is named as one of
     vLLM's parts."""
+    names = [modality.name for modality in spec.modalities]
+    return [name for name in names if _has_part(spec, name)]
+
+
+def _has_part(spec: Declaration, name: Any) -> bool:
     module, _ = _reader()
     theirs = getattr(module, "MM_PARSER_MAP", {})
-    return [modality.name for modality in spec.modalities if modality.name not in theirs]
+    return any(modality.name == name for modality in spec.modalities) and name not in theirs
 
 
 @cache

@@ -64,15 +64,23 @@ class CommonInfo(BaseProcessingInfo):
     """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
+    _last: ClassVar[tuple[Any, Plan | None]] = None, None
+    """What the spec was bound to last, and the plan; that holds all of it."""
 
     @cached_property
     def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer."""
+        """The spec, bound to this model's config and tokenizer: once, although vLLM makes another
+        info for each chat request."""
         announce(self.spec)  # the checkpoint may have been saved with its processor
-        processor = LazyProcessor(self.get_hf_processor)
-        kwargs = self.merged_kwargs({})
+        config, tokenizer, kwargs = self.get_hf_config(), self.ctx.tokenizer, self.merged_kwargs({})
         most = self.ctx.model_config.max_model_len
-        return Plan(self.spec, self.get_hf_config(), self.ctx.tokenizer, processor, kwargs, most)
+        bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
+        last, plan = self._last
+        if plan is None or last != bound_to:
+            processor = LazyProcessor(self.get_hf_processor)
+            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most)
+            type(self)._last = bound_to, plan
+        return plan
 
     @override
     def get_hf_processor(self, **kwargs: object) -> Any:
@@ -114,6 +122,7 @@ class ParsingInfo(CommonInfo):
 
     @override
     def validate_num_items(self, modality: str, num_items: int) -> None:
+        self.plan.check_names([modality])
         self.plan.modalities[modality].intake.check_count(
             num_items, self.allowed_mm_limits[modality]
         )

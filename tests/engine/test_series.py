@@ -19,11 +19,13 @@ from examples.series.spec import WAVES
 from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, FIRST_TRAINING_SEED, PROMPT, SHAPES, Wave, make_wave
 from mmkit import InputError
+from mmkit.serve import Client
 from mmkit.serve.process import Server
 from mmkit.serve.wire import encode
 from tests.engine.processes import engines_in_this_process
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "series.svg"
+TOOLS = [{"type": "function", "function": {"name": "plot", "parameters": {"type": "object", "properties": {}}}}]
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}"
     "{{ '<series>' if part.type == 'series' else part.text }} {% endfor %}{% endfor %}"
@@ -138,9 +140,25 @@ def test_series_in_a_chat(llm: Any, trained: tuple[Path, Any, Any]) -> None:
     assert last.prompt_token_ids == generated(llm, prompt)[0]
 
 
+def series_in_messages_to_our_routes(url: str, answers: list[tuple[int, list[int]]], tokenizer: Any) -> None:
+    """The same three turns, each as a request with all messages, and in a session with the new ones."""
+    greedy: Any = {"temperature": 0.0, "max_tokens": ANSWER_WORDS}
+    with Client(url) as client:
+        users = []
+        said = turns([wave.series for wave in HELD_OUT], tokenizer)
+        for (length, answered), (messages, _) in zip(answers, said, strict=True):
+            whole = client.generate(messages=messages, **greedy)
+            assert (whole.usage.prompt_tokens, whole.choices[0].token_ids) == (length, answered)
+            users.append(messages[-1:])
+        with client.session(messages=users[0], **greedy) as session:
+            chunks = [session.first, *(session.next(messages=new) for new in users[1:])]
+        assert [chunk.token_ids for chunk in chunks] == [answered for _, answered in answers]
+
+
 def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any], tmp_path: Path) -> None:
     folder, _, tokenizer = trained
-    options = ("--dtype", "float32", "--max-model-len", "128", "--served-model-name", "waves", "--enforce-eager")
+    options = ("--dtype", "float32", "--max-model-len", "128", "--served-model-name", "waves", "--enforce-eager",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # fmt: skip
     encoded = encode({"series": [wave.series for wave in HELD_OUT[:5]]})["series"]
     as_lists = [wave.series.tolist() for wave in HELD_OUT[:5]]
     with Server(folder, *options, log=tmp_path / "log") as server:
@@ -148,14 +166,29 @@ def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any],
         chat: Any = client.chat.completions
         asked: dict[str, Any] = {"model": "waves", "temperature": 0, "max_tokens": ANSWER_WORDS}
         asked["extra_body"] = {"return_token_ids": True}
+        answers = []
         for parts in (encoded, as_lists):
             for messages, request in turns(parts, tokenizer):
                 ids, answered = generated(llm, request)
+                answers.append((len(ids), answered))
                 whole = chat.create(messages=messages, **asked)
                 assert (whole.prompt_token_ids, whole.choices[0].token_ids) == (ids, answered)
-                events = [*chat.create(messages=messages, stream=True, **asked)]
+                events = [*chat.create(messages=messages, stream=True, stream_options={"include_usage": True}, **asked)]
+                assert events[-1].usage == whole.usage
                 new = [choice.to_dict().get("token_ids") or [] for event in events for choice in event.choices]
                 assert [token for ids in new for token in ids] == answered
+        (_, answered), alone = answers[0], next(turns(encoded, tokenizer))[0]
+        likeliest = {**asked, "temperature": 1.0, "extra_body": {"return_token_ids": True, "top_k": 1}}
+        several = chat.create(messages=alone, n=2, logprobs=True, top_logprobs=2, tools=TOOLS, **likeliest)
+        assert [choice.token_ids for choice in several.choices] == [answered] * 2
+        tokens = several.choices[0].logprobs.content
+        assert [token.top_logprobs[0].logprob for token in tokens] == [token.logprob for token in tokens]
+        assert [len(token.top_logprobs) for token in tokens] == [2] * len(answered)
+        assert several.choices[0].message.tool_calls is None
+        number = {"type": "json_schema", "json_schema": {"name": "number", "schema": {"type": "integer"}}}
+        digits = chat.create(messages=alone, response_format=number, **asked).choices[0].message.content
+        assert digits.replace(" ", "").isdecimal()
+        series_in_messages_to_our_routes(server.url, answers[:3], tokenizer)
         named = {"type": "series", "series": encoded[0], "uuid": "first"}
         salted = {**asked, "extra_body": {"return_token_ids": True, "cache_salt": "s"}}
         one, again = (
@@ -171,6 +204,11 @@ def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any],
         ):
             with pytest.raises(openai.BadRequestError, match=re.escape(sentence)):
                 chat.create(messages=[{"role": "user", "content": [{"type": "series", "series": bad}]}], **asked)
+        with pytest.raises(openai.BadRequestError, match='the item of a part "series" as its "series", got none'):
+            chat.create(messages=[{"role": "user", "content": [{"type": "series"}]}], **asked)
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        with pytest.raises(openai.BadRequestError, match=r"expected modalities among \['series'\], got 'image'"):
+            chat.create(messages=[{"role": "user", "content": [picture]}], **asked)
         with pytest.raises(openai.BadRequestError, match="items: expected no items at /v1/completions, got some"):
             client.completions.create(model="waves", prompt=PROMPT, extra_body={"items": {"series": encoded[:1]}})
 

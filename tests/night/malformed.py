@@ -335,6 +335,7 @@ one_item("safetensors.no_text", REFUSED, *({"safetensors": value} for value in (
 COUNTS = (-1, 1.5, "1", True, [], {}, 2**31, 2**63, 2**70, -(2**31), NAN, INF)
 NUMBERS = ("1", True, [], {}, NAN, INF, -INF, 1e400, -200)
 ODD_IDS = ([VOCAB], [-1], [2**31], [2**63], [2**70], [1.5], ["1"], [True], [None], 1, "1", {}, [[1]], [1, 99])
+SAID = {"role": "user", "content": "drive"}
 FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "max_tokens": ((0, *COUNTS), ()),
     "min_tokens": (COUNTS, ()),
@@ -362,9 +363,13 @@ FIELDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "model": (("gpt", "", 1, [], {}, "terra\x00", "x" * 10_000, True), ()),
     "cache_salt": (("", 1, [], {}, True), ("\x00", "ü", "x" * 10_000, None)),
     "mm_processor_kwargs": (({"a": 1}, {"fps": 2}, [], 1, "x", {"terra": None}), ()),
+    "messages": ((1, "x", {}, [], [1], [{}], [SAID], [{**SAID, "content": [{"type": "actions", "actions": LISTED}]}]),
+                 (None,)),
+    "add_generation_prompt": ((0, "x", [], True, False), (None,)),
+    "chat_template_kwargs": ((1, "x", [], {}, {"chat_template": "x"}), (None,)),
     "uuids": (({"image": ["a"]}, {"actions": "a"}, {"actions": [1]}, [], 1, "x"), ({"actions": None},)),
 }
-UNKNOWN = ("prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "best_of", "messages", "",
+UNKNOWN = ("prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "best_of", "",
            "multi_modal_data", "prompt_embeds", "extra_args", "type", "__proto__")
 
 
@@ -428,6 +433,8 @@ for name, (refused, taken) in FIELDS.items():
     setting(f"field.{name}", name, REFUSED, *refused, weight=2)
     if taken:
         setting(f"extreme.{name}", name, TAKEN, *taken)
+changed("messages.alone", REFUSED, 2, lambda rng, body: {
+    "prompt": GONE, "items": GONE, "messages": rng.choice(([SAID], [1], [{"role": 1}], [SAID] * 20_000))})
 changed("field.unknown", REFUSED, 2, lambda rng, body: {rng.choice(UNKNOWN): rng.choice((1, None, {}, [], "x"))})
 changed("field.several_greedy", REFUSED, 1, lambda rng, body: {"n": rng.choice((2, 128))})
 changed("field.min_above_max", REFUSED, 1, lambda rng, body: {"min_tokens": rng.choice((5, 100, 2**31 - 1))})

@@ -43,12 +43,12 @@ def engine():
     config = processor().info.ctx.model_config
     renderer = SimpleNamespace(tokenizer=None, mm_processor_cache=None)
     client = SimpleNamespace(renderer=renderer, model_config=config, errored=False)
-    instance = Engine(client, processor(), trust_kwargs=False)
+    instance = Engine(client, processor(), None, trust_kwargs=False)
     instance.render = endless
     return instance
 
 
-async def endless(prompt, *, special):
+async def endless(prompt):
     await asyncio.Event().wait()
 
 

@@ -102,6 +102,7 @@ def test_generate(make: Any, fake: Fake) -> None:
         n=2,
         stop=["x"],
         mm_processor_kwargs={"size": np.int64(3)},
+        logit_bias={np.int64(7): 1.5},
         cache_salt="salt",
         max_tokens=4,
         temperature=0.0,
@@ -117,8 +118,17 @@ def test_generate(make: Any, fake: Fake) -> None:
     }  # fmt: skip
     assert body == {
         "prompt": [3, 1], "model": "m", "uuids": {"actions": ["a"]}, "n": 2, "stop": ["x"], "cache_salt": "salt",
-        "mm_processor_kwargs": {"size": 3}, "max_tokens": 4, "temperature": 0.0, "stream": False,
+        "logit_bias": {"7": 1.5}, "mm_processor_kwargs": {"size": 3},
+        "max_tokens": 4, "temperature": 0.0, "stream": False,
     }  # fmt: skip
+
+
+def test_messages(client: Any, fake: Fake) -> None:
+    ones = np.ones(2, np.float32)
+    content = [{"type": "series", "series": ones}, {"type": "text", "text": "is"}]
+    client.generate(messages=[{"role": "user", "content": content}])
+    sent = [{"type": "series", "series": wire.encode({"a": ones})["a"]}, content[1]]
+    assert fake.seen[0]["messages"] == [{"role": "user", "content": sent}]
 
 
 def test_stream(client: Any, fake: Fake) -> None:
@@ -137,7 +147,7 @@ def test_stream_that_is_left(client: Any) -> None:
 
 
 def test_options_are_those_of_the_protocol() -> None:
-    assert set(get_type_hints(SamplingOptions)) == set(protocol.Sampling.__struct_fields__)
+    assert set(get_type_hints(SamplingOptions)) == set(protocol.Sampling.__annotations__)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

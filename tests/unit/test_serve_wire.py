@@ -284,7 +284,10 @@ UNKNOWN = "expected no field of that name, got one. The server's /docs list the 
 BODIES = {
     "truncated": (b'{"prompt": [1', "body: expected JSON, got one that ends too soon."),
     "no object": (b"[]", "body: expected an object, got a list."),
-    "no prompt": (b"{}", "prompt: expected a value, got none."),
+    "no value": (
+        b'{"response_format": {"type": "json_schema"}}',
+        "response_format.json_schema: expected a value, got none.",
+    ),
     "unknown field": (b'{"prompt": [1], "promt": 1}', f"promt: {UNKNOWN}"),
     "a field of two lines": (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {UNKNOWN}"),
     "float for integer": (b'{"prompt": [1], "n": 1.5}', "n: expected a whole number, got 1.5."),
@@ -299,9 +302,13 @@ BODIES = {
         b'{"prompt": [1], "max_tokens": 1000000000000000000000000000000}',
         "max_tokens: expected a whole number <= 2147483647, got 1000000000000000000000000000000.",
     ),
+    "beyond floats": (
+        b'{"prompt": [1], "temperature": 1e999}',
+        "temperature: expected a number within the range of 64 bits, got 1e999.",
+    ),
     "long": (b'{"%s": 1}' % (b"x" * 99), f"{'x' * 40}...: {UNKNOWN}"),
     "empty": (b'{"prompt": [1], "cache_salt": ""}', 'cache_salt: expected a text of length >= 1, got "".'),
-    "several": (b'{"prompt": 3}', "prompt: expected a text or a list, got 3."),
+    "several": (b'{"prompt": 3}', "prompt: expected a text, a list or null, got 3."),
     "surrogate": (
         b'{"prompt": "\xff"}',
         "body: expected JSON, got 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte.",

@@ -151,6 +151,22 @@ WRONG = {
         "items.actions[0]",
         "items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.",
     ),
+    "nothing": ({"max_tokens": 1}, "prompt", "prompt: expected a prompt or messages, got none."),
+    "messages": (
+        {"messages": [{"role": "user", "content": "drive"}]},
+        "messages",
+        "messages: expected a prompt, since the server has no tokenizer, got messages.",
+    ),
+    "both": (
+        {"prompt": [1], "messages": [{"role": "user", "content": "drive"}]},
+        "prompt",
+        "prompt: expected none beside messages, got some. Write what belongs there into the messages.",
+    ),
+    "template": (
+        {"prompt": [1], "add_generation_prompt": False},
+        "add_generation_prompt",
+        "add_generation_prompt: expected messages beside it, got none.",
+    ),
     "model": ({"prompt": [1], "model": "gpt"}, "model", "model: expected one of terra, got 'gpt'."),
     "stop": (
         {"prompt": [1], "stop": ["x"]},
@@ -270,6 +286,11 @@ def test_messages_out_of_order(server):
         ({"type": "x"}, "type: expected one of start, next, close, got 'x'."),
         ({"type": "next"}, 'type: expected "start" as the first message, got "next".'),
         ({"type": "start"}, "max_tokens: expected a value, got none."),
+        (
+            {**started, "response_format": {"type": "json_object"}},
+            "response_format: expected none in a session, where vLLM begins no grammar anew with a chunk, got one. "
+            "Ask /v1/mm/generate, with all that came before.",
+        ),
         (started, "chunk"),
         (started, 'type: expected "next" or "close" in a session that has started, got "start".'),
         ({"type": "close"}, "closed"),
