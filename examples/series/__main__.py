@@ -38,8 +38,8 @@ def main(
         others = answer(llm, series[1:] + series[:1])
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = WavesForCausalLM.from_pretrained(checkpoint).eval()
-    plan = WAVES.bind(model.config, tokenizer)
-    theirs = [model.answer(plan, tokenizer.encode(PROMPT), [one], ANSWER_WORDS) for one in series]
+    processor = WAVES.hf_processor(model.config, tokenizer)
+    theirs = [model.answer(processor, PROMPT, one, ANSWER_WORDS) for one in series]
     texts = [tokenizer.decode(one) for one in ids]
     shown = [next(i for i, wave in enumerate(waves) if wave.answer.startswith(shape)) for shape in SHAPES]
     out.write_text(draw([series[i] for i in shown], [texts[i] for i in shown]))

@@ -13,6 +13,8 @@ import typer
 from torch import Tensor
 from tqdm import tqdm
 
+from mmkit.training import Collator
+
 from .waves import ANSWER_WORDS, FIRST_TRAINING_SEED, PROMPT, Wave, make_wave
 
 GROUP = 8
@@ -42,22 +44,21 @@ def rollouts(llm: Any, waves: Sequence[Wave], seed: int) -> list[Any]:
     return llm.generate(requests, sampling, use_tqdm=False)  # type: ignore[no-any-return]
 
 
-def log_probabilities(model: Any, processor: Any, outputs: Sequence[Any], waves: Sequence[Wave]) -> Tensor:
+def log_probabilities(model: Any, collate: Collator, outputs: Sequence[Any], waves: Sequence[Wave]) -> Tensor:
     """Those of the answers in transformers: (prompts, GROUP, ANSWER_WORDS).
 
     Raises:
         RuntimeError: vLLM expanded a prompt otherwise than the processor that the model is trained with.
     """
-    (patch_id,) = processor.plan.embed_ids
     rows = []
     for output, wave in zip(outputs, waves, strict=True):
-        inputs = processor(PROMPT, series=wave.series)
-        if inputs["input_ids"][0].tolist() != output.prompt_token_ids:
-            raise RuntimeError(f"{PROMPT}: two expansions, {inputs['input_ids'][0].tolist()} in training")
-        answers = torch.tensor([list(answer.token_ids) for answer in output.outputs])
-        ids = torch.cat([inputs["input_ids"].expand(GROUP, -1), answers], dim=1)
-        embeddings = model.embed(ids, [inputs["series"][0]] * GROUP, patch_id)
-        logits = model(inputs_embeds=embeddings).logits[:, -ANSWER_WORDS - 1 : -1]
+        samples = [{"text": PROMPT, "series": wave.series, "answer": list(one.token_ids)} for one in output.outputs]
+        batch = collate(samples)
+        expanded = batch["input_ids"][0, :-ANSWER_WORDS].tolist()
+        if expanded != output.prompt_token_ids:
+            raise RuntimeError(f"{PROMPT}: two expansions, {expanded} in training")
+        answers = batch["input_ids"][:, -ANSWER_WORDS:]
+        logits = model(**batch).logits[:, -ANSWER_WORDS - 1 : -1]
         rows.append(logits.log_softmax(-1).gather(-1, answers[..., None])[..., 0])
     return torch.stack(rows)
 
@@ -73,7 +74,7 @@ def reward(answer: str, wave: Wave) -> float:
     return sum(map(str.__eq__, words, right)) / len(right)
 
 
-def learn(llm: Any, model: Any, processor: Any, steps: int, seed: int = 0) -> Iterator[Step]:
+def learn(llm: Any, model: Any, collate: Collator, steps: int, seed: int = 0) -> Iterator[Step]:
     """Train the model, and the engine with it, one update per step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     for step in range(steps):
@@ -81,8 +82,8 @@ def learn(llm: Any, model: Any, processor: Any, steps: int, seed: int = 0) -> It
         waves = [make_wave(number) for number in range(first, first + PROMPTS)]
         outputs = rollouts(llm, waves, seed + step)
         theirs = torch.tensor([[sampled(answer) for answer in output.outputs] for output in outputs])
-        ours = log_probabilities(model, processor, outputs, waves)
-        texts = [processor.tokenizer.batch_decode([a.token_ids for a in output.outputs]) for output in outputs]
+        ours = log_probabilities(model, collate, outputs, waves)
+        texts = [collate.processor.tokenizer.batch_decode([a.token_ids for a in output.outputs]) for output in outputs]
         rewards = torch.tensor([[reward(t, wave) for t in group] for group, wave in zip(texts, waves, strict=True)])
         advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
         loss = -(advantages[..., None] * (ours - ours.detach()).exp()).mean()
@@ -117,9 +118,9 @@ def main(
 
     register()
     model = WavesForCausalLM.from_pretrained(checkpoint)
-    processor = WAVES.hf_processor(model.config, AutoTokenizer.from_pretrained(checkpoint))
+    collate = Collator(WAVES.hf_processor(model.config, AutoTokenizer.from_pretrained(checkpoint)))
     with engine(checkpoint, seed=0) as llm:
-        progress = tqdm(learn(llm, model, processor, steps), total=steps, desc="GRPO", unit="step")
+        progress = tqdm(learn(llm, model, collate, steps), total=steps, desc="GRPO", unit="step")
         for step in progress:
             progress.set_postfix(reward=f"{step.reward:.3f}", apart=f"{step.apart:.1e}")
 

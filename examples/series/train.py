@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from .waves import FIRST_TRAINING_SEED, PERIODS, PROMPT, SHAPES, make_wave
@@ -61,15 +61,13 @@ def make_model(seed: int, vocab_size: int) -> Any:
     return WavesForCausalLM(config)
 
 
-def make_batch(model: Any, processor: Any, seeds: list[int]) -> tuple[Tensor, Tensor]:
-    """Texts about two waves each, as the spec lays them out: embeddings (batch, length, hidden_size) and labels."""
-    pairs = [[make_wave(seed) for seed in pair] for pair in zip(seeds[::2], seeds[1::2], strict=True)]
-    texts = [" . ".join(f"{PROMPT} {wave.answer}" for wave in waves) for waves in pairs]
-    batch = processor(texts, series=[[wave.series for wave in waves] for waves in pairs], padding=True)
+def make_batch(processor: Any, pairs: list[list[int]]) -> dict[str, Any]:
+    """Texts about two waves each, of which every token is learned but patches and padding."""
+    waves = [[make_wave(seed) for seed in pair] for pair in pairs]
+    texts = [" . ".join(f"{PROMPT} {wave.answer}" for wave in pair) for pair in waves]
+    batch = processor(texts, series=[[wave.series for wave in pair] for pair in waves], padding=True)
     is_text = (batch["attention_mask"] == 1) & (batch["mm_token_type_ids"] == 0)
-    (patch_id,) = processor.plan.embed_ids
-    embeddings = model.embed(batch["input_ids"], batch["series"], patch_id)
-    return embeddings, batch["input_ids"].masked_fill(~is_text, -100)
+    return {**batch, "labels": batch["input_ids"].masked_fill(~is_text, -100)}
 
 
 def train(steps: int, seed: int) -> tuple[Any, Any]:
@@ -79,6 +77,7 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
     tokenizer = make_tokenizer()
     model = make_model(seed, len(tokenizer))
     processor = WAVES.hf_processor(model.config, tokenizer)
+    model.generation_config.suppress_tokens = sorted(processor.plan.embed_ids)  # as vLLM does
     # Muon for the matrices of the layers, which learns in a fraction of the steps
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     chosen = set(matrices)
@@ -90,9 +89,8 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     progress = tqdm(range(steps), desc="training", unit="step")
     for step in progress:
-        seeds = rng.integers(FIRST_TRAINING_SEED, 2**62, size=2 * BATCH).tolist()
-        embeddings, labels = make_batch(model, processor, seeds)
-        loss = model(inputs_embeds=embeddings, labels=labels).loss
+        pairs = rng.integers(FIRST_TRAINING_SEED, 2**62, size=(BATCH, 2)).tolist()
+        loss = model(**make_batch(processor, pairs)).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         rate = min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * step / steps))

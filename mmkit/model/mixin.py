@@ -12,7 +12,6 @@ import torch
 from typing_extensions import override
 
 from ..bound.modality import BoundModality
-from ..errors import MmkitError
 from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
@@ -26,6 +25,7 @@ from ..vllm_api import (
 from . import sampling
 from .chat import placeholder_text
 from .loading import Weights, load_strictly
+from .rows import encoder_rows
 from .sound import Reporter, Tally, contained, largest_magnitude
 
 
@@ -135,45 +135,16 @@ class MultiModalModel(ModelInterface):
 
     def _encoded(self, modality: BoundModality, fields: dict[str, Any]) -> list[torch.Tensor]:
         """The rows that the model's `embed_<modality>` returns, one tensor per item."""
-        where = f"{modality.where}, embed_{modality.name}"
         returned = getattr(self, f"embed_{modality.name}")(**fields)
         batched = {
             key: value for key, value in fields.items() if isinstance(modality.fields[key], Batched)
         }
-        remedy = "Return one (rows, hidden_size) tensor per item."
-        if isinstance(returned, torch.Tensor) and returned.ndim != 3:
-            expected = "a list of tensors, or one with a dimension for the items"
-            got = f"shape {tuple(returned.shape)}"
-            raise MmkitError(
-                where, expected, got, f"{remedy} `rows.split([...])` cuts one that holds them all."
-            )
-        encoded = list(returned)
-        count = len(next(iter(batched.values()), encoded))
-        if len(encoded) != count:
-            raise MmkitError(where, f"rows for {count} items", str(len(encoded)), remedy)
-        for i, item in enumerate(encoded):
-            at = f"{where}, item {i}"
-            if (
-                not isinstance(item, torch.Tensor)
-                or not item.is_floating_point()
-                or item.shape[1:] != (self._width,)
-            ):
-                tensor = isinstance(item, torch.Tensor)
-                got = (
-                    f"shape {tuple(item.shape)} of {item.dtype}"
-                    if tensor
-                    else f"a {type(item).__name__}"
-                )
-                raise MmkitError(at, f"a floating (rows, {self._width}) tensor", got, remedy)
-            rows = modality.placeholders.rows({key: value[i] for key, value in batched.items()})
-            if rows is not None and len(item) != rows:
-                raise MmkitError(
-                    at,
-                    f"{rows} encoder rows",
-                    str(len(item)),
-                    "Return one row per embed() position.",
-                )
-        return encoded
+        counts = [
+            modality.placeholders.rows({key: value[i] for key, value in batched.items()})
+            for i in range(len(next(iter(batched.values()), ())))
+        ]
+        where = f"{modality.where}, embed_{modality.name}"
+        return encoder_rows(returned, where, counts if batched else None, self._width)
 
     @override
     def embed_input_ids(

@@ -4,10 +4,12 @@
 - `batch`: samples of a batch, as tensors;
 - `chat`: messages with items in them;
 - `collator`: prompts and answers as a batch with labels;
+- `mixin`: the model side;
 - `saving`: a processor in a checkpoint folder.
 """
 
 from __future__ import annotations
 
 from .collator import Collator as Collator
+from .mixin import MultiModalMixin as MultiModalMixin
 from .processor import Processor as Processor

@@ -11,6 +11,7 @@ import torch
 from ..errors import InputError
 from ..placement import Placement
 from ..plan import Plan, Preview
+from ..spec import Declaration
 
 _MEDIA = {"image": 1, "video": 2, "audio": 3}
 """How transformers numbers the modalities that it knows."""
@@ -51,10 +52,10 @@ class Padding:
         return [longest - len(prompt) for prompt in prompts]
 
 
-def token_types(plan: Plan) -> dict[str, int]:
+def token_types(spec: Declaration) -> dict[str, int]:
     """The numbers of modalities in `mm_token_type_ids`: 1 for images, 2 for videos, 3 for audio,
     and from 4 on for others, in the order of the spec."""
-    numbers = {name: _MEDIA.get(m.item.media or "") for name, m in plan.modalities.items()}
+    numbers = {m.name: _MEDIA.get(m.item.media or "") for m in spec.modalities}
     others = [name for name, number in numbers.items() if number is None]
     return {name: number or 4 + others.index(name) for name, number in numbers.items()}
 
@@ -87,7 +88,7 @@ def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[s
     batch = prompts_of("input_ids", prompts, padding, where)
     types = torch.zeros_like(batch["input_ids"])
     placeholders: list[list[Placement]] = []
-    numbers = token_types(plan)
+    numbers = token_types(plan.spec)
     for sample, row, missing in zip(samples, types, padding.of(prompts, where), strict=True):
         shift = missing if padding.side == "left" else 0
         placed = [replace(at, start=at.start + shift) for at in sample.placements]

@@ -22,6 +22,7 @@ from mmkit import InputError
 from mmkit.serve import Client
 from mmkit.serve.process import Server
 from mmkit.serve.wire import encode
+from mmkit.training import Collator
 from tests.engine.processes import engines_in_this_process
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "series.svg"
@@ -69,9 +70,9 @@ def test_answers_follow_the_series(llm: Any, trained: tuple[Path, Any, Any]) -> 
 
 def test_same_ids_as_the_reference(llm: Any, trained: tuple[Path, Any, Any]) -> None:
     _, model, tokenizer = trained
-    plan = WAVES.bind(model.config, tokenizer)
+    processor = WAVES.hf_processor(model.config, tokenizer)
     waves = HELD_OUT[:40]
-    expected = [model.answer(plan, tokenizer.encode(PROMPT), [wave.series], ANSWER_WORDS) for wave in waves]
+    expected = [model.answer(processor, PROMPT, wave.series, ANSWER_WORDS) for wave in waves]
     assert answer(llm, [wave.series for wave in waves]) == expected
 
 
@@ -217,7 +218,7 @@ def test_rollouts_are_what_is_trained_on(llm: Any, trained: tuple[Path, Any, Any
     """Five updates: the prompts of both sides are one, and so are the log probabilities, to rounding."""
     _, model, tokenizer = trained
     learner = copy.deepcopy(model)
-    steps = list(learn(llm, learner, WAVES.hf_processor(model.config, tokenizer), 5))
+    steps = list(learn(llm, learner, Collator(WAVES.hf_processor(model.config, tokenizer)), 5))
     assert len(steps) == 5
     assert max(step.apart for step in steps) < 1e-4
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), learner.parameters(), strict=True))

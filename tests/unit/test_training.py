@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoProcessor, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoProcessor, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mmkit
 from examples.series.configuration import WavesConfig
@@ -20,6 +20,7 @@ from examples.terra.spec import TERRA
 from mmkit import (
     Image,
     InputError,
+    MmkitError,
     Modality,
     ModelSpec,
     Tensor,
@@ -34,7 +35,7 @@ from mmkit import (
     replace,
     tok,
 )
-from mmkit.training import Collator, Processor
+from mmkit.training import Collator, MultiModalMixin, Processor
 from tests import ROOT
 
 from .common import CONFIG, modality
@@ -371,3 +372,83 @@ def test_a_spec_of_a_script_is_saved_without_code(tmp_path):
     processor.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "processor_config.json"]
     assert spec.hf_processor_class.from_pretrained(tmp_path).spec is spec
+
+
+TWO = ModelSpec(
+    "two",
+    Modality("a", item=Tensor((between(1, 4), 3)), layout=embed(5) * item.length, update=replace(5),
+             fields={"a": batched(shape=(between(1, 4), 3)), "not_sent": batched(hidden=True)},
+             process=lambda items, scope: {"a": items, "not_sent": [0] * len(items)}, embeds=embed(5) * item.rows),
+    Modality("b", item=Tensor((2,)), layout=embed(6) + 7, update=replace(6), fields={"b": batched()}),
+)  # fmt: skip
+
+
+class TwoForCausalLM(MultiModalMixin, LlamaForCausalLM):
+    mm_spec = TWO
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.of_a, self.of_b = torch.nn.Linear(3, 32), torch.nn.Linear(2, 32)
+        self.post_init()
+
+    def embed_a(self, a):
+        return [self.of_a(one) for one in a]
+
+    def embed_b(self, b):
+        return self.of_b(b)[:, None]
+
+
+@pytest.fixture(scope="module")
+def two():
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    model = TwoForCausalLM(LlamaConfig(vocab_size=20, **sizes, bos_token_id=1, eos_token_id=2)).eval()
+    return model, TWO.hf_processor(model.config)
+
+
+def test_a_model_reads_the_items_of_a_batch(two):
+    model, processor = two
+    a, b = [torch.randn(1, 3), torch.randn(2, 3)], torch.randn(3, 2)
+    samples = [
+        {"input_ids": [8, 6, 5], "a": a[:1], "b": b[:1], "answer": [9]},
+        {"input_ids": [5, 6, 6, 8], "a": a[1:], "b": b[1:], "answer": [10]},
+        {"input_ids": [8], "answer": [11]},
+    ]
+    batch = Collator(processor)(samples)
+    embeds = model.get_input_embeddings()(batch["input_ids"]).clone()
+    rows = [(0, 1, model.of_b(b[0])), (0, 3, model.of_a(a[0][0])), (1, 0, model.of_a(a[1][0])),
+            (1, 1, model.of_a(a[1][1])), (1, 2, model.of_b(b[1])), (1, 4, model.of_b(b[2]))]  # fmt: skip
+    for row, position, value in rows:
+        embeds[row, position] = value
+    whole = {"labels": batch["labels"], "attention_mask": batch["attention_mask"]}
+    expected = LlamaForCausalLM.forward(model, inputs_embeds=embeds, **whole)
+    got = model(**batch)
+    assert torch.equal(got.logits, expected.logits)
+    got.loss.backward()
+    assert model.of_a.weight.grad.any()
+    assert model.of_b.weight.grad.any()
+
+
+def test_a_model_generates_after_a_padded_batch(two):
+    model, processor = two
+    prompts = [([8, 6, 5], [torch.randn(3, 3)], torch.randn(1, 2)), ([9, 6], None, torch.randn(1, 2))]
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 2}
+    alone = [model.generate(**processor(input_ids=ids, a=a, b=b), **options)[0, -3:] for ids, a, b in prompts]
+    ids, a, b = map(list, zip(*prompts, strict=True))
+    together = processor(input_ids=ids, a=a, b=b, padding=True, padding_side="left")
+    assert torch.equal(model.generate(**together, **options)[:, -3:], torch.stack(alone))
+    embeds = processor(input_ids=ids[0], a={"a_embeds": [model.of_a(a[0][0]).detach()]}, b=b[0])
+    assert torch.equal(model.generate(**embeds, **options)[0, -3:], alone[0])
+    assert model.generate(torch.tensor([[8]]), **options).shape == (1, 4)
+
+
+def test_what_a_model_cannot_place(two):
+    model, processor = two
+    batch = processor(input_ids=[8, 5], a=torch.randn(2, 3))
+    rest = {key: value for key, value in batch.items() if key not in ("mm_token_type_ids", "placeholders")}
+    with pytest.raises(InputError, match=r"two: expected input_ids and mm_token_type_ids beside items, got a without"):
+        model(**rest)
+    with pytest.raises(MmkitError, match=r"two\.a, embed_a, item 0: expected 2 encoder rows, got 3"):
+        model(**{**batch, "a": torch.randn(1, 3, 3)})
+    with pytest.raises(MmkitError, match=r"two\.a, embed_a: expected 2 encoder rows in all, got 4"):
+        model(**{**batch, "a": torch.randn(2, 2, 3), "placeholders": None})

@@ -1,0 +1,129 @@
+"""The model side for training: a language model of transformers that reads items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import InputError, MmkitError
+from ..model.rows import encoder_rows
+from ..placement import Placement
+from ..spec import Declaration
+from .batch import token_types
+
+_OF_BATCH = ("mm_token_type_ids", "placeholders")
+"""What says where in a batch the items stand."""
+
+
+class MultiModalMixin:
+    """Mixin for a causal language model of transformers; put it first among the bases, and name the
+    spec. It is what `mmkit.MultiModalModel` is for vLLM.
+
+    For each modality the class defines ``embed_<modality>(self, **fields)``, the same method as the
+    class for vLLM: it receives the fields that a `Processor` returns and returns one (rows,
+    hidden_size) tensor per item, as a list or stacked. A class of the same name saves checkpoints
+    that vLLM loads.
+
+    >>> class WavesForCausalLM(MultiModalMixin, LlamaForCausalLM):
+    ...     mm_spec = WAVES
+    ...
+    ...     def __init__(self, config):
+    ...         super().__init__(config)
+    ...         self.encoder = PatchEncoder(config)
+    ...         self.post_init()
+    ...
+    ...     def embed_series(self, series):
+    ...         return [self.encoder(one) for one in series]
+
+    `forward` and `generate` take a batch of a `Processor` or a `Collator` as it is, ``model(
+    **batch)``: `input_ids`, `mm_token_type_ids`, `placeholders` and the fields.
+    """
+
+    mm_spec: ClassVar[Declaration]
+
+    def forward(self, input_ids: torch.Tensor | None = None, **inputs: Any) -> Any:
+        """What the language model returns, for a batch whose placeholders take encoder rows.
+
+        Args:
+            input_ids: int64 (prompts, length), expanded.
+            inputs: the rest of the batch, as `labels`; and arguments of the language model.
+
+        Raises:
+            InputError: items without `mm_token_type_ids`.
+            MmkitError: a method returned another number of items or rows than the prompts have
+                positions, or rows of another width than the language model's.
+        """
+        return super().forward(**self._embedded(input_ids, inputs))  # type: ignore[misc]
+
+    def generate(self, inputs: torch.Tensor | None = None, **options: Any) -> Any:
+        """Ids after the prompts of a batch, by transformers' `generate`; padded prompts have their
+        padding on the left.
+
+        vLLM never samples a placeholder: have the same here with
+        ``suppress_tokens=sorted(processor.plan.embed_ids)``, or write it into `generation_config`.
+
+        Args:
+            inputs: `input_ids`, if they do not come by name.
+            options: the rest of the batch, and arguments of `generate`.
+
+        Raises:
+            InputError: as for `forward`.
+            MmkitError: likewise.
+        """
+        input_ids = options.pop("input_ids", inputs)
+        embedded = self._embedded(input_ids, options)
+        return super().generate(**{**embedded, "input_ids": input_ids})  # type: ignore[misc]
+
+    def _embedded(
+        self, input_ids: torch.Tensor | None, inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The inputs of the language model: embeddings, where there are items."""
+        spec = self.mm_spec
+        rest = {key: value for key, value in inputs.items() if key not in _OF_BATCH}
+        sent = {}
+        for modality in spec.modalities:
+            names = [f"{modality.name}_embeds", *modality.fields]
+            fields = {key: rest.pop(key) for key in names if key in rest}
+            known = {key: value for key, value in fields.items() if value is not None}
+            if known:
+                sent[modality.name] = known
+        if not sent:
+            return {"input_ids": input_ids, **rest}
+        types = inputs.get("mm_token_type_ids")
+        if input_ids is None or types is None:
+            expected = "input_ids and mm_token_type_ids beside items"
+            raise InputError(spec.name, expected, f"{', '.join(sent)} without", "Pass **batch.")
+        embeds = self.get_input_embeddings()(input_ids)  # type: ignore[attr-defined]
+        for name, number in token_types(spec).items():
+            is_its_own = types == number
+            counts = _counts(inputs.get("placeholders"), name)
+            rows = self._rows(name, sent.get(name), counts, embeds.shape[-1])
+            if len(rows) != (positions := int(is_its_own.sum())):
+                where = f"{spec.name}.{name}, embed_{name}"
+                raise MmkitError(where, f"{positions} encoder rows in all", str(len(rows)))
+            embeds = embeds.masked_scatter(is_its_own[..., None], rows.to(embeds))
+        return {"inputs_embeds": embeds, **rest}
+
+    def _rows(
+        self, name: str, fields: dict[str, Any] | None, counts: list[int] | None, width: int
+    ) -> torch.Tensor:
+        """The rows of all items of a modality, (rows, width)."""
+        if fields is None:
+            return torch.empty(0, width)
+        embeds = fields.pop(f"{name}_embeds", None)
+        modality = self.mm_spec[name]
+        received = {key: own for key, own in fields.items() if not modality.fields[key].hidden}
+        returned = getattr(self, f"embed_{name}")(**received) if embeds is None else embeds
+        where = f"{self.mm_spec.name}.{name}, embed_{name}"
+        return torch.cat(encoder_rows(returned, where, counts, width))
+
+
+def _counts(placeholders: Sequence[Sequence[Placement]] | None, name: str) -> list[int] | None:
+    """The rows of each item of a modality, prompt by prompt; None where a batch does not say."""
+    if placeholders is None:
+        return None
+    placed = (at for at in chain.from_iterable(placeholders) if at.modality == name)
+    return [at.placeholder.num_embeds for at in placed]
