@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from examples import terra
 from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
-from examples.series.train import make_tokenizer
+from examples.series.untrained import make_tokenizer
 from examples.terra.spec import TERRA
 from mmkit.testing import Request, Subject, of_spec
 from mmkit.testing.drawing import for_each

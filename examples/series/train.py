@@ -1,7 +1,5 @@
 """Train the model and write its checkpoint: ``python -m examples.series.train --help``."""
 
-import math
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,55 +8,15 @@ import torch
 import typer
 from torch import nn
 from tqdm import tqdm
+from transformers import get_cosine_schedule_with_warmup
 
-from .waves import FIRST_TRAINING_SEED, PERIODS, PROMPT, SHAPES, make_wave
+from .spec import WAVES
+from .untrained import make_model, make_tokenizer
+from .waves import FIRST_TRAINING_SEED, PROMPT, make_wave
 
-SPECIAL = ["<unk>", "<s>", "</s>", "<series>", "<patch>"]
-WORDS = ["is", "a", "wave", "of", "period", ".", *SHAPES, *map(str, PERIODS)]
 BATCH = 32
 """Texts per step, of two waves each."""
 MUON_LR, ADAMW_LR, WARM_UP_STEPS = 0.02, 0.004, 20
-
-
-def make_tokenizer() -> Any:
-    """One token per word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=SPECIAL[3:],
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def make_model(seed: int, vocab_size: int) -> Any:
-    """A freshly initialised model of 0.3 million parameters."""
-    from .configuration import WavesConfig
-    from .reference import WavesForCausalLM
-
-    config = WavesConfig(
-        vocab_size=vocab_size,
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=32,  # the smallest that vLLM's attention on CPUs takes
-        max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        dtype="float32",
-    )
-    torch.manual_seed(seed)
-    return WavesForCausalLM(config)
 
 
 def make_batch(processor: Any, pairs: list[list[int]]) -> dict[str, Any]:
@@ -72,44 +30,39 @@ def make_batch(processor: Any, pairs: list[list[int]]) -> dict[str, Any]:
 
 def train(steps: int, seed: int) -> tuple[Any, Any]:
     """Train a model from scratch. Returns it and its tokenizer; equal arguments give equal weights on one machine."""
-    from .spec import WAVES
-
     tokenizer = make_tokenizer()
     model = make_model(seed, len(tokenizer))
     processor = WAVES.hf_processor(model.config, tokenizer)
     model.generation_config.suppress_tokens = sorted(processor.plan.embed_ids)  # as vLLM does
     # Muon for the matrices of the layers, which learns in a fraction of the steps
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    chosen = set(matrices)
-    rest = [weight for weight in model.parameters() if weight not in chosen]
+    rest = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
     optimizers = [
         torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+    schedules = [get_cosine_schedule_with_warmup(one, WARM_UP_STEPS, steps) for one in optimizers]
     rng = np.random.default_rng(seed)
     progress = tqdm(range(steps), desc="training", unit="step")
-    for step in progress:
+    for _ in progress:
         pairs = rng.integers(FIRST_TRAINING_SEED, 2**62, size=(BATCH, 2)).tolist()
         loss = model(**make_batch(processor, pairs)).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate = min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
-        for optimizer, peak in zip(optimizers, (MUON_LR, ADAMW_LR), strict=True):
-            optimizer.param_groups[0]["lr"] = peak * rate
-            optimizer.step()
-            optimizer.zero_grad()
+        for one in (*optimizers, *schedules):
+            one.step()
+        model.zero_grad()
         progress.set_postfix(loss=f"{loss.item():.4f}")
     return model.eval(), tokenizer
 
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 250,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the waves.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
 ) -> None:
     """Train a checkpoint, in half a minute on one core."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(threads)
     model, tokenizer = train(steps, seed)
     model.save_pretrained(folder)

@@ -38,6 +38,7 @@ def app() -> Any:
 
     from ..errors import MmkitError
     from .common import TARGET, load_spec, quiet
+    from .new import KINDS
 
     class OneSentence(TyperGroup):
         """What mmkit refuses is one sentence and exit status 2, whatever the subcommand."""
@@ -159,15 +160,19 @@ def app() -> Any:
     def new(
         name: Annotated[str, typer.Argument(help="Of the package, in lower case.")],
         modality: Annotated[str, typer.Option(help="What its model reads, as series or actions.")],
+        kind: Annotated[
+            str | None,
+            typer.Option(help=f"What an item is like: {', '.join(KINDS)}. By default by its name."),
+        ] = None,
         into: Annotated[
             Path, typer.Option(metavar="DIR", help="Where the package's folder goes.")
         ] = Path("."),
     ) -> None:
-        """Write a package for a model with a modality of its own, which passes its own tests as it
-        is."""
+        """Write a package for a model with a modality of its own, which is trained, served, and
+        passes its own tests as it is."""
         from .new import new as write
 
-        folder = write(name, modality, into)
+        folder = write(name, modality, into, kind=kind)
         typer.echo(f"Written: {folder}. Its README.md says how to go on.")
 
     @commands.command()

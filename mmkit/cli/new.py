@@ -1,5 +1,5 @@
-"""``mmkit new``: a package for a model with a modality of its own, which passes its own tests as it
-is."""
+"""``mmkit new``: a package for a model with a modality of its own, which is trained, served, and
+passes its own tests as it is."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from string import Template
 from ..errors import MmkitError
 from ..generate import class_prefix
 
+KINDS = ("series", "vectors", "image", "audio", "record")
+"""What an item can be like; each has templates of its own beside the common ones."""
+
 _SUFFIX = ".txt"
 """Of the templates, so that nothing takes them for what they become."""
 
 
-def new(name: str, modality: str, into: Path | str = ".") -> Path:
-    """Write a package: spec, configuration, model, a tiny checkpoint, entry point, laws and engine
-    as tests, CI file.
+def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = None) -> Path:
+    """Write a package: spec, data, encoder, the models for transformers and for vLLM, training,
+    questions to a server, entry point, laws and engine as tests, CI file.
 
     Args:
         name: of the package, in lower case, as ``weather``.
         modality: what its model reads, as ``series``.
         into: where the package's folder goes.
+        kind: what an item is: ``series``, rows of numbers of which several share a position;
+            ``vectors``, of which each has one; ``image``; ``audio``; or ``record``, several arrays.
+            None for that of the modality's name, or a series.
 
     Returns:
         The folder.
@@ -37,6 +43,10 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
             raise MmkitError(what, "a Python identifier in lower case", repr(value))
     if name in (modality, "mmkit", "vllm", "tests"):
         raise MmkitError("name", "one that nothing else has", repr(name))
+    if kind is None:
+        kind = modality if modality in KINDS else KINDS[0]
+    if kind not in KINDS:
+        raise MmkitError("kind", f"one of {', '.join(KINDS)}", repr(kind))
     folder = Path(into) / name
     if folder.exists():
         remedy = "Choose another name, or remove it."
@@ -47,7 +57,8 @@ def new(name: str, modality: str, into: Path | str = ".") -> Path:
         "SPEC": name.upper(),
         "modality": modality,
     }
-    for path, template in _templates(files(__package__) / "template"):
+    templates = files(__package__) / "templates"
+    for path, template in _templates(templates / "common") + _templates(templates / kind):
         target = folder / Template(path).substitute(values)
         text = Template(template.read_text(encoding="utf-8")).substitute(values)
         try:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import AsyncClient, Client, RequestError, ServerGone
+    from .wire import content_part
 
-__all__ = ["AsyncClient", "Client", "RequestError", "ServerGone"]
+__all__ = ["AsyncClient", "Client", "RequestError", "ServerGone", "content_part"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the server needs no client
-        from . import client
+        from . import client, wire
 
-        return getattr(client, name)
+        return getattr(wire if name == "content_part" else client, name)
     raise AttributeError(f"module 'mmkit.serve' has no attribute {name!r}")

@@ -361,6 +361,21 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
 
+def content_part(modality: str, item: Any, uuid: str | None = None) -> dict[str, Any]:
+    """A content part of a chat message with an item, for `/v1/chat/completions`.
+
+    Args:
+        modality: its name.
+        item: as for `encode`; None with a `uuid` for one that the server has.
+        uuid: a name for the server's cache.
+
+    Raises:
+        InputError: as for `encode`.
+    """
+    part = {"type": modality, modality: encode({modality: [item]})[modality][0]}
+    return part if uuid is None else {**part, "uuid": uuid}
+
+
 def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
     """A tensor or an array as its little-endian values in C order."""
     if dtype not in DTYPES:

@@ -53,7 +53,7 @@ def of_llava_like(folder: Path, patch: pytest.MonkeyPatch) -> Case:
 
 def of_series(folder: Path, patch: pytest.MonkeyPatch) -> Case:
     from examples import series
-    from examples.series.train import make_model, make_tokenizer
+    from examples.series.untrained import make_model, make_tokenizer
     from examples.series.waves import PROMPT
 
     series.register()
@@ -76,14 +76,14 @@ def of_new(folder: Path, patch: pytest.MonkeyPatch) -> Case:
     patch.setenv("PYTHONPATH", str(package), prepend=":")
     patch.setenv("MMKIT_MODULES", os.environ.get("MMKIT_MODULES", ""))  # to which `register` adds
     import weather
-    from weather.checkpoint import make_checkpoint
+    from weather.train import train
 
     weather.register()
 
     def request(value: float) -> dict[str, Any]:
         return {"prompt": "look: <series>", "multi_modal_data": {"series": torch.full((9, 4), value)}}
 
-    options = {"model": str(make_checkpoint(folder / "checkpoint")), "max_model_len": 512}
+    options = {"model": str(train(folder / "checkpoint", steps=0)), "max_model_len": 512}
     return Case(options, "hello there", request(0.5), [request(60000.0), request(-65504.0)])
 
 

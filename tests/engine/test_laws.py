@@ -10,7 +10,7 @@ from examples import llava_like, series, terra
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.series.spec import WAVES
-from examples.series.train import make_model, make_tokenizer
+from examples.series.untrained import make_model, make_tokenizer
 from examples.terra.spec import TERRA
 from mmkit.testing import LAWS, ImageSample, Subject, check_subject, of_spec
 from tests.profiles import scaled

@@ -9,7 +9,7 @@ from tests.engine.processes import run
 
 def test_it_passes_its_own_laws(tmp_path: Path) -> None:
     """But for the one that starts a process."""
-    folder = new("weather", "series", tmp_path)
+    folder = new("clouds", "record", tmp_path)
     site = installed(folder, tmp_path / "site")
     output = run(
         "-m", "pytest", "-p", "no:cacheprovider", "tests/test_laws.py", "-k", "not L12", cwd=folder, PYTHONPATH=site

@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     """A trained checkpoint, the reference and its tokenizer."""
     folder = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
-    model, tokenizer = train(250, seed=0)
+    model, tokenizer = train(300, seed=0)
     model.save_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

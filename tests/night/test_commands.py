@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from examples.terra import CHECKPOINT
-from mmkit.cli.new import new
+from mmkit.cli.new import KINDS, new
 from mmkit.serve import Client
 from mmkit.serve.process import Server
 from tests.engine.processes import run
@@ -65,14 +65,27 @@ def test_a_model_of_an_imported_module_reaches_every_process() -> None:
     check_frames(run("-c", code, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn"))
 
 
-def test_a_new_package_runs_and_is_served(tmp_path: Path) -> None:
-    """All of its own tests, with their engine; then its checkpoint behind a server."""
-    folder = new("weather", "series", tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_by_the_commands_of_its_readme(kind: str, tmp_path: Path) -> None:
+    """Trained, checked, served, and asked in chat messages by the client of OpenAI."""
+    folder = new("package", "thing", tmp_path, kind=kind)
     environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
+    run("-m", "package.train", "checkpoint", cwd=folder, **environment)
     output = run("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
     assert re.search(r"\d+ passed", output)
     assert "failed" not in output
+    options = ("--dtype", "float32")
+    with Server(folder / "checkpoint", *options, environment=environment, log=tmp_path / "log") as server:
+        answers = run("-m", "package.ask", server.url, cwd=folder, **environment)
+    (right,) = re.findall(r"(\d+) of 20 right", answers)
+    assert int(right) >= 18, answers
 
+
+def test_unsound_rows_are_counted(tmp_path: Path) -> None:
+    """In float16 the encoder of a new package overflows: the worker counts, and the API server tells."""
+    folder = new("weather", "series", tmp_path)
+    environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
+    run("-m", "weather.train", "checkpoint", "--steps", "0", cwd=folder, **environment)
     log, options = tmp_path / "log", ("--dtype", "float16")
     with (
         Server(folder / "checkpoint", *options, environment=environment, log=log) as server,
@@ -83,7 +96,6 @@ def test_a_new_package_runs_and_is_served(tmp_path: Path) -> None:
         answer = client.generate("look: <series>", {"series": [series.example]}, max_tokens=4, ignore_eos=True)
         assert len(answer.choices[0].token_ids) == 4
         assert answer.choices[0].text
-        # in float16 the encoder overflows: the worker counts, and the API server tells
         client.generate("look: <series>", {"series": [torch.full((9, 4), 60000.0)]}, max_tokens=1)
         scraped = httpx.get(f"{server.url}/metrics", timeout=240).text
     assert 'mmkit:unsound_items_total{modality="series"} 1.0' in scraped
