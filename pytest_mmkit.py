@@ -8,6 +8,8 @@ every start, and a module inside `mmkit` would bring torch with it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -46,3 +48,14 @@ def pytest_configure(config: Any) -> None:
 
     suite.check_options(name, folder)
     config.option.pyargs, config.args[:] = True, [suite.__name__]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(call: Any) -> Generator[None, Any, Any]:
+    """A broken kit is an error, which no xfail takes: it says nothing about what is tested."""
+    report = yield
+    kit = sys.modules.get("mmkit.testing")
+    if kit is not None and call.excinfo is not None and call.excinfo.errisinstance(kit.KitError):
+        report.outcome, report.when = "failed", "setup"
+        vars(report).pop("wasxfail", None)
+    return report

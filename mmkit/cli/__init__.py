@@ -37,7 +37,7 @@ def app() -> Any:
     from typer.core import TyperGroup
 
     from ..errors import MmkitError
-    from .common import TARGET, load_spec, quiet
+    from .common import REGISTERED, TARGET, load_spec, quiet
     from .new import KINDS
 
     class OneSentence(TyperGroup):
@@ -96,7 +96,14 @@ def app() -> Any:
 
     @commands.command()
     def check(
-        spec: Target,
+        spec: Annotated[
+            str,
+            typer.Argument(
+                metavar="SPEC",
+                help=f"A spec, as {TARGET}, or {REGISTERED}: what vLLM has for the checkpoint.",
+                show_default=False,
+            ),
+        ],
         config: Annotated[Path, folder],
         laws: Annotated[
             str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")
@@ -104,20 +111,34 @@ def app() -> Any:
         examples: Annotated[
             int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")
         ] = None,
+        budget: Annotated[
+            float | None,
+            typer.Option(min=0, metavar="SECONDS", help="For all laws together."),
+        ] = None,
+        expected: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help='Known violations, TOML: L5 = "a reason or a link".'),
+        ] = None,
+        json: Annotated[str | None, writing("--json", "the report, as data")] = None,
+        junit: Annotated[str | None, writing("--junit", "the report, as JUnit's XML")] = None,
         trust_remote_code: Trust = False,
     ) -> None:
         """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it
-        fails."""
+        fails, 3 if only mmkit itself does."""
         from .check import run
 
         quiet()
         numbers = None if laws is None else [law for law in laws.split(",") if law.strip()]
         raise typer.Exit(
             run(
-                load_spec(spec),
+                None if spec == REGISTERED else load_spec(spec),
                 config,
                 laws=numbers,
                 examples=examples,
+                budget=budget,
+                expected=expected,
+                json=json,
+                junit=junit,
                 trust_remote_code=trust_remote_code,
             )
         )

@@ -3,8 +3,8 @@ no engine."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from ..plan import Plan
 from ..process import HF
 from ..spec import Modality
 from ..updates import already_expanded
-from .common import UsageError, open_checkpoint, plural
+from .common import UsageError, checkpoint, needs_vllm, open_checkpoint, plural, reason, write
 
 if TYPE_CHECKING:
-    from ..testing import Result
+    from ..testing import Report, Result
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,97 @@ class Checked:
     remedy: str = ""
 
     def __bool__(self) -> bool:
-        return not self.errors and all(result.status != "violated" for result in self.results)
+        return self.exit_status == 0
+
+    @property
+    def report(self) -> Report:
+        """The results, for other programs; each reason why the spec cannot be bound is one."""
+        from ..testing import Report, Result
+
+        unbound = [Result("binding", "violated", error) for error in self.errors]
+        return Report(self.spec, unbound or self.results)
+
+    @property
+    def exit_status(self) -> int:
+        """1 if it cannot be bound or a law failed, else 3 if the kit broke, else 0."""
+        return self.report.exit_status
 
 
 def check(
-    spec: ModelSpec,
+    spec: ModelSpec | None,
     folder: str | Path,
     *,
     laws: Iterable[str] | None = None,
     examples: int | None = None,
     progress: Callable[[Result], None] | None = None,
     trust_remote_code: bool = False,
+    expected: Mapping[str, str] | None = None,
+    budget: float | None = None,
 ) -> Checked:
     """Bind a spec to a checkpoint and check its laws, without an engine and without weights.
 
     Args:
-        spec: the declaration.
+        spec: the declaration; None for the processor that vLLM, or a plugin, has for the
+            checkpoint.
         folder: of the checkpoint.
         laws: their numbers; None for all that need no model.
         examples: Hypothesis examples per law.
         progress: called with each result as it comes.
         trust_remote_code: run code that the checkpoint brings.
+        expected: laws that are known to be violated, with the reasons.
+        budget: seconds for all laws together.
 
     Raises:
         UsageError: an unknown law, or a folder that cannot be read.
     """
-    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     numbers = chosen(laws)
+    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
+    options |= {"laws": numbers, "progress": progress, "expected": expected, "budget": budget}
+    if spec is None:
+        return _registered(checkpoint(folder), options)
+    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     if errors := binding_errors(spec, opened.scope):
         return Checked(spec.name, errors, remedy=opened.remedy)
     import mmkit.testing
 
-    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
-    report = mmkit.testing.check(spec, folder, laws=numbers, progress=progress, **options)
+    report = mmkit.testing.check(spec, folder, **options)
     return Checked(spec.name, [], report.results)
+
+
+def _registered(folder: Path, options: dict[str, Any]) -> Checked:
+    with needs_vllm():
+        import mmkit.testing
+
+    trust = options.pop("trust_remote_code")
+    try:
+        subject = mmkit.testing.of_registered(folder, trust_remote_code=trust)
+    except Exception as error:
+        expected = "a checkpoint for which vLLM, or a plugin, has a multimodal processor"
+        raise UsageError(f"--config {folder}", expected, reason(error)) from error
+    report = mmkit.testing.check_subject(subject, **options, title=folder.name)
+    return Checked(report.subject, [], report.results)
+
+
+def expectations(file: Path) -> dict[str, str]:
+    """The laws that a TOML file says are violated, with a reason or a link for each: lines as
+    ``L5 = "pads to the batch"``.
+
+    Raises:
+        UsageError: it cannot be read, or has something else.
+    """
+    from ..testing import LAWS
+
+    where, expected = f"--expected {file}", 'TOML lines as L5 = "a reason or a link"'
+    try:
+        known = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(where, expected, reason(error)) from error
+    for number, why in known.items():
+        if number not in LAWS:
+            raise UsageError(where, f"laws among {', '.join(LAWS)}", repr(number))
+        if not isinstance(why, str) or not why.strip():
+            raise UsageError(where, expected, f"{number} = {why!r}")
+    return known
 
 
 def chosen(laws: Iterable[str] | None) -> list[str]:
@@ -181,42 +238,75 @@ def _refusals(bind: Callable[[], Any], where: str = "") -> list[str]:
 
 # -- output ----------------------------------------------------------------------------------------
 
-_STYLE = {"holds": ("✓", "green"), "violated": ("✗", "bold red"), "skipped": ("–", "dim")}
+_STYLE = {
+    "holds": ("✓", "green"),
+    "violated": ("✗", "bold red"),
+    "not applicable": ("–", "dim"),
+    "not drawn": ("?", "yellow"),
+    "kit error": ("!", "bold magenta"),
+}
 
 
 def run(
-    spec: ModelSpec,
+    spec: ModelSpec | None,
     folder: str | Path,
     *,
-    laws: Iterable[str] | None = None,
-    examples: int | None = None,
-    trust_remote_code: bool = False,
+    expected: Path | None = None,
+    json: str | None = None,
+    junit: str | None = None,
+    **options: Any,
 ) -> int:
     """Check a spec and print what came of it: each verdict as it comes, then each violation in
-    full.
+    full, then how many laws hold, are violated, or neither.
+
+    Args:
+        spec: as for `check`.
+        folder: as for `check`.
+        expected: a file of laws that are known to be violated, as `expectations` reads it.
+        json: a file for the report as JSON; - for standard output, which then has nothing else.
+        junit: likewise, as JUnit's XML.
+        options: for `check`.
 
     Returns:
-        The exit status: 1 if the spec cannot be bound or violates a law.
+        The exit status: 1 if the spec cannot be bound or a law failed, 3 if the kit broke.
     """
-    console = Console(highlight=False)
-
-    def verdict(result: Result) -> None:
-        mark, style = _STYLE[result.status]
-        detail = f"  {result.detail}" if result.status == "skipped" else ""
-        name = f"{result.law:16}  "
-        line = (f"{mark}  ", style), (name, "bold"), (result.status, style), (detail, "dim")
-        console.print(Text.assemble(*line))
-
-    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
-    checked = check(spec, folder, laws=laws, progress=verdict, **options)
+    console = Console(highlight=False, stderr="-" in (json, junit))
+    known = expectations(expected) if expected is not None else {}
+    checked = check(spec, folder, progress=partial(_line, console), expected=known, **options)
     for error in checked.errors:
         console.print(Text.assemble(("✗ ", "bold red"), error))
     for result in checked.results:
-        if result.status == "violated":
-            console.print(Text.assemble((f"\n{result.law}", "bold"), f": {result.detail}"))
-    counts: Counter[str] = Counter(result.status for result in checked.results)
-    summary = ", ".join(f"{counts[status]} {status}" for status in _STYLE if counts[status])
+        if result.failed or result.status == "kit error":
+            console.print(Text.assemble((f"\n{result.law}", "bold"), f": {_in_full(result)}"))
+    report = checked.report
+    for option, target, text in (("--json", json, report.json), ("--junit", junit, report.junit)):
+        if target == "-":
+            print(text(), end="")
+        elif target is not None:
+            write(target, text(), option)
+    summary = report.summary
     if checked.errors:
         summary = f"{plural(len(checked.errors), 'error')}, it cannot be bound"
-    console.print(Text(f"\n{spec.name}: {summary}. {checked.remedy}".rstrip()))
-    return int(not checked)
+    console.print(Text(f"\n{checked.spec}: {summary}. {checked.remedy}".rstrip()))
+    return checked.exit_status
+
+
+def _line(console: Console, result: Result) -> None:
+    mark, style = _STYLE[result.status]
+    notes = [] if result.status in ("violated", "kit error") else [result.detail]
+    if result.expected:
+        mark, style = ("✗", "bold red") if result.failed else ("✓", "dim")
+        notes.append(f"expected to be violated: {result.expected}")
+    detail = "".join(f"  {note}" for note in notes if note)
+    name = f"{result.law:16}  "
+    line = (f"{mark}  ", style), (name, "bold"), (result.status, style), (detail, "dim")
+    console.print(Text.assemble(*line))
+
+
+def _in_full(result: Result) -> str:
+    if result.status == "holds":
+        return f"holds, and is expected to be violated: {result.expected}. Take it out of the file."
+    if result.status == "kit error":
+        blame = "An exception of mmkit's own code: please report it. The spec is not to blame."
+        return f"{result.detail}\n{blame}\n{result.traceback}".rstrip()
+    return result.detail

@@ -21,6 +21,9 @@ from ..vocabulary import Vocabulary
 
 TARGET = "package.module:SPEC"
 
+REGISTERED = "registered"
+"""In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
+
 
 class UsageError(MmkitError):
     """A command line that cannot be carried out: exit status 2."""
@@ -142,7 +145,7 @@ def open_checkpoint(
             checkpoint.
     """
     path = checkpoint(folder)
-    with _needs_vllm():
+    with needs_vllm():
         from ..vllm_api import harness
     classes = spec.classes
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
@@ -171,7 +174,8 @@ def _brings_code(folder: Path) -> bool:
 
 
 @contextmanager
-def _needs_vllm() -> Iterator[None]:
+def needs_vllm() -> Iterator[None]:
+    """Say in one sentence that vLLM cannot be imported."""
     try:
         yield
     except ImportError as error:

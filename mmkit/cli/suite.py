@@ -8,10 +8,7 @@ import pytest
 
 import mmkit.testing
 
-from .common import UsageError, checkpoint, load_spec
-
-REGISTERED = "registered"
-"""In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
+from .common import REGISTERED, UsageError, checkpoint, load_spec
 
 
 def check_options(name: str, folder: str) -> None:

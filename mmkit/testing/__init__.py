@@ -16,11 +16,14 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from traceback import format_exception
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -29,8 +32,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
-from .drawing import for_each, quiet
-from .laws import LAWS, Case, Law, NotApplicable, Violation
+from .drawing import Clock, OutOfTime, Tally, for_each, quiet
+from .laws import LAWS, Case, KitError, Law, NotApplicable, NotDrawn, Violation
 from .strategies import (
     AudioSample,
     ImageSample,
@@ -44,19 +47,23 @@ from .strategies import (
     prompts,
 )
 from .subject import Subject, of_registered, of_spec
+from .verdicts import Report, Result, Status
 
 __all__ = [
     "LAWS",
     "AudioSample",
     "Case",
     "ImageSample",
+    "KitError",
     "Law",
     "NotApplicable",
+    "NotDrawn",
     "RecordSample",
     "Report",
     "Request",
     "Result",
     "Sample",
+    "Status",
     "Subject",
     "TensorSample",
     "TextSample",
@@ -74,42 +81,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of one law: `holds`, `violated`, or `skipped`, and why."""
-
-    law: str
-    status: Literal["holds", "violated", "skipped"]
-    detail: str = ""
-
-
-@dataclass
-class Report:
-    """What came of all laws; true if none is violated."""
-
-    subject: str
-    results: list[Result] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return not self.violations
-
-    @property
-    def violations(self) -> list[Result]:
-        """The results of the laws that do not hold."""
-        return [result for result in self.results if result.status == "violated"]
-
-    def __str__(self) -> str:
-        width = max((len(result.law) for result in self.results), default=0)
-        lines = [self.subject]
-        for result in self.results:
-            detail = f": {result.detail}" if result.detail else ""
-            lines.append(f"  {result.law:{width}}  {result.status}{detail}")
-        return "\n".join(lines)
-
-
 def check_law(
-    law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True
-) -> None:
+    law: str | Law,
+    subject: Subject,
+    *,
+    examples: int | None = None,
+    database: bool = True,
+    seconds: float | None = None,
+) -> str:
     """Check one law on a subject.
 
     Args:
@@ -117,13 +96,21 @@ def check_law(
         subject: see `of_spec` and `of_registered`.
         examples: Hypothesis examples; None for those of the current profile.
         database: let Hypothesis keep failures for the next run.
+        seconds: after which no more requests are drawn; None for no end.
+
+    Returns:
+        What there is to say of a law that holds, as that it was cut off; mostly nothing.
 
     Raises:
         Violation: the law does not hold; the message has the smallest request for which Hypothesis
             saw it.
         NotApplicable: it has nothing to say about this subject.
+        NotDrawn: it said something about none, or fewer than one in twenty, of the drawn requests.
+        KitError: the kit itself broke; see `verdicts.is_of_kit`.
     """
     law = LAWS[law] if isinstance(law, str) else law
+    if subject.undrawn and not subject.samples:
+        raise NotDrawn(f"give samples= a strategy for items of {' and '.join(subject.undrawn)}")
     if law.needs_model and subject.plan is not None and subject.plan.spec.is_raw:
         raise NotApplicable("the items take no positions: forward gets their fields, not rows")
     options: dict[str, Any] = {
@@ -131,32 +118,67 @@ def check_law(
     }
     if not database:
         options["database"] = None
+    clock = Clock(seconds)
     if not law.needs_model:
-        _check(Case(law, subject), options)
-        return
+        return _check(Case(law, subject), options, clock)
     config = subject.processor.info.ctx.model_config
+    said = ""
     for dtype in law.dtypes:
-        with harness.loaded_model(config, dtype=dtype) as model:
-            _check(Case(law, subject, model=model), options)
+        with ExitStack() as loaded:
+            case = Case(law, subject)
+            with _judged(case):
+                case.model = loaded.enter_context(harness.loaded_model(config, dtype=dtype))
+            said = _check(case, options, clock)
+    return said
 
 
-def _check(case: Case, options: dict[str, Any]) -> None:
+def _check(case: Case, options: dict[str, Any], clock: Clock) -> str:
     law = case.law
+    tally = Tally(clock)
+    with _judged(case):
+        try:
+            if law.kind == "once":
+                tally.once(lambda: law.check(case))
+            elif law.kind == "machine":
+                machine = law.check(case)
+                chosen = quiet(stateful_step_count=6, **options)
+                run_state_machine_as_test(tally.started(machine), settings=chosen)
+            else:
+                for_each(
+                    st.data(),
+                    lambda data: tally.once(lambda: law.check(replace(case, data=data))),
+                    **options,
+                )
+        except Unsatisfiable as error:
+            raise NotDrawn(tally.nothing) from error
+        except OutOfTime as end:
+            if tally.failure is not None:  # it was being made smaller
+                raise tally.failure from None
+            if not tally.said:
+                raise NotDrawn(f"{end} before it said anything") from None
+            return f"{end} on {tally.said} drawn requests"
+    if tally.few:
+        raise NotDrawn(f"holds on {tally.said} of {tally.drawn} drawn requests")
+    return ""
+
+
+@contextmanager
+def _judged(case: Case) -> Iterator[None]:
+    """Turn exceptions into verdicts."""
+    name = case.law.name
     try:
-        if law.kind == "once":
-            law.check(case)
-        elif law.kind == "machine":
-            chosen = quiet(stateful_step_count=6, **options)
-            run_state_machine_as_test(law.check(case), settings=chosen)
-        else:
-            for_each(st.data(), lambda data: law.check(replace(case, data=data)), **options)
+        yield
     except (Violation, NotApplicable):
         raise
-    except Unsatisfiable as error:
-        raise NotApplicable("no request was found about which this law says anything") from error
+    except KitError as error:
+        message = str(error)
+        raise KitError(
+            message if message.startswith(name) else f"{name}: {message}"
+        ) from error.__cause__
     except Exception as error:
         notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
-        raise Violation(f"{law.name}: {type(error).__name__}: {error}{notes}") from error
+        kind = KitError if case.is_of_kit(error) else Violation
+        raise kind(f"{name}: {type(error).__name__}: {error}{notes}") from error
 
 
 def check_subject(
@@ -167,25 +189,51 @@ def check_subject(
     examples: int | None = None,
     title: str = "",
     progress: Callable[[Result], None] | None = None,
+    expected: Mapping[str, str] | None = None,
+    budget: float | None = None,
 ) -> Report:
     """Check laws on a subject; the arguments are those of `check`, and a title for the report."""
-    report = Report(title or str(subject.model_dir))
-    for number in LAWS if laws is None else laws:
+    without = f", without items of {' and '.join(subject.undrawn)}" if subject.undrawn else ""
+    report = Report((title or str(subject.model_dir)) + without)
+    numbers = list(LAWS if laws is None else laws)
+    reasons = dict(expected or {})
+    for number in reasons:
+        LAWS[number]  # those that there are not are refused at once
+    waiting = [LAWS[number] for number in numbers if model or not LAWS[number].needs_model]
+    end = None if budget is None else time.monotonic() + budget
+    for number in numbers:
         law = LAWS[number]
-        if law.needs_model and not model:
-            result = Result(law.name, "skipped", "needs the model: say model=True")
+        start = time.monotonic()
+        share = None
+        if end is not None and law in waiting:
+            share = max(0.0, end - start) / len(waiting)
+        if law not in waiting:
+            result = Result(law.name, "not applicable", "needs the model: say model=True")
         else:
-            try:
-                check_law(law, subject, examples=examples)
-                result = Result(law.name, "holds")
-            except NotApplicable as reason:
-                result = Result(law.name, "skipped", str(reason))
-            except Violation as violation:
-                result = Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
+            result = _result(law, subject, examples, share)
+            waiting.remove(law)
+        seconds = time.monotonic() - start
+        result = replace(result, expected=reasons.get(number, ""), seconds=round(seconds, 3))
         report.results.append(result)
         if progress is not None:
             progress(result)
     return report
+
+
+def _result(law: Law, subject: Subject, examples: int | None, seconds: float | None) -> Result:
+    try:
+        said = check_law(law, subject, examples=examples, seconds=seconds)
+    except NotDrawn as share:
+        return Result(law.name, "not drawn", str(share))
+    except NotApplicable as reason:
+        return Result(law.name, "not applicable", str(reason))
+    except Violation as violation:
+        return Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
+    except KitError as error:
+        detail = str(error).removeprefix(f"{law.name}: ")
+        trace = "".join(format_exception(error.__cause__)) if error.__cause__ else ""
+        return Result(law.name, "kit error", detail, trace)
+    return Result(law.name, "holds", said)
 
 
 def check(
@@ -196,6 +244,8 @@ def check(
     model: bool = False,
     examples: int | None = None,
     progress: Callable[[Result], None] | None = None,
+    expected: Mapping[str, str] | None = None,
+    budget: float | None = None,
     **options: Any,
 ) -> Report:
     """Check the laws on a spec, with the config, tokenizer and processor files of a checkpoint
@@ -209,12 +259,16 @@ def check(
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
         progress: called with each result as it comes.
+        expected: laws that are known to be violated, by number, with the reason or a link; it is a
+            failure if one of them holds.
+        budget: seconds for all laws together, without the loading of models: a law draws no more
+            requests when its share is over, and says so.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
             classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
             runs code that the folder brings.
 
     Returns:
-        One result per law; false if one is violated.
+        One result per law; false if one failed, or if the kit broke.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
@@ -222,7 +276,14 @@ def check(
     """
     subject = of_spec(spec, model_dir, **options)
     return check_subject(
-        subject, laws=laws, model=model, examples=examples, title=spec.name, progress=progress
+        subject,
+        laws=laws,
+        model=model,
+        examples=examples,
+        title=spec.name,
+        progress=progress,
+        expected=expected,
+        budget=budget,
     )
 
 
@@ -233,12 +294,22 @@ def check_registered(
     model: bool = False,
     examples: int | None = None,
     progress: Callable[[Result], None] | None = None,
+    expected: Mapping[str, str] | None = None,
+    budget: float | None = None,
     **options: Any,
 ) -> Report:
     """Check the laws on the processor that vLLM has for a checkpoint, hand-written or not; see
     `check`."""
     subject = of_registered(model_dir, **options)
-    return check_subject(subject, laws=laws, model=model, examples=examples, progress=progress)
+    return check_subject(
+        subject,
+        laws=laws,
+        model=model,
+        examples=examples,
+        progress=progress,
+        expected=expected,
+        budget=budget,
+    )
 
 
 def parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import unittest
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -38,3 +41,83 @@ def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options
         check(value)
 
     holds()
+
+
+class OutOfTime(unittest.SkipTest):
+    """The time of a law is over. Hypothesis hands a skipped test on at once, and makes nothing
+    smaller."""
+
+
+class Clock:
+    """How long something may take, in seconds; None for no end."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        self.start = time.monotonic()
+
+    def look(self) -> None:
+        """Say when the time is over.
+
+        Raises:
+            OutOfTime: it is.
+        """
+        if self.seconds is not None and time.monotonic() - self.start >= self.seconds:
+            raise OutOfTime(f"cut off after {self.seconds:.3g} s")
+
+
+FEW = 20
+"""A law that says something about fewer than one in so many drawn requests says too little.
+
+Hypothesis' own health checks look at the first fifty draws and at a clock, which is the processor's
+here, so they are off; this share is of all draws.
+"""
+
+
+@dataclass
+class Tally:
+    """How many requests were drawn, and about how many of them a law said something.
+
+    Attributes:
+        clock: how long the law may draw.
+        drawn: draws that were begun.
+        said: those on which the law held.
+        failure: what the law raised last.
+    """
+
+    clock: Clock
+    drawn: int = 0
+    said: int = 0
+    failure: Exception | None = None
+
+    def once(self, check: Callable[[], Any]) -> None:
+        """Call a check, which may reject what it draws."""
+        self.clock.look()
+        self.drawn += 1
+        try:
+            check()
+        except AssertionError as error:
+            self.failure = error
+            raise
+        self.said += 1
+
+    def started(self, machine: Callable[[], Any]) -> Any:
+        """A state machine that is begun anew for each example."""
+
+        def start() -> Any:
+            self.clock.look()
+            self.drawn += 1
+            self.said += 1
+            return machine()
+
+        return start
+
+    @property
+    def few(self) -> bool:
+        """Whether the law said something about too few of the draws."""
+        return self.said * FEW < self.drawn
+
+    @property
+    def nothing(self) -> str:
+        """That it said nothing about any."""
+        of = f"none of {self.drawn} drawn requests is one" if self.drawn else "no request was found"
+        return f"{of} about which this law says anything"

@@ -60,6 +60,12 @@ class Subject:
         limits = self.processor.info.get_supported_mm_limits()
         return {name: limits[name] for name in self.samples if name in limits}
 
+    @property
+    def undrawn(self) -> list[str]:
+        """The modalities for whose items there is no strategy."""
+        limits = self.processor.info.get_supported_mm_limits()
+        return [name for name, limit in limits.items() if limit != 0 and name not in self.samples]
+
     def run(self, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
         return harness.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
 
@@ -141,10 +147,7 @@ class Subject:
 
     def minimal(self, name: str, sample: Sample, kwargs: Kwargs = _NONE) -> Request:
         """A request of one item and nothing else."""
-        try:
-            (piece,) = self.pieces(name, [sample], kwargs)
-        except ValueError:
-            reject()
+        (piece,) = _pieces(self, name, [sample], kwargs)
         return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
 
 

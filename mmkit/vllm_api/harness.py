@@ -26,6 +26,10 @@ from .kit import loaded_model as loaded_model
 from .kit import parsed as parsed
 
 
+class NotTaken(ValueError):
+    """The code under test does not take what was asked of it; the sentence is the kit's."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a processor makes of a request.
@@ -343,7 +347,7 @@ def embeddings(
             if isinstance(items, EmbeddingItems | DictEmbeddingItems):
                 taken.append(form)
     if not taken:
-        raise refusal or ValueError(f"the parser takes embeddings of {name} for something else")
+        raise refusal or NotTaken(f"the parser takes embeddings of {name} for something else")
     return taken
 
 

@@ -44,4 +44,4 @@ def test_laws(make: Callable[[Path], Subject], not_applicable: set[str], tmp_pat
     laws = [number for number in LAWS if number != "L12"]
     report = check_subject(make(tmp_path), laws=laws, model=True, examples=scaled(40))
     assert report, str(report)
-    assert {result.law.split()[0] for result in report.results if result.status == "skipped"} == not_applicable
+    assert {result.law.split()[0] for result in report.results if result.status != "holds"} == not_applicable

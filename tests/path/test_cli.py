@@ -1,5 +1,6 @@
 """The command `mmkit`: what it shows, checks and finds, and how it refuses."""
 
+import dataclasses
 import json
 import os
 import re
@@ -40,6 +41,7 @@ from mmkit import (
     between,
     cfg,
     embed,
+    testing,
 )
 from mmkit.cli import app, check, doctor, draw, new, show
 from mmkit.cli.common import UsageError, load_spec
@@ -399,8 +401,8 @@ def test_every_binding_error_at_once() -> None:
 def test_laws_that_hold() -> None:
     status, output, _ = invoke("check", TERRA, "--config", CHECKPOINT, "--laws", "L2,l4, L6", "--examples", 3)
     assert status == 0
-    assert "✓ L2 ranges holds – L4 text = tokens skipped the model has no tokenizer ✓ L6 worst case holds" in output
-    assert output.endswith("terra: 2 holds, 1 skipped.")
+    assert "✓ L2 ranges holds – L4 text = tokens not applicable the model has no tokenizer ✓ L6 worst" in output
+    assert output.endswith("terra: 2 held, 0 violated, 1 neither.")
 
 
 def test_a_law_that_is_violated() -> None:
@@ -412,6 +414,71 @@ def test_a_law_that_is_violated() -> None:
     status, output, _ = invoke("check", f"{__name__}:PADS", "--config", CHECKPOINT, "--laws", "L5", "--examples", 20)
     assert status == 1
     assert "✗ L5 independence violated L5 independence: series[0] alone and in this request:" in output
+
+
+def test_reports_and_expected_violations(tmp_path: Path) -> None:
+    """A violation that is expected is no failure; a law that holds although it is expected not to is one."""
+    known, data, junit = tmp_path / "known.toml", tmp_path / "report.json", tmp_path / "report.xml"
+    known.write_text('L5 = "pads to the batch"\nL2 = "see issue 7"\n')
+    files = ("--expected", known, "--json", data, "--junit", junit)
+    options = ("--config", CHECKPOINT, "--examples", 20, *files)
+    status, output, _ = invoke("check", f"{__name__}:PADS", "--laws", "L5,L11", *options)
+    assert status == 0
+    assert "✓ L5 independence violated expected to be violated: pads to the batch" in output
+    report = json.loads(data.read_text())
+    assert report["counts"] == {"violated": 1, "not applicable": 1}
+    assert [(one["law"], one["failed"]) for one in report["results"]] == [
+        ("L5 independence", False),
+        ("L11 embeds", False),
+    ]
+    suite = ElementTree.parse(junit).getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "2",
+        "failures": "0",
+        "errors": "0",
+        "skipped": "2",
+    }
+    status, output, _ = invoke("check", f"{__name__}:PADS", "--laws", "L2", *options)
+    assert status == 1
+    assert "L2 ranges: holds, and is expected to be violated: see issue 7. Take it out of the file." in output
+    assert [case.tag for case in ElementTree.parse(junit).getroot()[0]] == ["failure"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ('L99 = "?"', "laws among L1, L2"),
+        ("L5 = 3", 'expected TOML lines as L5 = "a reason or a link", got L5 = 3.'),
+        ("L5", 'expected TOML lines as L5 = "a reason or a link", got TOMLDecodeError'),
+    ],
+)
+def test_a_bad_file_of_expected_violations(lines: str, sentence: str, tmp_path: Path) -> None:
+    known = tmp_path / "known.toml"
+    known.write_text(lines)
+    status, _, error = invoke("check", TERRA, "--config", CHECKPOINT, "--expected", known)
+    assert status == 2
+    assert sentence in error
+
+
+def test_check_of_what_vllm_has() -> None:
+    """Terra's modality is none of vLLM's: nothing is drawn, and that is no law's fault."""
+    status, output, _ = invoke("check", "registered", "--config", CHECKPOINT, "--laws", "L2", "--examples", 3)
+    assert status == 0
+    assert "? L2 ranges not drawn give samples= a strategy for items of actions" in output
+    assert output.endswith("checkpoint, without items of actions: 0 held, 0 violated, 1 neither.")
+
+
+def test_a_broken_kit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case: Any) -> None:
+        raise RuntimeError("the kit")
+
+    laws = testing.LAWS
+    monkeypatch.setitem(laws, "L2", dataclasses.replace(laws["L2"], check=broken))
+    status, output, _ = invoke("check", TERRA, "--config", CHECKPOINT, "--laws", "L2", "--examples", 3)
+    assert status == 3
+    assert "! L2 ranges kit error" in output
+    assert "L2 ranges: RuntimeError: the kit" in output
+    assert "An exception of mmkit's own code: please report it. The spec is not to blame. Traceback" in output
 
 
 def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:

@@ -39,9 +39,17 @@ def test_check_reports_each_law() -> None:
     report = testing.check(TERRA, CHECKPOINT, laws=["L2", "L3", "L4", "L13"], examples=4, progress=seen.append)
     assert report
     assert report.results == seen
-    assert [result.status for result in seen] == ["holds", "holds", "skipped", "skipped"]
+    assert [result.status for result in seen] == ["holds", "holds", "not applicable", "not applicable"]
     assert str(report).splitlines()[0] == "terra"
-    assert str(report).splitlines()[-1].endswith("  skipped: needs the model: say model=True")
+    *_, needs_model, summary = str(report).splitlines()
+    assert needs_model.endswith("  not applicable: needs the model: say model=True")
+    assert summary == "  2 held, 0 violated, 2 neither"
+
+
+def test_a_budget_that_is_spent() -> None:
+    report = testing.check(TERRA, CHECKPOINT, laws=["L2", "L3", "L12"], budget=0)
+    assert {result.sentence for result in report.results} == {"not drawn: cut off after 0 s before it said anything"}
+    assert report
 
 
 def test_check_registered_takes_what_vllm_has(tmp_path: Path) -> None:
@@ -69,6 +77,22 @@ def test_laws(check):
     assert "test_laws[L2 ranges]" in output
     assert re.search(r"test_laws\[L3 cache\] _+\n\[XPASS\(strict\)\] a reason", output), output
     assert re.search(r"1 failed, 1 passed, 1 skipped, \d+ deselected", output), output
+
+
+def test_a_broken_kit_is_an_error_that_no_xfail_takes(tmp_path: Path, start_pytest: Started) -> None:
+    test = tmp_path / "test_broken.py"
+    test.write_text("""
+import pytest
+import mmkit.testing
+
+@pytest.mark.xfail
+def test_broken():
+    raise mmkit.testing.KitError("broken")
+""")
+    code, output = start_pytest(str(test), "-q")
+    assert code == 1
+    assert "1 error in" in output
+    assert "xfailed" not in output
 
 
 def test_the_pytest_option(start_pytest: Started) -> None:

@@ -8,9 +8,18 @@ it does not test.
 from __future__ import annotations
 
 from . import items, outcomes, system
-from .law import Case, Law, NotApplicable, Violation, differences
+from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
 
-__all__ = ["LAWS", "Case", "Law", "NotApplicable", "Violation", "differences"]
+__all__ = [
+    "LAWS",
+    "Case",
+    "KitError",
+    "Law",
+    "NotApplicable",
+    "NotDrawn",
+    "Violation",
+    "differences",
+]
 
 _IN_ORDER = (
     outcomes.counts,

@@ -59,7 +59,8 @@ def identity(case: Case) -> None:
     if kwargs != request.kwargs:
         try:
             under_others = hash_of(sample.value(), kwargs)
-        except Exception:  # the prompt may not fit under other kwargs
+        except Exception as error:  # the prompt may not fit under other kwargs
+            case.refused(error)
             under_others = ""
         if under_others == first:
             case.fail(f"kwargs {kwargs!r} have the same hash")
@@ -68,6 +69,7 @@ def identity(case: Case) -> None:
         try:
             of_equal = hash_of(value)
         except Exception as error:
+            case.refused(error)
             if subject.plan is None:  # a container that is refused has no hash
                 continue
             case.fail(f"the same content as {container} is refused: {error}")
@@ -97,6 +99,7 @@ def refusal(case: Case) -> None:
         try:
             harness.run(subject.processor, request.prompt, {**data, **change}, request.kwargs)
         except Exception as error:
+            case.refused(error)
             if subject.plan is None:
                 continue
             if not isinstance(error, InputError):
@@ -168,6 +171,7 @@ def embeds(case: Case) -> None:
             forms = [{f"{name}_embeds": rows, **companions}]
             harness.parsed(processor, {**request.data(), name: forms[0]})
     except Exception as error:
+        case.refused(error)
         if plan is not None:
             case.fail(f"the spec takes embeddings of {name}, and the parser refuses them: {error}")
         if len(accepting) > 1:
@@ -178,6 +182,7 @@ def embeds(case: Case) -> None:
         try:
             embedded = harness.run(processor, request.prompt, data, request.kwargs)
         except Exception as error:
+            case.refused(error)
             # a refusal that says so is one, whoever gives it; that of a generated class comes
             # from its parser
             if plan is None and "embedding" in str(error).lower():

@@ -3,15 +3,20 @@ hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from ...vllm_api import harness
 from ..strategies import Request
 from ..subject import Subject
+from ..verdicts import is_of_kit
 
 
 class Violation(AssertionError):
@@ -20,6 +25,14 @@ class Violation(AssertionError):
 
 class NotApplicable(Exception):
     """A law has nothing to say about this subject; the message tells why."""
+
+
+class NotDrawn(NotApplicable):
+    """A law said something about too few of the drawn requests; the message has the share."""
+
+
+class KitError(Exception):
+    """The kit itself broke: nothing is known of the law. The cause has the traceback."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,30 @@ class Case:
         self.request = self.draw(self.subject.requests(**options))
         return self.request
 
+    def is_of_kit(self, error: BaseException) -> bool:
+        """Whether an exception is the kit's own."""
+        return is_of_kit(error, self.subject, self.law.check, self.model)
+
+    def refused(self, error: Exception) -> None:
+        """Take an exception for a refusal by the code under test.
+
+        Raises:
+            KitError: it is the kit's own.
+        """
+        if isinstance(error, KitError):
+            raise error
+        if self.is_of_kit(error):
+            raise KitError(f"{self.law.name}: {type(error).__name__}: {error}") from error
+
     def fail(self, observation: str) -> NoReturn:
-        """Say that the law does not hold."""
+        """Say that the law does not hold.
+
+        Raises:
+            Violation: always, but for this:
+            KitError: the law was handling an exception which is the kit's own.
+        """
+        if isinstance(handled := sys.exception(), Exception) and _caught_by_law(self.law, handled):
+            self.refused(handled)
         request = f"\n    in {self.request!r}{self.before}" if self.request else ""
         raise Violation(f"{self.law.name}: {observation}{request}")
 
@@ -94,6 +129,16 @@ class Case:
         """Fail if two outcomes, or parts of them, differ."""
         if difference := differences(one, other, where):
             self.fail(f"{what}: {difference}")
+
+
+def _caught_by_law(law: Law, error: Exception) -> bool:
+    """Whether the handler of an exception stands in a law, and not somewhere around it."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return False
+    frame = traceback.tb_frame
+    own = frame.f_code is getattr(law.check, "__code__", None)
+    return own or str(frame.f_globals.get("__name__")).startswith(f"{__package__}.")
 
 
 def differences(one: Any, other: Any, where: str = "") -> str | None:
@@ -107,10 +152,16 @@ def differences(one: Any, other: Any, where: str = "") -> str | None:
             forms = [f"{value.dtype} {tuple(value.shape)}" for value in (one, other)]
             if forms[0] != forms[1]:
                 return f"{where}: {forms[0]} and {forms[1]}"
-            return None if torch.equal(one, other) else f"{where}: values differ"
+            return None if _equal_values(one, other) else f"{where}: values differ"
+        case np.ndarray(), np.ndarray():
+            forms = [f"numpy {value.dtype} {value.shape}" for value in (one, other)]
+            if forms[0] != forms[1]:
+                return f"{where}: {forms[0]} and {forms[1]}"
+            equal = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+            return None if equal else f"{where}: values differ"
         case dict(), dict():
             if set(one) != set(other):
-                return f"{where}: {sorted(one)} and {sorted(other)}"
+                return f"{where}: {sorted(map(str, one))} and {sorted(map(str, other))}"
             pairs = [(f"{where}[{key!r}]", one[key], other[key]) for key in one]
         case ((list() | tuple()), (list() | tuple())):
             if len(one) != len(other):
@@ -120,13 +171,35 @@ def differences(one: Any, other: Any, where: str = "") -> str | None:
             pairs = [
                 (f"{where}[{i}]", *both) for i, both in enumerate(zip(one, other, strict=True))
             ]
+        case (Iterator(), _) | (_, Iterator()):
+            return f"{where}: a one-shot iterator, which caches and batches read more than once"
         case _:
-            equal = type(one) is type(other) and bool(one == other)
-            return _unless(equal, one, other, where)
+            return _unless(type(one) is type(other) and _alike(one, other), one, other, where)
     for place, a, b in pairs:
         if difference := differences(a, b, place):
             return difference
     return None
+
+
+def _equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors of one shape are equal, NaN to NaN."""
+    if torch.equal(one, other):
+        return True
+    absent = one.isnan()
+    if not torch.equal(absent, other.isnan()):
+        return False
+    return torch.equal(one.masked_fill(absent, 0), other.masked_fill(absent, 0))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether values of one class are equal; where its `==` does not tell, whether they are
+    pickled alike."""
+    with suppress(Exception):
+        if one == other:
+            return True
+    with suppress(Exception):
+        return pickle.dumps(one) == pickle.dumps(other)
+    return False
 
 
 def _unless(equal: bool, one: Any, other: Any, where: str) -> str | None:

@@ -56,7 +56,8 @@ def ranges(case: Case) -> None:
         case.request = permuted
         try:
             ranges = case.subject.run(permuted).ranges
-        except Exception:  # refused, as it may be
+        except Exception as error:  # as it may be
+            case.refused(error)
             continue
         order = [*permuted.order]
         placed = sorted(order, key=lambda at: ranges[at[0]][at[1]][0])
@@ -155,10 +156,12 @@ def text(case: Case) -> None:
     def outcome(prompt: Any, *, direct: bool = False) -> Any:
         try:
             return harness.run(processor, prompt, request.data(), request.kwargs, direct=direct)
-        except Exception:  # decoding may change what the ids mean
+        except Exception as error:  # decoding may change what the ids mean
+            case.refused(error)
             return "refused"
 
     of_ids = outcome(harness.encoded(processor, text))
+    assume(of_ids != "refused" or outcome(text) != "refused")
     for route in ("renderer", "processor"):
         of_text = outcome(text, direct=route == "processor")
         case.same(of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}")

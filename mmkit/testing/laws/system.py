@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import sys
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +26,8 @@ from ...vllm_api.rendered import UnsaidError, compared
 from ..drawing import for_each
 from ..strategies import Request
 from ..subject import Subject
-from .law import Case, NotApplicable, differences, law
+from ..verdicts import is_of_kit
+from .law import Case, KitError, NotApplicable, differences, law
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -111,25 +115,48 @@ def processes(case: Case) -> None:
     subject = case.subject
     processor = subject.processor
     classes = (type(processor.info), type(processor.dummy_inputs), type(processor))
-    try:
-        pickled = pickle.dumps(classes)
-    except (pickle.PicklingError, AttributeError) as error:
-        case.fail(f"the classes cannot be pickled: {error}")
+    pickled = _pickled(classes)
+    if isinstance(pickled, str):
+        case.fail(f"the classes cannot be pickled: {pickled}")
     if pickle.loads(pickled) != classes:
         case.fail("pickled classes come back as others")
+    if _is_unguarded_script():
+        raise NotApplicable(
+            "a spawned process would run this script again: put what it does below "
+            'if __name__ == "__main__":'
+        )
     requests = _some(subject)
     config = processor.info.ctx.model_config
     task = (pickled, str(config.model), config.architectures, subject.options, requests)
-    try:  # unlike a Pool, an executor tells that its process has died
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            outcomes = pickle.loads(pool.submit(_elsewhere, *task).result())
-    except BrokenProcessPool as error:
-        case.fail(f"a spawned process died: {error}")
+    outcomes: Any = "it died"
+    # unlike a Pool, an executor tells that its process has died
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with suppress(BrokenProcessPool), pool:
+        outcomes = pickle.loads(pool.submit(_elsewhere, *task).result())
+    if isinstance(outcomes, KitError):
+        raise outcomes
     if isinstance(outcomes, str):
         case.fail(f"in a spawned process: {outcomes}")
     for request, there in zip(requests, outcomes, strict=True):
         case.request = request
         case.same(subject.run(request), there, "in this process and in a spawned one")
+
+
+def _pickled(classes: Any) -> bytes | str:
+    """Classes as bytes, or why they cannot be."""
+    try:
+        return pickle.dumps(classes)
+    except (pickle.PicklingError, AttributeError) as error:
+        return str(error)
+
+
+def _is_unguarded_script() -> bool:
+    """Whether the running program is a script that looks at no `__name__`."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if main.__spec__ is not None or file is None or not file.endswith(".py"):
+        return False
+    return "__name__" not in Path(file).read_text(encoding="utf-8", errors="replace")
 
 
 def _some(subject: Subject) -> list[Request]:
@@ -149,15 +176,20 @@ def _elsewhere(
     requests: list[Request],
 ) -> bytes:
     """Outcomes, pickled, or the text of an error: not every error can be pickled."""
+    made: Subject | None = None
     try:
         harness.load_plugins()
         harness.stand_in(*architectures)
         config = harness.model_config(model_dir, **options)
         info, dummy_inputs, processor_class = pickle.loads(pickled)
         processor = harness.generated(info, dummy_inputs, processor_class, config)
+        made = Subject(processor, {}, model_dir=model_dir)
         outcomes = [harness.run(processor, r.prompt, r.data(), r.kwargs) for r in requests]
     except Exception as error:
-        return pickle.dumps(f"{type(error).__name__}: {error}")
+        sentence = f"{type(error).__name__}: {error}"
+        if made is not None and is_of_kit(error, made):
+            return pickle.dumps(KitError(f"in a spawned process: {traceback.format_exc()}"))
+        return pickle.dumps(sentence)
     # plain bytes: no shared memory
     return pickle.dumps([replace(outcome, items={}) for outcome in outcomes])
 
