@@ -684,6 +684,18 @@ BUGS = [
         r"its fields cannot be sent: TypeError: "),
     Bug("L15", "hash_of_the_shapes", "What comes from another host is named by its shapes, for the sake of speed.",
         "processor.hash_of_fields", _of_shapes, r"items of (series|frames) that differ have one hash"),
+    Bug("L16", "items_of_one_length", "The encoder stacks its rows, as if all items of a batch had one length.",
+        "model.embed_multimodal", lambda inherited, **fields: list(torch.stack(list(inherited(**fields)))),
+        r"items of series of two requests in one batch: RuntimeError: stack expects each tensor to be equal size"),
+    Bug("L16", "padded_to_the_longest_of_a_batch", "The encoder pads to the longest of the batch, and sees it.",
+        "model.sound", lambda inherited, rows: inherited([row - len(row) / max(map(len, rows)) for row in rows]),
+        r"items of series of two requests in one batch: number \d has other rows than alone"),
+    Bug("L16", "statistics_of_the_batch", "The encoder takes the mean from its rows, over the whole batch.",
+        "model.sound", lambda inherited, rows: inherited([row - torch.cat(rows).mean() for row in rows]),
+        r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
+    Bug("L16", "rows_in_another_order", "The encoder sorts its items, and does not put their rows back in order.",
+        "model.sound", lambda inherited, rows: inherited(sorted(rows, key=lambda row: float(row[0, 0]))),
+        r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
 ]  # fmt: skip
 
 

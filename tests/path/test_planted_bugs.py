@@ -35,11 +35,11 @@ def test_bugs_are_caught(bug: Bug) -> None:
     assert len(message.split("\n")[0]) < 600
     for line in message.split("\n"):
         if line.startswith("    in Request("):
-            assert f"    in {_evaluated(line)!r}" == line.split(" after ")[0]
+            assert f"    in {_evaluated(line)!r}" == re.split(" after | beside ", line)[0]
 
 
 def _evaluated(line: str) -> testing.Request:
-    request = eval(line.split(" after ")[0].removeprefix("    in "), vars(testing))
+    request = eval(re.split(" after | beside ", line)[0].removeprefix("    in "), vars(testing))
     assert isinstance(request, testing.Request)
     return request
 

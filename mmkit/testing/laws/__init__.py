@@ -37,6 +37,7 @@ _IN_ORDER = (
     system.safety,
     system.containment,
     system.wire,
+    system.strangers,
 )
 
 LAWS = {law.number: law for law in _IN_ORDER}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,14 @@ def _mistakes(
         yield {name: [*before, torch.stack([last, last])[None]]}, f"a wrong shape in {name}"
 
 
+def embeddings(modality: Any, rows: Sequence[torch.Tensor], outcome: Any) -> dict[str, Any]:
+    """What a caller sends in place of the items of a modality: their rows, and the fields beside
+    them that their layout reads."""
+    fields = outcome.fields[modality.name]
+    companions = {key: [own[key] for own in fields] for key in modality.intake.companions}
+    return {modality.intake.embeds_field: list(rows), **companions}
+
+
 @law("L11 embeds", "precomputed embeddings get the ranges of the item that they were computed from")
 def embeds(case: Case) -> None:
     subject = case.subject
@@ -166,9 +174,7 @@ def embeds(case: Case) -> None:
         if plan is None:
             forms = harness.embeddings(processor, name, rows, outcome.fields[name])
         else:
-            beside = plan.modalities[name].intake.companions
-            companions = {key: [own[key] for own in outcome.fields[name]] for key in beside}
-            forms = [{f"{name}_embeds": rows, **companions}]
+            forms = [embeddings(plan.modalities[name], rows, outcome)]
             harness.parsed(processor, {**request.data(), name: forms[0]})
     except Exception as error:
         case.refused(error)

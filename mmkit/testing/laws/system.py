@@ -27,6 +27,7 @@ from ..drawing import for_each
 from ..strategies import Request
 from ..subject import Subject
 from ..verdicts import is_of_kit
+from .items import embeddings
 from .law import Case, KitError, NotApplicable, differences, law
 
 
@@ -242,8 +243,7 @@ def containment(case: Case) -> None:
         alone = harness.rows(model, {name: items})[name]
         together = harness.rows(model, {name: [*items, harness.filled(items[0], value)]})[name]
         for i, (one, other) in enumerate(zip(alone, together, strict=False)):
-            near = 64 * limits.eps * float(one.abs().amax()) if one.numel() else 0.0
-            if not torch.allclose(one, other, rtol=0, atol=near):
+            if not _near(one, other):
                 case.fail(f"{beside}, {name}[{i}] has other rows than alone")
         modality = subject.plan.modalities[name] if subject.plan else None
         if modality is not None and modality.intake.takes_embeds:
@@ -255,6 +255,48 @@ def containment(case: Case) -> None:
         largest = float(entering.abs().amax()) if entering.numel() else 0.0
         if largest > bound:
             case.fail(f"{beside}, the language model gets {largest:g} and can take {bound:g}")
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether encoder rows are equal but for the order in which a batch is summed."""
+    if one.shape != other.shape:
+        return False
+    near = 64 * torch.finfo(one.dtype).eps * float(one.abs().amax()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0, atol=near)
+
+
+@law(
+    "L16 strangers",
+    "items of different requests in one encoder batch have the rows that each has alone, raw items "
+    "and embeddings",
+    cost=2,
+    needs_model=True,
+)
+def strangers(case: Case) -> None:
+    subject, model = case.subject, case.model
+    request = case.draw_request(least=1, most=2)
+    other = case.draw(subject.requests(least=1, most=2))
+    case.before = f" beside {other!r}"
+    here, there = subject.run(request), subject.run(other)
+    for name in here.items.keys() & there.items.keys():
+        items = [*here.items[name], *there.items[name]]
+        alone = [harness.rows(model, {name: [item]})[name][0] for item in items]
+        modality = subject.plan.modalities[name] if subject.plan else None
+        if modality is not None and modality.intake.takes_embeds and case.draw(st.booleans()):
+            sent = embeddings(modality, alone[len(here.items[name]) :], there)
+            data = {**other.data(), name: sent}
+            embedded = harness.run(subject.processor, other.prompt, data, other.kwargs)
+            items = [*here.items[name], *embedded.items[name]]
+        what = f"{len(items)} items of {name} of two requests in one batch"
+        try:
+            together = harness.rows(model, {name: items})[name]
+        except Exception as error:
+            case.fail(f"{what}: {type(error).__name__}: {error}")
+        if len(together) != len(items):
+            case.fail(f"{what}: {len(together)} encoder outputs")
+        for i, (one, beside) in enumerate(zip(alone, together, strict=True)):
+            if not _near(one, beside):
+                case.fail(f"{what}: number {i} has other rows than alone")
 
 
 @law(
