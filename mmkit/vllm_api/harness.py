@@ -184,6 +184,35 @@ def run(
     return _outcome(result, caches)
 
 
+_KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
+"""What processors of transformers call their items."""
+
+
+def reference_ids(
+    processor: Any, text: str, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> list[int] | None:
+    """The ids of a text with items by the model's own Hugging Face processor; None where it does
+    not take them.
+
+    Raises:
+        Exception: of any kind, where the model has no such processor.
+    """
+    hf_processor = processor.info.get_hf_processor(**kwargs)
+    named: dict[str, Any] = {_KEYWORDS.get(name, name): values for name, values in data.items()}
+    if any(isinstance(video, tuple) for video in named.get("videos", ())):
+        videos, metadata = zip(*named["videos"], strict=True)
+        # what vLLM alone asks its own loaders
+        known = [{k: v for k, v in one.items() if k != "do_sample_frames"} for one in metadata]
+        sampled = {"video_metadata": known, "do_sample_frames": False}
+        named |= {"videos": list(videos), **sampled}
+    try:
+        ids = hf_processor(text=text, **named, **kwargs)["input_ids"]
+    except Exception:  # each refuses in a way of its own
+        return None
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    return list(ids[0]) if ids and isinstance(ids[0], (list, tuple)) else list(ids)
+
+
 def takes_rendered(plan: Any) -> bool:
     """Whether the guard takes processed fields from another host, and vLLM has a form for them."""
     return kit.encode_item is not None and guard.takes_rendered(plan)

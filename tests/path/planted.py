@@ -52,8 +52,9 @@ from mmkit import (
 )
 from mmkit import replace as replaces
 from mmkit.model.sound import largest_magnitude
-from mmkit.testing import LAWS, NotApplicable, Subject, Violation, check_law, of_spec
+from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
 from mmkit.vllm_api.common import EmbedItems, Parser
+from tests.oracles import SYSTEMS
 from tests.profiles import profile
 
 # -- the correct base --------------------------------------------------------------------------------------------------
@@ -493,6 +494,15 @@ def _of_shapes(inherited: Any, name: str, own: Mapping[str, Any]) -> str:
     return inherited(name, {key: torch.tensor(getattr(value, "shape", ())) for key, value in own.items()})
 
 
+def another_llava(**changes: Any) -> Subject:
+    """LLaVA with its Hugging Face processor, and a modality that is declared otherwise."""
+    system = SYSTEMS["llava"]
+    (image,) = system.load_spec().modalities
+    spec = ModelSpec("llava", image.model_copy(update=changes))
+    side = st.integers(1, 40)
+    return of_spec(spec, system.checkpoint, samples={"image": st.builds(ImageSample, st.integers(0, 2), side, side)})
+
+
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
     return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
@@ -696,6 +706,9 @@ BUGS = [
     Bug("L16", "rows_in_another_order", "The encoder sorts its items, and does not put their rows back in order.",
         "model.sound", lambda inherited, rows: inherited(sorted(rows, key=lambda row: float(row[0, 0]))),
         r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
+    Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
+        "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
+        r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
 ]  # fmt: skip
 
 

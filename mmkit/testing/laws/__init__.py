@@ -38,6 +38,7 @@ _IN_ORDER = (
     system.containment,
     system.wire,
     system.strangers,
+    outcomes.reference,
 )
 
 LAWS = {law.number: law for law in _IN_ORDER}
