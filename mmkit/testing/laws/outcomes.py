@@ -188,7 +188,8 @@ def reference(case: Case) -> None:
     assert theirs is not None
     try:
         outcome = harness.run(processor, text, request.data(), request.kwargs)
-    except Exception:  # decoding may change what the ids mean
+    except Exception as error:  # decoding may change what the ids mean
+        case.refused(error)
         reject()
     rows = {
         outcome.ids[start + i]

@@ -131,8 +131,8 @@ def processes(case: Case) -> None:
     task = (pickled, str(config.model), config.architectures, subject.options, requests)
     outcomes: Any = "it died"
     # unlike a Pool, an executor tells that its process has died
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    with suppress(BrokenProcessPool), pool:
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with suppress(BrokenProcessPool), executor as pool:
         outcomes = pickle.loads(pool.submit(_elsewhere, *task).result())
     if isinstance(outcomes, KitError):
         raise outcomes
