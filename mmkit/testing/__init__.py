@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from traceback import format_exception
 from typing import Any
 
 from hypothesis import settings
@@ -47,7 +46,7 @@ from .strategies import (
     prompts,
 )
 from .subject import Subject, of_registered, of_spec
-from .verdicts import Report, Result, Status
+from .verdicts import Report, Result, Status, frames_of
 
 __all__ = [
     "LAWS",
@@ -176,9 +175,18 @@ def _judged(case: Case) -> Iterator[None]:
             message if message.startswith(name) else f"{name}: {message}"
         ) from error.__cause__
     except Exception as error:
-        notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
+        # those of Hypothesis on its own function say nothing
+        said = [
+            note
+            for note in getattr(error, "__notes__", ())
+            if not note.lstrip().startswith(_NO_NEWS)
+        ]
+        notes = "".join(f"\n    {note}" for note in said)
         kind = KitError if case.is_of_kit(error) else Violation
         raise kind(f"{name}: {type(error).__name__}: {error}{notes}") from error
+
+
+_NO_NEWS = ("Failing test case", "Falsifying example", "while generating", "You can reproduce")
 
 
 def check_subject(
@@ -231,8 +239,7 @@ def _result(law: Law, subject: Subject, examples: int | None, seconds: float | N
         return Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
     except KitError as error:
         detail = str(error).removeprefix(f"{law.name}: ")
-        trace = "".join(format_exception(error.__cause__)) if error.__cause__ else ""
-        return Result(law.name, "kit error", detail, trace)
+        return Result(law.name, "kit error", detail, frames_of(error.__cause__))
     return Result(law.name, "holds", said)
 
 

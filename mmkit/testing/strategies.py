@@ -45,6 +45,24 @@ class Sample:
         return replace(self, seed=self.seed + 1)
 
 
+@dataclass(frozen=True)
+class PlainSample(Sample):
+    """A value that a strategy made: what is sent is all that is known of it."""
+
+    given: Any
+
+    def value(self) -> Any:
+        return self.given
+
+    def other(self) -> Sample:
+        return self
+
+
+def as_sample(drawn: Any) -> Sample:
+    """A sample as it is, any other value as one."""
+    return drawn if isinstance(drawn, Sample) else PlainSample(0, drawn)
+
+
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
     """In what callers may send a tensor, for `TensorSample`."""
     names = ["torch", "strided"]

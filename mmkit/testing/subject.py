@@ -18,7 +18,7 @@ from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
 from ..vllm_api import harness
-from .strategies import Request, Sample, items, most_of, prompts
+from .strategies import Request, Sample, as_sample, items, most_of, prompts
 
 Kwargs = Mapping[str, Any]
 _NONE: Kwargs = {}
@@ -29,7 +29,7 @@ class Subject:
 
     Attributes:
         processor: vLLM's processor object, generated or written by hand.
-        samples: per modality, a strategy for its items.
+        samples: per modality, a strategy for its items: samples, or what a caller sends.
         kwargs: a strategy for mm_processor_kwargs.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
@@ -47,7 +47,7 @@ class Subject:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.processor = processor
-        self.samples = dict(samples)
+        self.samples = {name: strategy.map(as_sample) for name, strategy in samples.items()}
         self.plan = plan
         self.model_dir = Path(model_dir)
         self.options = dict(options or {})
@@ -73,7 +73,12 @@ class Subject:
         self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE
     ) -> list[harness.Piece]:
         """How items appear in a prompt, by the processor's own updates."""
-        return harness.pieces(self.processor, name, [sample.value() for sample in samples], kwargs)
+        values = [sample.value() for sample in samples]
+        try:
+            return harness.pieces(self.processor, name, values, kwargs)
+        except Exception as error:
+            error.add_note(f"in the processing of {name}: {samples!r}")
+            raise
 
     def most_rows(self, name: str) -> tuple[int, int]:
         """The most encoder rows of an item, as stated and as reached by the dummy item."""

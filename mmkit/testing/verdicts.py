@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from traceback import walk_tb
+from traceback import StackSummary, format_exception_only, walk_tb
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -175,6 +175,20 @@ def is_of_kit(error: BaseException, subject: Subject, check: Any = None, model: 
         if module.partition(".")[0] in packages:
             return False
     return True
+
+
+def frames_of(error: BaseException | None) -> str:
+    """The traceback of an exception, without the frames of Hypothesis and its decorated function;
+    empty for none."""
+    if error is None:
+        return ""
+    around = ("hypothesis", "mmkit.testing.drawing", "contextlib")
+    frames = [
+        (frame, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith(around)
+    ]
+    return "".join([*StackSummary.extract(frames).format(), *format_exception_only(error)])
 
 
 def _packages(subject: Subject, model: Any) -> set[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PretrainedConfig
@@ -48,6 +49,16 @@ class Outcome:
     fields: dict[str, list[dict[str, Any]]]
     hashes: dict[str, list[str]]
     items: dict[str, list[Any]] = field(repr=False)
+
+    def mask(self, name: str, index: int) -> tuple[bool, ...]:
+        """Which positions of an item receive encoder rows; none where it has no range."""
+        ranges = self.ranges.get(name, [])
+        return ranges[index][2] if index < len(ranges) else ()
+
+    def values(self, name: str, index: int) -> dict[str, Any]:
+        """The fields of an item; none where nothing of it reaches the model."""
+        items = self.fields.get(name, [])
+        return items[index] if index < len(items) else {}
 
 
 @dataclass(frozen=True)
@@ -264,12 +275,15 @@ def _flags(mask: Any, length: int) -> tuple[bool, ...]:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """The values of an item; tensors are copied, since a processor may reuse their memory."""
+    """The values of an item; tensors and arrays are copied: a processor may reuse their memory."""
     values = {name: element.data for name, element in item.items()}
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
+    return {name: _copied(value) for name, value in values.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 class Caches:
@@ -306,9 +320,11 @@ def pieces(
     processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Piece]:
     """How items of one modality appear in a prompt, from the processor's own updates; the first
-    alternative of each."""
+    alternative of each. Where it has none, nothing stands for an item."""
     _, kwargs_items, items = _processed(processor, {name: values}, kwargs or {})
     updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
+    if name not in updates:
+        return [Piece([], [], (), True, [], []) for _ in values]
     return [_piece(processor, alternatives) for alternatives in updates[name]]
 
 
@@ -423,8 +439,10 @@ def most_rows(processor: Any, name: str) -> tuple[int, int]:
     the dummy item."""
     seq_len = processor.info.ctx.model_config.max_model_len
     dummy = kit.dummy(processor, {name: 1})
-    (place,) = dummy["mm_placeholders"][name]
-    reached = place.length if place.is_embed is None else int(place.is_embed.sum())
+    reached = sum(
+        place.length if place.is_embed is None else int(place.is_embed.sum())
+        for place in dummy["mm_placeholders"].get(name, ())
+    )
     stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
     return reached if stated is None else stated, reached
 

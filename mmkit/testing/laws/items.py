@@ -29,9 +29,9 @@ def worst_case(case: Case) -> None:
     case.request = subject.minimal(name, case.draw(subject.samples[name]))
     if stated != reached:
         case.fail(f"{stated} rows are stated for {name}, and the dummy item has {reached}")
-    ((_, _, mask),) = subject.run(case.request).ranges[name]
-    if sum(mask) > stated:
-        case.fail(f"{name} has an item of {sum(mask)} rows, and at most {stated} are stated")
+    rows = sum(subject.run(case.request).mask(name, 0))
+    if rows > stated:
+        case.fail(f"{name} has an item of {rows} rows, and at most {stated} are stated")
 
 
 @law(
@@ -168,6 +168,8 @@ def embeds(case: Case) -> None:
     name = case.draw(st.sampled_from(present or accepting))
     assume(name in request.items)
     outcome = subject.run(request)
+    if not outcome.ranges.get(name):
+        raise NotApplicable(f"no position of the prompt stands for {name}")
     rows = [torch.ones(sum(mask), hidden) for _, _, mask in outcome.ranges[name]]
     forms: list[Any] = []
     try:

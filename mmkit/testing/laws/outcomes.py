@@ -88,13 +88,15 @@ def _check_ranges(case: Case, request: Request) -> None:
     outcome = subject.run(request)
     placed = []
     for name, samples in request.items.items():
+        pieces = subject.pieces(name, samples, request.kwargs)
+        if subject.plan is None and not any(piece.ids for piece in pieces):
+            raise NotApplicable(f"no position of the prompt stands for {name}")
         ranges = outcome.ranges.get(name, [])
         if len(ranges) != len(samples):
             case.fail(f"{len(ranges)} ranges for {len(samples)} items of {name}")
         offsets = [offset for offset, _, _ in ranges]
         if offsets != sorted(offsets):
             case.fail(f"the ranges of {name} are not in order")
-        pieces = subject.pieces(name, samples, request.kwargs)
         for i, (place, piece) in enumerate(zip(ranges, pieces, strict=True)):
             placed.append((*place, piece, f"{name}[{i}]"))
     ids, position, runs = outcome.ids, 0, subject.runs
@@ -215,9 +217,9 @@ def independence(case: Case) -> None:
     for name, samples in request.items.items():
         for i, sample in enumerate(samples):
             alone = subject.run(subject.minimal(name, sample, request.kwargs))
-            fields = alone.fields[name][0], together.fields[name][i]
+            fields = alone.values(name, 0), together.values(name, i)
             case.same(*fields, f"{name}[{i}] alone and in this request")
-            rows, beside = sum(alone.ranges[name][0][2]), sum(together.ranges[name][i][2])
+            rows, beside = sum(alone.mask(name, 0)), sum(together.mask(name, i))
             if rows != beside:
                 case.fail(
                     f"{name}[{i}] has {rows} embed positions alone and {beside} in this request"
@@ -279,7 +281,7 @@ def idempotence(case: Case) -> None:
     if second.ids not in expected:
         case.fail(f"{len(outcome.ids)} ids became {len(second.ids)}")
     for name, ranges in outcome.ranges.items():
-        repeated = second.ranges[name]
+        repeated = second.ranges.get(name, [])
         if [place[1] for place in ranges] != [place[1] for place in repeated]:
             case.fail(f"the ranges of {name} have other lengths")
         if [place[2] for place in ranges] != [place[2] for place in repeated]:
