@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import unittest
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
 
@@ -90,26 +92,39 @@ class Tally:
     failure: Exception | None = None
 
     def once(self, check: Callable[[], Any]) -> None:
-        """Call a check, which may reject what it draws."""
-        self.clock.look()
+        """Call a check, which may reject what it draws, then look at the clock: Hypothesis wants
+        that what was drawn once is drawn again."""
         self.drawn += 1
         try:
             check()
         except AssertionError as error:
             self.failure = error
             raise
+        except UnsatisfiedAssumption:
+            self.clock.look()
+            raise
         self.said += 1
+        self.clock.look()
 
     def started(self, machine: Callable[[], Any]) -> Any:
         """A state machine that is begun anew for each example."""
 
         def start() -> Any:
-            self.clock.look()
             self.drawn += 1
             self.said += 1
-            return machine()
+            begun = machine()
+            begun.teardown = self._ended
+            return begun
 
         return start
+
+    def _ended(self) -> None:
+        """The end of a state machine, which a failure may have brought."""
+        match sys.exception():
+            case None:
+                self.clock.look()
+            case AssertionError() as error:
+                self.failure = error
 
     @property
     def few(self) -> bool:

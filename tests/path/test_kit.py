@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from examples.terra.spec import TERRA
 from mmkit import testing
 from mmkit.cli.suite import check_options
 from mmkit.testing import LAWS, Result
+from mmkit.testing.drawing import Clock, OutOfTime
 
 FEW = ("--mmkit-examples", "4", "-k", "L2 or L3 or L4")
 
@@ -58,6 +60,18 @@ def test_check_registered_takes_what_vllm_has(tmp_path: Path) -> None:
     assert [result.status for result in report.results] == ["holds", "violated"]
     assert not report
     assert re.fullmatch(r"\d+ ids became \d+\n    in Request\(.*\)", report.violations[0].detail)
+
+
+def test_a_law_that_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first request, whether it is drawn by itself or by a state machine."""
+    looks = itertools.cycle([False, True])  # the first is before anything is drawn
+    monkeypatch.setattr(Clock, "look", lambda clock: next(looks) and over())
+    report = testing.check(TERRA, CHECKPOINT, laws=["L2", "L3"], budget=1000)
+    assert [result.sentence for result in report.results] == ["holds: over on 1 drawn requests"] * 2
+
+
+def over() -> None:
+    raise OutOfTime("over")
 
 
 def test_parametrize(tmp_path: Path, start_pytest: Started) -> None:
