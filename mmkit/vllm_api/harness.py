@@ -199,16 +199,14 @@ _KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
 """What processors of transformers call their items."""
 
 
-def reference_ids(
-    processor: Any, text: str, data: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> list[int] | None:
+def reference_ids(processor: Any, text: str, data: Mapping[str, Any]) -> list[int] | None:
     """The ids of a text with items by the model's own Hugging Face processor; None where it does
     not take them.
 
     Raises:
         Exception: of any kind, where the model has no such processor.
     """
-    hf_processor = processor.info.get_hf_processor(**kwargs)
+    hf_processor = processor.info.get_hf_processor()
     named: dict[str, Any] = {_KEYWORDS.get(name, name): values for name, values in data.items()}
     if any(isinstance(video, tuple) for video in named.get("videos", ())):
         videos, metadata = zip(*named["videos"], strict=True)
@@ -217,7 +215,7 @@ def reference_ids(
         sampled = {"video_metadata": known, "do_sample_frames": False}
         named |= {"videos": list(videos), **sampled}
     try:
-        ids = hf_processor(text=text, **named, **kwargs)["input_ids"]
+        ids = hf_processor(text=text, **named)["input_ids"]
     except Exception:  # each refuses in a way of its own
         return None
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
