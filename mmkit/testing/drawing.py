@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
@@ -23,6 +23,7 @@ def quiet(**options: Any) -> settings:
             "suppress_health_check": list(HealthCheck),
             "report_multiple_bugs": False,  # a group of them has no message; the smallest is one
             "phases": [phase for phase in settings().phases if phase is not Phase.explain],
+            "verbosity": Verbosity.quiet,  # what is wrong is said by the error
             **options,
         }
     )
