@@ -203,12 +203,10 @@ class Image(_Media):
             return _pil().fromarray(last, "RGB")
         if self.arrays is False:
             got = f"{str(media.dtype).removeprefix('torch.')} values of shape {tuple(media.shape)}"
-            raise InputError(
-                where,
-                "a PIL image or 8-bit RGB pixels",
-                got,
-                "Convert it to uint8 values from 0 to 255.",
-            )
+            remedy = "Convert it to uint8 values from 0 to 255."
+            if media.dtype in (np.uint8, torch.uint8):
+                remedy = "Send three channels."
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
         check_finite(media, where)
         return value
 

@@ -150,7 +150,8 @@ class Tensor(ItemType):
             got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
-            remedy = "Send one tensor per item." if tensor.ndim > self.rank else ""
+            is_several = tensor.ndim > self.rank and fits(tensor.shape[1:], self.shape)
+            remedy = "Send one tensor per item." if is_several else ""
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
         if tensor.numel() and self.torch_dtype.is_floating_point:
             self._check_floats(tensor, where)

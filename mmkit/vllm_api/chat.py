@@ -90,6 +90,9 @@ def install(spec: Declaration) -> None:
         part = _resolved(part)
         name: Any = part.get("type")
         if not _has_part(spec, name):
+            if isinstance(name, str) and name not in getattr(module, "MM_PARSER_MAP", {name}):
+                known = ", ".join(["text", *modalities(spec)])
+                raise InputError("messages", f"parts of a type among {known}", repr(name))
             return theirs(part, parser, **options)
         if name not in part:
             where = f"{spec.name}.{name}"

@@ -205,8 +205,12 @@ def test_series_from_the_openai_client(llm: Any, trained: tuple[Path, Any, Any],
         ):
             with pytest.raises(openai.BadRequestError, match=re.escape(sentence)):
                 chat.create(messages=[{"role": "user", "content": [{"type": "series", "series": bad}]}], **asked)
-        with pytest.raises(openai.BadRequestError, match='the item of a part "series" as its "series", got none'):
-            chat.create(messages=[{"role": "user", "content": [{"type": "series"}]}], **asked)
+        for part, sentence in (
+            ({"type": "series"}, 'the item of a part "series" as its "series", got none'),
+            ({"type": "waves"}, "messages: expected parts of a type among text, series, got 'waves'"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=sentence):
+                chat.create(messages=[{"role": "user", "content": [part]}], **asked)
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with pytest.raises(openai.BadRequestError, match=r"expected modalities among \['series'\], got 'image'"):
             chat.create(messages=[{"role": "user", "content": [picture]}], **asked)

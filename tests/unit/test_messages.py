@@ -483,8 +483,7 @@ VALUES = [
     ("a PIL image or 8-bit RGB pixels, got float32 values of shape (3, 4, 5). Convert it to uint8 values from 0 to "
      "255.",
      (Image(largest=(4, 4), arrays=False), torch.zeros(3, 4, 5))),
-    ("a PIL image or 8-bit RGB pixels, got uint8 values of shape (1, 4, 5). Convert it to uint8 values from 0 to "
-     "255.",
+    ("a PIL image or 8-bit RGB pixels, got uint8 values of shape (1, 4, 5). Send three channels.",
      (Image(largest=(4, 4), arrays=False), torch.zeros(1, 4, 5, dtype=torch.uint8))),
     ("uint8 values from 0 to 255, got values from 1 to 256.", (Tensor(shape=(2,), dtype="uint8"), [1, 256])),
     ("uint8 values from 0 to 255, got values from -1 to 1.", (Tensor(shape=(2,), dtype="uint8"), [1, -1])),
