@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
-from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
 
 from ..model_spec import ModelSpec
@@ -135,9 +134,7 @@ def check_law(
 def _check(case: Case, options: dict[str, Any], clock: Clock) -> str:
     law = case.law
     tally = Tally(clock)
-    # where it is cut off, Hypothesis would print how to come there again
-    silent = with_reporter(lambda _: None) if clock.seconds is not None else nullcontext()
-    with _judged(case), silent:
+    with _judged(case):
         try:
             clock.look()
             if law.kind == "once":
