@@ -14,6 +14,7 @@ BENCHARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
 SURVEYARGS ?=
+RECALLARGS ?=
 MUTANTARGS ?=
 
 # torch's compiler and LD_PRELOAD take no path with a space: there, the environment goes elsewhere.
@@ -32,7 +33,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo test test-fast test-thorough soak matrix survey mutants bench docs lint format clean distclean
+.PHONY: help venv demo serve-demo test test-fast test-thorough soak matrix survey recall mutants bench docs lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -74,6 +75,9 @@ matrix: $(VENV)/.installed
 
 survey: $(VENV)/.installed
 	$(BIN)/python -m tools.survey $(SURVEYARGS)
+
+recall: $(VENV)/.installed
+	$(BIN)/python -m tools.recall $(RECALLARGS)
 
 mutants: $(VENV)/.installed $(VENV)/.night
 	$(BIN)/python -m tools.mutants --jobs $(JOBS) --store out/mutants.json $(MUTANTARGS)

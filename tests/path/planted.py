@@ -368,6 +368,17 @@ def text_without_special_tokens(inherited, prompt, *rest, **named):
     return inherited(ids, *rest, **named)
 
 
+def text_begun_twice(inherited, prompt, *rest, **named):
+    if isinstance(prompt, str):
+        words = ["<s>", "<s>", *prompt.split()]
+        prompt = [ID.get(word, ID["<unk>"]) for word in words]
+    return inherited(prompt, *rest, **named)
+
+
+def dummy_of_several_modalities(inherited, seq_len, mm_counts, *rest, **named):
+    return inherited(seq_len, {name: mm_counts[name] for name in MODALITIES}, *rest, **named)
+
+
 def _padded(items: Any, scope: Any) -> dict[str, Any]:
     values = nn.utils.rnn.pad_sequence(list(items), batch_first=True)
     return {"values": values, "length": torch.tensor([len(value) for value in items])}
@@ -591,6 +602,10 @@ BUGS = [
     Bug("L4", "text_in_lower_case", "Texts are tokenized in lower case; the ids of the same text are not changed.",
         "info.get_default_tok_params", lambda inherited: replace(inherited(), do_lower_case=True),
         r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
+    Bug("L4", "text_begun_twice",
+        "A text that goes to the processor itself gets the token that begins every text twice.",
+        "processor.__call__", text_begun_twice,
+        r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("L5", "padded_to_the_batch", "Items are padded to the longest of the request.", "series",
         lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
         r"series\[\d\] alone and in this request: \['values'\]: torch.float32 \(\d, 2\) and torch.float32 \(\d, 2\)"),
@@ -602,6 +617,9 @@ BUGS = [
         _stated(-1), r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
     Bug("L6", "stated_maximum_too_large", "The scheduler is told one row more, which no item has.", STATED,
         _stated(+1), r"(5 rows are stated for series, and the dummy item has 4|3 rows .* for frames, and .* has 2)"),
+    Bug("L6", "dummy_of_several_modalities",
+        "The dummy data are made for all modalities at once, and the start asks for one at a time.",
+        "dummy_inputs.get_dummy_mm_data", dummy_of_several_modalities, r"KeyError: '(series|frames)'"),
     Bug("L7", "hash_without_kwargs", "The hash of an item does not see the kwargs under which it is processed.", HASHES,
         kwargs_missing_in_the_cache_key,
         r"kwargs \{.*\} have the same hash"),
