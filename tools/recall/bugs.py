@@ -211,7 +211,7 @@ BUGS = {
     24: Bug(
         "30776, 30884, vllm-omni 1228, 2094, 2098",
         "`use_audio_in_video` and a partial cache hit",
-        missed="a video and its audio are drawn apart, and the request is refused",
+        missed="its tiny checkpoint does not load under transformers 4, so no law ran on it",
     ),
     25: Bug(
         "47788",
