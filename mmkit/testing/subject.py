@@ -11,6 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from ..expr import Scope
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
 from ..model_spec import ModelSpec
@@ -286,14 +287,15 @@ def of_registered(
     Args:
         model_dir: as for `of_spec`.
         kwargs: as for `of_spec`.
-        samples: as for `of_spec`; without them images of up to 96 x 96 pixels, videos of up to 6
-            frames of 64 x 64, and audio of up to 16,000 samples.
+        samples: as for `of_spec`; without them images of 4 to 96 pixels at a side, videos of up to
+            6 frames of 64 x 64, and audio of up to 16,000 samples.
         options: of vLLM's ModelConfig.
     """
     processor = harness.registered(harness.model_config(model_dir, **options))
     defaults = {
-        "image": items(Image(largest=((96, 96),))),
-        "video": items(Video(largest=((6, 64, 64),))),
+        # of a side of one or three pixels, transformers takes that for the channels
+        "image": items(Image(largest=((96, 96),), least=4).bind(Scope())),
+        "video": items(Video(largest=((6, 64, 64),), least=(1, 4, 4)).bind(Scope())),
         "audio": items(Audio(largest=((16000,),))),
     }
     known = processor.info.get_supported_mm_limits()
