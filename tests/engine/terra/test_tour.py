@@ -46,10 +46,9 @@ def test_every_cell_says_what_the_text_promises(engines: ExitStack, monkeypatch:
     assert declared.startswith("ModelSpec('terra', Modality('actions'")
     assert "<svg" in picture
     assert "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)." in plan
-    assert held.count("holds") == 6
-    assert "violated" not in held
+    assert "6 held, 0 violated" in held
     assert "L5 independence" in broken
-    assert broken.count("violated") == 2
+    assert ", 2 violated" in broken
     assert "tokens right: 100%" in ran
     assert "actions turned round: 100%" not in ran
     assert "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)." in refused
