@@ -372,7 +372,7 @@ def content_part(modality: str, item: Any, uuid: str | None = None) -> dict[str,
     Raises:
         InputError: as for `encode`.
     """
-    part = {"type": modality, modality: encode({modality: [item]})[modality][0]}
+    part = {"type": modality, modality: encoded(item, f"items.{modality}[0]")}
     return part if uuid is None else {**part, "uuid": uuid}
 
 

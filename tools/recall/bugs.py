@@ -107,7 +107,7 @@ BUGS = {
     5: Bug(
         "31219",
         "concurrent `audio_embeds` of different lengths kill the engine",
-        missed="L11 runs no model, and L16 draws no embeddings",
+        missed="L11 runs no model, and L16 draws embeddings for specs alone",
     ),
     6: Bug(
         "vllm-omni 7066",

@@ -187,8 +187,8 @@ def reference(case: Case) -> None:
         theirs = harness.reference_ids(processor, text, request.data())
     except Exception as error:
         raise NotApplicable("the model has no Hugging Face processor") from error
-    assume(theirs is not None)
-    assert theirs is not None
+    if theirs is None:
+        reject()
     try:
         outcome = harness.run(processor, text, request.data())
     except Exception as error:  # decoding may change what the ids mean
