@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
+from io import BytesIO
 from itertools import cycle
 from typing import Any
 
@@ -173,6 +174,16 @@ class ImageSample(Sample):
             case "float" if self.width not in (1, 3, 4):
                 return first.float()
         return PILImage.fromarray(pixels, "RGB")
+
+    def transparent(self) -> bytes:
+        """A PNG file of the pixels, half transparent: what it shows depends on the background."""
+        from PIL import Image as PILImage
+
+        picture = PILImage.fromarray(self.pixels(), "RGB")
+        picture.putalpha(128)
+        file = BytesIO()
+        picture.save(file, "PNG")
+        return file.getvalue()
 
     def same(self) -> list[Any]:
         if self.container == "float":

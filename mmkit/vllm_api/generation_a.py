@@ -145,10 +145,13 @@ def encoded(processor: Any, text: str) -> list[int]:
     return list(processor.info.get_tokenizer().encode(text))
 
 
-def render(processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any) -> Any:
+def render(
+    processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any, uuids: Any = None
+) -> Any:
     """One request, as vLLM's input preprocessor hands it to a processor."""
+    items = parsed(processor, data) if _INFO_PARSES else data
     with holding(processor, cache):
-        return processor.apply(prompt, parsed(processor, data) if _INFO_PARSES else data, kwargs)
+        return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
 
 
 def call(processor: Any, prompt: Any, data: Any, kwargs: Any) -> Any:

@@ -46,13 +46,14 @@ HOOKS = (*requests.HOOKS, Processor, DummyInputs)
 # -- for mmkit.testing -----------------------------------------------------------------------------
 
 
-def render(processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any) -> Any:
+def render(
+    processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any, uuids: Any = None
+) -> Any:
     """One request, as vLLM's renderer hands it to a processor."""
     ids = tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
     items = parsed(processor, data)
-    return applied(
-        processor, ProcessorInputs(ids, items, hf_processor_mm_kwargs=kwargs, cache=cache)
-    )
+    inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs, cache=cache)
+    return applied(processor, inputs)
 
 
 def call(processor: Any, prompt: Any, data: Any, kwargs: Any) -> Any:

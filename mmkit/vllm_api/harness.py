@@ -22,6 +22,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
 from . import guard, kit
 from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
+from .kit import decoded as decoded
 from .kit import encoded as encoded
 from .kit import loaded_model as loaded_model
 from .kit import parsed as parsed
@@ -185,13 +186,15 @@ def run(
     caches: Caches | None = None,
     *,
     direct: bool = False,
+    uuids: Mapping[str, Sequence[str | None]] | None = None,
 ) -> Outcome:
     """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor
     by hand."""
     if direct:
         result = kit.call(processor, prompt, data, kwargs or {})
     else:
-        result = kit.render(processor, prompt, data, kwargs or {}, caches and caches.sender)
+        sender = caches and caches.sender
+        result = kit.render(processor, prompt, data, kwargs or {}, sender, uuids)
     return _outcome(result, caches)
 
 

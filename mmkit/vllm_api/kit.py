@@ -55,6 +55,8 @@ dummy = generation.dummy
 parsed, encoded = generation.parsed, generation.encoded
 spelled, embedded = generation.spelled, generation.embedded
 
+_image_loader = find("multimodal.media.image:ImageMediaIO", "multimodal.image:ImageMediaIO")
+
 _tokenizer = find(
     "tokenizers:cached_tokenizer_from_config",
     "transformers_utils.tokenizer:cached_tokenizer_from_config",
@@ -116,6 +118,14 @@ def read(body: bytes) -> dict[str, Any]:
         "mm_hashes": features["mm_hashes"],
         "mm_placeholders": places,
     }
+
+
+def decoded(file: bytes) -> list[Any]:
+    """What vLLM's loader makes of an image file with transparent parts, on white and on black."""
+    return [
+        _image_loader(rgba_background_color=background).load_bytes(file)
+        for background in ((255, 255, 255), (0, 0, 0))
+    ]
 
 
 def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

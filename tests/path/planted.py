@@ -8,6 +8,7 @@ the table of them, docs/planted-bugs.md.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import re
@@ -188,6 +189,14 @@ class ByHand(_Encoders, SupportsMultiModal):
 
     def masked(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.index_fill(-1, torch.tensor([ID["<pad>"], ID["<row>"]]), -torch.inf)
+
+
+class OneLength(ByHand):
+    """Embeddings of series are stacked, as if all of a batch had one length."""
+
+    def embed_multimodal(self, **fields: Any) -> Any:
+        sent = fields.pop("series_embeds", None)
+        return super().embed_multimodal(**fields) if sent is None else list(torch.stack(list(sent)))
 
 
 _numbers = itertools.count()
@@ -505,13 +514,53 @@ def _of_shapes(inherited: Any, name: str, own: Mapping[str, Any]) -> str:
     return inherited(name, {key: torch.tensor(getattr(value, "shape", ())) for key, value in own.items()})
 
 
-def another_llava(**changes: Any) -> Subject:
-    """LLaVA with its Hugging Face processor, and a modality that is declared otherwise."""
+def hash_of_the_name(inherited, inputs):
+    names = inputs.mm_uuid_items or {}
+    return {name: names.get(name) or hashes for name, hashes in inherited(inputs).items()}
+
+
+def hash_of_name_and_shape(inherited, inputs):
+    if not inputs.mm_uuid_items:
+        return inherited(inputs)
+    kwargs, items = sorted(inputs.hf_processor_mm_kwargs.items()), inputs.mm_data_items.items()
+    return {
+        name: [
+            f"{name} {uuid} {tuple(value.shape)} {kwargs}"
+            for uuid, value in zip(inputs.mm_uuid_items[name], some.get_all(), strict=True)
+        ]
+        for name, some in items
+    }
+
+
+def kwargs_missing_in_named_hashes(inherited, inputs):
+    return inherited(replace(inputs, hf_processor_mm_kwargs={}) if inputs.mm_uuid_items else inputs)
+
+
+def kwargs_lost_beside_names(inherited, inputs, timing):
+    return inherited(replace(inputs, hf_processor_mm_kwargs={}) if inputs.mm_uuid_items else inputs, timing)
+
+
+def hash_of_the_file(inherited, inputs):
+    images = inputs.mm_data_items["image"]
+    files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
+    hashes = inherited(inputs)["image"]
+    return {
+        "image": [hashlib.sha256(file).hexdigest() if file else own for file, own in zip(files, hashes, strict=True)]
+    }
+
+
+def llava_by_files() -> Subject:
+    return another_llava(overriding(SYSTEMS["llava"].load_spec().classes.processor, "_get_mm_hashes", hash_of_the_file))
+
+
+def another_llava(processor: type | None = None, **changes: Any) -> Subject:
+    """LLaVA with its Hugging Face processor, and a processor or a modality that is declared otherwise."""
     system = SYSTEMS["llava"]
     (image,) = system.load_spec().modalities
     spec = ModelSpec("llava", image.model_copy(update=changes))
     side = st.integers(1, 40)
-    return of_spec(spec, system.checkpoint, samples={"image": st.builds(ImageSample, st.integers(0, 2), side, side)})
+    images = st.builds(ImageSample, st.integers(0, 2), side, side)
+    return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
 
 
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
@@ -628,6 +677,8 @@ BUGS = [
     Bug("L7", "hash_of_the_container",
         "Items are hashed as they come: a list and a float64 array are not the float32 tensor of their values.",
         "parser._parse", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
+    Bug("L7", "hash_of_the_file", "An image has the hash of its file, before its decoding.", "subject", llava_by_files,
+        r"a file decoded on white and on black \(rgba_background_color\): one hash"),
     Bug("L8", "field_without_config", "A field that the process function returns has no config, and vLLM drops it.",
         FIELDS, field_without_config,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
@@ -724,9 +775,22 @@ BUGS = [
     Bug("L16", "rows_in_another_order", "The encoder sorts its items, and does not put their rows back in order.",
         "model.sound", lambda inherited, rows: inherited(sorted(rows, key=lambda row: float(row[0, 0]))),
         r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
+    Bug("L16", "embeddings_of_one_length", "Embeddings are stacked, as if all of a batch had one length.", "series",
+        lambda: {"embeds": tok["<open>"] + embed(tok["<row>"]) * item.rows + tok["<close>"]},
+        r"items of series of two requests in one batch: RuntimeError: stack expects each",
+        model=OneLength),
     Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
         "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
+    Bug("L21", "hash_of_the_name", "The caller's name of an item is its whole hash.", HASHES, hash_of_the_name,
+        r"without names and under those that other items had: fields\['(series|frames)'\]\[\d\]"),
+    Bug("L21", "hash_of_name_and_shape", "A named item has the hash of its name and its shape.", HASHES,
+        hash_of_name_and_shape, r"without names and under those that other items had: fields"),
+    Bug("L21", "kwargs_missing_in_named_hashes", "The hash of a named item leaves out the options of the request.",
+        HASHES, kwargs_missing_in_named_hashes, r"without names and under those that it had with other kwargs: "),
+    Bug("L21", "kwargs_lost_beside_names", "A request that names its items is processed without its options.",
+        "processor._cached_apply_hf_processor", kwargs_lost_beside_names,
+        r"without names and (with them|under those .* with other kwargs): (ids|ranges|fields)"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ class Replay:
         files: values in the JSON files of the checkpoint, by key.
         texts: more files.
         without: rules of the law's state machine that are left out.
+        container: of images; any if empty.
         most: items of each modality in one request; 0 for what vLLM takes.
         examples: of Hypothesis, at most.
     """
@@ -36,6 +37,7 @@ class Replay:
     files: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    container: str = ""
     most: int = 0
     examples: int = 60
 
@@ -59,6 +61,7 @@ class Bug:
     missed: str = ""
 
 
+IMAGE = {"modalities": ("image",), "kwargs": ()}
 VIDEO = {"modalities": ("video",), "kwargs": ()}
 NUM_FRAMES = {
     "modalities": ("video",),
@@ -107,7 +110,7 @@ BUGS = {
     5: Bug(
         "31219",
         "concurrent `audio_embeds` of different lengths kill the engine",
-        missed="L11 runs no model, and L16 draws embeddings for specs alone",
+        rebuilt="embeddings_of_one_length",
     ),
     6: Bug(
         "vllm-omni 7066",
@@ -160,13 +163,23 @@ BUGS = {
     14: Bug(
         "49975",
         "the hash ignores options of decoding",
-        missed="items are drawn decoded: no law has options of media",
+        Replay(
+            "L7",
+            "qwen2_vl",
+            "0.26.0",
+            "0.27.1",
+            "decoded on white and on black",
+            drawn=IMAGE,
+            container="float",
+        ),
     ),
     15: Bug("54548", "`is_embed` is lost between render and generate", rebuilt="mask_lost"),
     16: Bug(
         "55546, 55547, 53471, 57696",
         "the client's uuid is the only key of the cache: stale features",
-        missed="no law draws uuids",
+        Replay(
+            "L21", "qwen2_vl", "0.33.0", None, "those that other items had: fields", drawn=IMAGE
+        ),
     ),
     17: Bug(
         "38459, 38465",
@@ -198,7 +211,7 @@ BUGS = {
             "0.33.0",
             None,
             r"ids: \d+ and \d+ long",
-            drawn={"modalities": ("image",), "kwargs": ()},
+            drawn=IMAGE,
             files={"post_processor": BEGINS_TEXTS},
             texts={"chat_template.jinja": "{{ bos_token }}"},
         ),

@@ -92,6 +92,10 @@ def _subject(replayed: Replay) -> Any:
     zoo.ZOO[name] = replace(entry, make=folder)
     subject = zoo.subject(name)
     subject.samples = {modality: subject.samples[modality] for modality in entry.modalities}
+    if replayed.container:
+        subject.samples["image"] = subject.samples["image"].map(
+            lambda image: replace(image, container=replayed.container)
+        )
     if replayed.most:
         limits = dict.fromkeys(subject.samples, replayed.most)
         subject.processor.info.get_supported_mm_limits = lambda: limits

@@ -39,6 +39,7 @@ _IN_ORDER = (
     system.wire,
     system.strangers,
     outcomes.reference,
+    items.names,
 )
 
 LAWS = {law.number: law for law in _IN_ORDER}

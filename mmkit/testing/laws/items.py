@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ...errors import InputError
 from ...vllm_api import harness
-from ..strategies import Request
+from ..strategies import ImageSample, Request
 from ..subject import Subject
 from .law import Case, NotApplicable, differences, law
 
@@ -36,8 +37,8 @@ def worst_case(case: Case) -> None:
 
 @law(
     "L7 identity",
-    "items of equal content have equal hashes whatever their container; other content, or kwargs "
-    "that change what it becomes, have another hash",
+    "items of equal content have equal hashes whatever their container; other content, kwargs "
+    "that change what it becomes, or options of decoding that do, have another hash",
 )
 def identity(case: Case) -> None:
     subject = case.subject
@@ -45,9 +46,9 @@ def identity(case: Case) -> None:
     name = next(iter(request.items))
     (sample,) = request.items[name]
 
-    def outcome(value: Any, kwargs: Any = request.kwargs) -> harness.Outcome:
+    def outcome(value: Any, kwargs: Any = request.kwargs, uuids: Any = None) -> harness.Outcome:
         data = {**request.data(), name: [value]}
-        return harness.run(subject.processor, request.prompt, data, kwargs)
+        return harness.run(subject.processor, request.prompt, data, kwargs, uuids=uuids)
 
     def hash_of(value: Any) -> str:
         return outcome(value).hashes[name][0]
@@ -59,6 +60,16 @@ def identity(case: Case) -> None:
     other = sample.other()
     if differences(_content(sample), _content(other)) and hash_of(other.value()) == first:
         case.fail(f"{other!r} has the same hash")
+    if isinstance(sample, ImageSample):
+        # with a list of uuids, as from its chat, vLLM hashes files
+        images = harness.decoded(sample.transparent())
+        try:
+            hashes = {outcome(one, uuids={name: [None]}).hashes[name][0] for one in images}
+        except Exception as error:  # a processor may take pixels alone
+            case.refused(error)
+        else:
+            if len(hashes) == 1:
+                case.fail("a file decoded on white and on black (rgba_background_color): one hash")
     kwargs = case.draw(subject.kwargs)
     if kwargs != request.kwargs:
         try:
@@ -164,6 +175,37 @@ def embeddings(modality: Any, rows: Sequence[torch.Tensor], outcome: Any) -> dic
     fields = outcome.fields[modality.name]
     companions = {key: [own[key] for own in fields] for key in modality.intake.companions}
     return {modality.intake.embeds_field: list(rows), **companions}
+
+
+@law(
+    "L21 names",
+    "a caller's name for an item (its uuid) changes nothing of what becomes of it, and brings back "
+    "neither what was sent under that name before nor what other kwargs made of it",
+    cost=3,
+)
+def names(case: Case) -> None:
+    subject = case.subject
+    request = case.draw_request()
+    # another modality has the same names
+    uuids = {name: [*map(str, range(len(samples)))] for name, samples in request.items.items()}
+    caches = harness.Caches(subject.processor, 1.0, pair=case.draw(st.booleans()))
+    others = {name: [one.other() for one in samples] for name, samples in request.items.items()}
+    requests = {
+        "without names and with them": request,
+        "without names and under those that other items had": replace(request, items=others),
+        "without names and under those that it had with other kwargs": replace(
+            request, items=others, kwargs=case.draw(subject.kwargs)
+        ),
+    }
+    for what, case.request in requests.items():
+        sent = case.request.prompt, case.request.data(), case.request.kwargs
+        try:
+            alone = harness.run(subject.processor, *sent)
+            named = harness.run(subject.processor, *sent, caches, uuids=uuids)
+        except Exception as error:  # other items, or other kwargs, may not fit the prompt
+            case.refused(error)
+            continue
+        case.same(replace(alone, hashes={}), replace(named, hashes={}), what)
 
 
 @law("L11 embeds", "precomputed embeddings get the ranges of the item that they were computed from")

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -279,24 +279,39 @@ def strangers(case: Case) -> None:
     case.before = f" beside {other!r}"
     here, there = subject.run(request), subject.run(other)
     for name in here.items.keys() & there.items.keys():
-        items = [*here.items[name], *there.items[name]]
-        alone = [harness.rows(model, {name: [item]})[name][0] for item in items]
+        alone = [
+            [harness.rows(model, {name: [item]})[name][0] for item in outcome.items[name]]
+            for outcome in (here, there)
+        ]
+        ours, theirs = [here.items[name]], [there.items[name]]
         modality = subject.plan.modalities[name] if subject.plan else None
-        if modality is not None and modality.intake.takes_embeds and case.draw(st.booleans()):
-            sent = embeddings(modality, alone[len(here.items[name]) :], there)
-            data = {**other.data(), name: sent}
-            embedded = harness.run(subject.processor, other.prompt, data, other.kwargs)
-            items = [*here.items[name], *embedded.items[name]]
-        what = f"{len(items)} items of {name} of two requests in one batch"
-        try:
-            together = harness.rows(model, {name: items})[name]
-        except Exception as error:
-            case.fail(f"{what}: {type(error).__name__}: {error}")
-        if len(together) != len(items):
-            case.fail(f"{what}: {len(together)} encoder outputs")
-        for i, (one, beside) in enumerate(zip(alone, together, strict=True)):
-            if not _near(one, beside):
-                case.fail(f"{what}: number {i} has other rows than alone")
+        if modality is not None and modality.intake.takes_embeds:
+            ours.append(_embedded(subject, request, modality, alone[0], here))
+            theirs.append(_embedded(subject, other, modality, alone[1], there))
+        for one, another in product(ours, theirs):
+            _check_together(case, name, [*one, *another], [*alone[0], *alone[1]])
+
+
+def _embedded(
+    subject: Subject, request: Request, modality: Any, rows: list[torch.Tensor], outcome: Any
+) -> list[Any]:
+    """The items of a modality as they are if their rows are sent in their place."""
+    data = {**request.data(), modality.name: embeddings(modality, rows, outcome)}
+    sent = harness.run(subject.processor, request.prompt, data, request.kwargs)
+    return sent.items[modality.name]
+
+
+def _check_together(case: Case, name: str, items: list[Any], alone: list[torch.Tensor]) -> None:
+    what = f"{len(items)} items of {name} of two requests in one batch"
+    try:
+        together = harness.rows(case.model, {name: items})[name]
+    except Exception as error:
+        case.fail(f"{what}: {type(error).__name__}: {error}")
+    if len(together) != len(items):
+        case.fail(f"{what}: {len(together)} encoder outputs")
+    for i, (one, beside) in enumerate(zip(alone, together, strict=True)):
+        if not _near(one, beside):
+            case.fail(f"{what}: number {i} has other rows than alone")
 
 
 @law(
