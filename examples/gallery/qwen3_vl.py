@@ -7,7 +7,7 @@ from transformers.video_utils import VideoMetadata
 
 from mmkit import Image, Modality, ModelSpec, Video, batched, each, embed, fields, flat, hf, later, proc, replace, tok
 
-from .qwen2_vl import fullest, vision
+from .qwen2_vl import fullest, merged, vision
 
 
 @later
@@ -57,5 +57,6 @@ QWEN3_VL = ModelSpec(
             "timestamps": batched(keep_on_cpu=True),
         },
         process=hf(timed(videos), one_by_one=True),
+        positions=(grid[0], grid[1] // merged, grid[2] // merged),
     ),
 )

@@ -19,6 +19,7 @@ from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
 from ..vllm_api import harness
+from .reference import position_model
 from .strategies import Request, Sample, as_sample, items, most_of, prompts
 
 Kwargs = Mapping[str, Any]
@@ -111,6 +112,21 @@ class Subject:
     def runs(self) -> Runs:
         """The tokens that merge at the edges of layouts."""
         return NO_RUNS if self.plan is None else self.plan.runs
+
+    @cached_property
+    def rope(self) -> tuple[harness.Rope, Any]:
+        """What gives tokens positions of several dimensions, and the Hugging Face model that does,
+        None where transformers has none.
+
+        Raises:
+            NotTaken: tokens have positions of one dimension, or either cannot be made.
+        """
+        if not harness.has_rope(self.processor, self.plan):
+            raise harness.NotTaken("positions have one dimension")
+        config = self.processor.info.ctx.model_config.hf_config
+        model = position_model(config)
+        config = config if model is None else model.config
+        return harness.Rope(self.processor, self.plan, config), model
 
     @cached_property
     def vocabulary_size(self) -> int:

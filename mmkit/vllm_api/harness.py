@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ from torch import nn
 from transformers import PretrainedConfig
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
+from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
+from ..model.mixin import MultiModalModel
+from ..model.positions import get_mrope_input_positions
 from . import guard, kit
 from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
 from .kit import decoded as decoded
@@ -196,33 +201,6 @@ def run(
         sender = caches and caches.sender
         result = kit.render(processor, prompt, data, kwargs or {}, sender, uuids)
     return _outcome(result, caches)
-
-
-_KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
-"""What processors of transformers call their items."""
-
-
-def reference_ids(processor: Any, text: str, data: Mapping[str, Any]) -> list[int] | None:
-    """The ids of a text with items by the model's own Hugging Face processor; None where it does
-    not take them.
-
-    Raises:
-        Exception: of any kind, where the model has no such processor.
-    """
-    hf_processor = processor.info.get_hf_processor()
-    named: dict[str, Any] = {_KEYWORDS.get(name, name): values for name, values in data.items()}
-    if any(isinstance(video, tuple) for video in named.get("videos", ())):
-        videos, metadata = zip(*named["videos"], strict=True)
-        # what vLLM alone asks its own loaders
-        known = [{k: v for k, v in one.items() if k != "do_sample_frames"} for one in metadata]
-        sampled = {"video_metadata": known, "do_sample_frames": False}
-        named |= {"videos": list(videos), **sampled}
-    try:
-        ids = hf_processor(text=text, **named)["input_ids"]
-    except Exception:  # each refuses in a way of its own
-        return None
-    ids = ids.tolist() if hasattr(ids, "tolist") else ids
-    return list(ids[0]) if ids and isinstance(ids[0], (list, tuple)) else list(ids)
 
 
 def takes_rendered(plan: Any) -> bool:
@@ -487,6 +465,78 @@ def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     everywhere = torch.ones_like(ids).bool()
     with torch.inference_mode():
         return model.embed_input_ids(ids, list(rows), is_multimodal=everywhere)  # type: ignore[no-any-return]
+
+
+def declares_positions(plan: Any) -> bool:
+    """Whether the spec of a plan says what positions the tokens of its items have; without a plan
+    no."""
+    return plan is not None and any(m.positions is not None for m in plan.modalities.values())
+
+
+def has_rope(processor: Any, plan: Any) -> bool:
+    """Whether tokens have positions of several dimensions, by the config or by the spec."""
+    config = processor.info.ctx.model_config
+    by_config = config.uses_mrope or getattr(config, "uses_xdrope_dim", 0)
+    return bool(by_config or declares_positions(plan))
+
+
+class Rope:
+    """What gives the tokens of a request positions of several dimensions.
+
+    Positions that a spec declares are those of mmkit's model classes, whatever vLLM has for the
+    checkpoint.
+
+    Args:
+        processor: vLLM's.
+        plan: of a generated one, else None.
+        config: what the model class takes for its config.
+
+    Raises:
+        NotTaken: the model class has no method for them.
+    """
+
+    def __init__(self, processor: Any, plan: Any, config: Any) -> None:
+        self.config = config
+        model_config = processor.info.ctx.model_config
+        self._class: Any = get_model_cls(model_config)
+        if declares_positions(plan) and not issubclass(self._class, MultiModalModel):
+            mixin: Any = SimpleNamespace(mm_plan=plan)
+            self._method: Any = partial(get_mrope_input_positions, mixin)
+            return
+        model = self._class.__new__(self._class)
+        nn.Module.__init__(model)
+        model.config, model.model_config, model.mm_plan = config, model_config, plan
+        names = ("get_mrope_input_positions", "get_xdrope_input_positions")
+        methods = [getattr(model, name) for name in names if hasattr(model, name)]
+        if not methods:
+            raise NotTaken(f"{self._class.__name__} gives no positions of several dimensions")
+        self._method = methods[0]
+
+    def positions(self, ids: list[int], items: Sequence[Any]) -> tuple[torch.Tensor, int]:
+        """Of ids and of items as `placed` makes them, integers (dimensions, tokens), and how far
+        the position after the prompt is from its length.
+
+        Raises:
+            NotTaken: they depend on more than the config.
+        """
+        try:
+            found = self._method(ids, items)
+        except AttributeError as error:
+            if str(error).startswith(f"'{self._class.__name__}' object has no attribute"):
+                raise NotTaken(f"the positions want a loaded model: {error}") from error
+            raise
+        # XD-RoPE goes on from the largest
+        return found if isinstance(found, tuple) else (found, int(found.max()) + 1 - len(ids))
+
+
+def placed(outcome: Outcome) -> list[Any]:
+    """The items of a request as vLLM's model has them, in the order of the prompt."""
+    items = [
+        kit.feature(item, name, outcome.hashes[name][i], kit.place(*outcome.ranges[name][i]))
+        for name, of_items in outcome.items.items()
+        for i, item in enumerate(of_items)
+    ]
+    return sorted(items, key=lambda item: item.mm_position.offset)
 
 
 def hidden_size(processor: Any) -> int:

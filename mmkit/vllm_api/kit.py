@@ -83,6 +83,11 @@ def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
     return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
 
 
+def place(offset: int, length: int, mask: Sequence[bool]) -> Any:
+    """Where an item is in a prompt."""
+    return PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))
+
+
 def written(result: Mapping[str, Any]) -> bytes:
     """A rendered request as vLLM sends it to the host that generates: the body of
     `/inference/v1/generate`, which has no masks."""

@@ -52,8 +52,9 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
+from mmkit.model.positions import get_mrope_input_positions
 from mmkit.model.sound import largest_magnitude
-from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, Violation, check_law, of_spec
+from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.common import EmbedItems, Parser
 from tests.oracles import SYSTEMS
 from tests.profiles import profile
@@ -230,6 +231,10 @@ def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
 
 def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
     """A spec with a model class, in vLLM's registries."""
+    return of_spec(spec, checkpoint(_registered(model, spec)), kwargs=KWARGS)
+
+
+def _registered(model: type, spec: ModelSpec) -> str:
     name = f"{model.__name__}{next(_numbers)}ForCausalLM"  # vLLM keeps what it has found out of an architecture
     named = type(name, (model,), {"mm_spec": spec, "__module__": __name__})
     classes = spec.classes
@@ -237,7 +242,7 @@ def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
         named
     )
     ModelRegistry.register_model(name, named)
-    return of_spec(spec, checkpoint(name), kwargs=KWARGS)
+    return name
 
 
 BASES: dict[str, Callable[[], Subject]] = {
@@ -563,6 +568,52 @@ def another_llava(processor: type | None = None, **changes: Any) -> Subject:
     return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
 
 
+class Rotated(MultiModalModel, _Encoders):
+    """Qwen2-VL as far as its positions go."""
+
+    get_mrope_input_positions = get_mrope_input_positions
+
+    def embed_image(self, **fields: Any) -> Any: ...
+    def embed_video(self, **fields: Any) -> Any: ...
+
+
+def another_qwen(
+    modality: str = "", sizes: Callable[..., Any] | None = None, change: Callable[..., Any] | None = None
+) -> Subject:
+    """Qwen2-VL with its Hugging Face model, and a modality whose grid has other sizes, or a model class with another
+    method for its positions."""
+    system, options = SYSTEMS["qwen2_vl"], {}
+    parts = [
+        part.model_copy(update={"positions": sizes(*part.positions)} if sizes and part.name == modality else {})
+        for part in system.load_spec().modalities
+    ]
+    spec = ModelSpec("qwen2_vl", *parts)
+    if change is not None:
+        model = overriding(Rotated, "get_mrope_input_positions", change)
+        options = {"hf_overrides": {"architectures": [_registered(model, spec)]}}
+    seeds, side = st.integers(0, 2), st.integers(56, 112)  # of two squares, as many as of frames at most
+    samples = {
+        "image": st.builds(ImageSample, seeds, side, side),
+        "video": st.builds(VideoSample, seeds, st.integers(1, 4), side, side),
+    }
+    return of_spec(spec, system.checkpoint, samples=samples, **options)
+
+
+def items_of_the_whole_prompt(inherited, ids, items):
+    positions, delta = inherited(ids, items)
+    for place in [one.mm_position for one in items[:1]]:
+        positions[:, place.offset : place.offset + place.length] += len(items) - 1
+    return positions, delta
+
+
+def text_by_its_place(inherited, ids, items):
+    positions, _ = inherited(ids, items)
+    for place in [one.mm_position for one in items[-1:]]:
+        end = place.offset + place.length
+        positions[:, end:] = torch.arange(end, len(ids))
+    return positions, 0
+
+
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
     return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
@@ -572,6 +623,7 @@ def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
 PLACING, HASHES = "processor._apply_prompt_updates", "processor._get_mm_hashes"
 FIELDS, STATED = "processor._get_mm_fields_config", "info.get_mm_max_tokens_per_item"
 OUTSIDE = r"outside the ranges the prompt is \[.*\], the caller's \[.*\]"
+ELSEWHERE = r"token \d+ is at \[\d+, \d+, \d+\], and in Qwen2VLModel at \[\d+, \d+, \d+\]"
 CACHED = "without a cache and with one in one process: "
 
 BUGS = [
@@ -782,6 +834,21 @@ BUGS = [
     Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
         "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
+    Bug("L20", "height_and_width_swapped", "The grid of an image is numbered along its columns.", "subject",
+        lambda: another_qwen("image", lambda t, h, w: (t, w, h)), ELSEWHERE),
+    Bug("L20", "time_twice_as_fast", "The time of a video is scaled, where the model was trained on plain numbers.",
+        "subject", lambda: another_qwen("video", lambda t, h, w: (t, h, w, 2.0)), ELSEWHERE),
+    Bug("L20", "next_token_one_too_far", "Generated tokens go on one position too far.", "subject",
+        lambda: another_qwen(change=lambda inherited, *given: (inherited(*given)[0], inherited(*given)[1] + 1)),
+        r"the token after the prompt is at \d+, and in Qwen2VLModel at \d+"),
+    Bug("L20", "second_item_numbered_as_text", "Only the first item of a request gets a grid.", "subject",
+        lambda: another_qwen(change=lambda inherited, ids, items: inherited(ids, items[:1])),
+        r"token \d+ is at \[(\d+), \1, \1\], and in Qwen2VLModel at \["),
+    Bug("L20", "positions_of_what_follows", "How many items follow changes the positions of the first one.", "subject",
+        lambda: another_qwen(change=items_of_the_whole_prompt),
+        r"token \d+ is at \[.*\], and of the first \d+ alone at \["),
+    Bug("L20", "text_by_its_place", "The text behind the items has its number in the prompt for a position.", "subject",
+        lambda: another_qwen(change=text_by_its_place), ELSEWHERE),
     Bug("L21", "hash_of_the_name", "The caller's name of an item is its whole hash.", HASHES, hash_of_the_name,
         r"without names and under those that other items had: fields\['(series|frames)'\]\[\d\]"),
     Bug("L21", "hash_of_name_and_shape", "A named item has the hash of its name and its shape.", HASHES,

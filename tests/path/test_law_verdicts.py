@@ -90,7 +90,10 @@ PARTS = ModelSpec(
 )
 
 
-@pytest.mark.parametrize("number", [n for n, law in LAWS.items() if not law.needs_model and n not in ("L15", "L17")])
+ABOUT_OTHERS = ("L15", "L17", "L20")
+
+
+@pytest.mark.parametrize("number", [n for n, law in LAWS.items() if not law.needs_model and n not in ABOUT_OTHERS])
 def test_items_of_parts(number: str) -> None:
     with one_spawned_process():
         check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))

@@ -746,7 +746,13 @@ def _omni(
     size = {"shortest_edge": 128 * token, "longest_edge": 768 * token}
     thinker = {
         "vision_config": vision,
-        "audio_config": {"num_mel_bins": 16, "d_model": 32, "encoder_layers": 2, "output_dim": 32},
+        "audio_config": {
+            "num_mel_bins": 16,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "output_dim": 32,
+        },
         "text_config": {**TEXT, "rope_parameters": QWEN_ROPE},
     }
     for kind in ("image", "audio", "video"):

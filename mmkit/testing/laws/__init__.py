@@ -7,7 +7,7 @@ it does not test.
 
 from __future__ import annotations
 
-from . import items, outcomes, system
+from . import items, outcomes, reference, system
 from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
 
 __all__ = [
@@ -38,7 +38,8 @@ _IN_ORDER = (
     system.containment,
     system.wire,
     system.strangers,
-    outcomes.reference,
+    reference.processing,
+    reference.positions,
     items.names,
 )
 

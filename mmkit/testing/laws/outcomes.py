@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from hypothesis import assume, reject
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from ...runs import Runs
@@ -167,43 +167,6 @@ def text(case: Case) -> None:
     for route in ("renderer", "processor"):
         of_text = outcome(text, direct=route == "processor")
         case.same(of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}")
-
-
-@law(
-    "L17 reference",
-    "a text with items has the ids that the model's own Hugging Face processor gives it, where "
-    "that writes placeholders",
-    cost=2,
-)
-def reference(case: Case) -> None:
-    processor = case.subject.processor
-    tokenizer = processor.info.ctx.tokenizer
-    if tokenizer is None:
-        raise NotApplicable("the model has no tokenizer")
-    # vLLM hands options over in ways of its own
-    request = case.request = replace(case.draw_request(least=1), kwargs={})
-    text = tokenizer.decode(request.prompt)
-    try:
-        theirs = harness.reference_ids(processor, text, request.data())
-    except Exception as error:
-        raise NotApplicable("the model has no Hugging Face processor") from error
-    if theirs is None:
-        reject()
-    try:
-        outcome = harness.run(processor, text, request.data())
-    except Exception as error:  # decoding may change what the ids mean
-        case.refused(error)
-        reject()
-    rows = {
-        outcome.ids[start + i]
-        for ranges in outcome.ranges.values()
-        for start, _, mask in ranges
-        for i in range(len(mask))
-        if mask[i]
-    }
-    if rows.isdisjoint(theirs):
-        raise NotApplicable("the Hugging Face processor writes no placeholders")
-    case.same(theirs, outcome.ids, f"the Hugging Face processor and vLLM, of {text!r}", "ids")
 
 
 @law(
