@@ -62,7 +62,7 @@ class PartsProcessor(PromptProcessor):
             for name, u in (sent.get("mm_uuids") or {}).items()
         }
         own = {name: value for name, value in sent.items() if name != "self"} | {"mm_uuids": uuids}
-        return self.guarded(sent["prompt"], items, uuids, self.cache, partial(super().apply, **own))
+        return self.guarded(sent["prompt"], items, uuids, partial(super().apply, **own))
 
     def parsed(self, data: Any) -> Any:
         """The items of a request."""

@@ -5,6 +5,7 @@ It has processors, requests, caches, and a model without an engine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
 from . import guard, kit
 from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
+from .kit import Miss as Miss
 from .kit import decoded as decoded
 from .kit import encoded as encoded
 from .kit import loaded_model as loaded_model
@@ -203,6 +205,45 @@ def run(
     return _outcome(result, caches)
 
 
+def in_flight(processor: Any, requests: Sequence[Any], caches: Caches) -> list[tuple[int, Any]]:
+    """What becomes of requests that wait together for vLLM's renderer, as its servers have it:
+    their numbers, in the order in which they return, with what `handed_over` takes or the error.
+
+    Before 0.19 vLLM renders one after the other.
+    """
+    returned: list[tuple[int, Any]] = []
+
+    async def all_of(process: Any) -> None:
+        async def one(number: int, request: Any) -> None:
+            sent = list(request.prompt), request.data(), dict(request.kwargs)
+            try:
+                if process is None:
+                    result = kit.render(processor, *sent, caches.sender)
+                else:
+                    result = await process(*sent)
+            except Exception as error:
+                result = error
+            returned.append((number, result))
+
+        await asyncio.gather(*[one(*numbered) for numbered in enumerate(requests)])
+
+    with kit.rendering(processor, caches.sender) as process:
+        asyncio.run(all_of(process))
+    return returned
+
+
+def handed_over(result: Any, caches: Caches) -> Outcome:
+    """What the engine has of a request that was rendered."""
+    return _outcome(result, caches)
+
+
+def again(processor: Any) -> Any:
+    """A new processor of the same classes."""
+    info = processor.info
+    config = info.ctx.model_config
+    return kit.built(type(info), type(processor.dummy_inputs), type(processor), config)
+
+
 def takes_rendered(plan: Any) -> bool:
     """Whether the guard takes processed fields from another host, and vLLM has a form for them."""
     return kit.encode_item is not None and guard.takes_rendered(plan)
@@ -279,6 +320,11 @@ class Caches:
         finally:
             multimodal.mm_processor_cache_gb = before
 
+    def forget(self, hashes: Sequence[str]) -> None:
+        """What vLLM does before a request is sent again whose items the engine lacks."""
+        for item_hash in hashes:
+            self.sender.invalidate(item_hash)
+
     def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
         """The items as the engine has them."""
         if self.receiver is None:
@@ -293,6 +339,12 @@ class Caches:
         received = self.receiver.get_and_update_features([features[key] for key in order])
         data = {key: feature.data for key, feature in zip(order, received, strict=True)}
         return {name: [data[name, i] for i in range(len(items[name]))] for name in items}
+
+
+def size_gib(outcome: Outcome) -> float:
+    """What the items of a request take in vLLM's caches."""
+    items = [item for of_modality in outcome.items.values() for item in of_modality]
+    return sum(map(kit.item_size, items)) / 2**30
 
 
 def pieces(

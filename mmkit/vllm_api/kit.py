@@ -3,16 +3,18 @@ engine."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
 from dataclasses import fields
 from typing import Any
 
 import torch
-from vllm.config import ModelConfig
-from vllm.multimodal import utils
+from vllm.config import ModelConfig, VllmConfig
+from vllm.multimodal import MULTIMODAL_REGISTRY, utils
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.inputs import MultiModalKwargsItems as MultiModalKwargsItems
@@ -21,20 +23,29 @@ from vllm.multimodal.processing import InputProcessingContext
 from ..errors import VllmApiError
 from . import generation
 from .common import embeds_size as embeds_size
+from .moved import SenderCache as SenderCache
 from .moved import UpdateMode as UpdateMode
 from .moved import find
+from .prompts import holding
 
 OnlyCache = MultiModalProcessorOnlyCache
-SenderCache = find(
-    "multimodal.cache:LruKeyReplicatedSenderCache",
-    "multimodal.cache:MultiModalProcessorSenderCache",
-)
+item_size = find(
+    "multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache"
+).get_item_size
 ReceiverCache = find(
     "multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache"
 )
 LEAST_CACHE_GIB = 1e-6 if hasattr(OnlyCache, "cache_if_fits") else 0.01
 """A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
 than the cache."""
+
+Miss: Any = None
+make_renderer: Any = None
+with suppress(VllmApiError):  # before 0.28 the engine's half asserts
+    Miss = find("multimodal.cache:MultiModalCacheMissError")
+with suppress(VllmApiError):  # there are none before 0.17
+    find("renderers.base:BaseRenderer")
+    make_renderer = find("renderers:renderer_from_config")
 
 PromptIndex = find(
     "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
@@ -68,6 +79,42 @@ def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) 
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
     instance = info(InputProcessingContext(config, tokenizer))
     return processor(instance, dummy_inputs(instance))
+
+
+@contextmanager
+def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[Any]] | None]:
+    """How vLLM's renderer, as its servers have it, processes a request beside others, with this
+    processor and cache; None before 0.19, which renders one after the other."""
+    if make_renderer is None:
+        yield None
+        return
+    config = VllmConfig()
+    config.model_config = copy(processor.info.ctx.model_config)
+    # vLLM may not know the model
+    vars(config.model_config).pop("_supports_multimodal_inputs_cache", None)
+    known = {"create_processor": processor, "get_processing_info": processor.info}
+    registry = vars(MULTIMODAL_REGISTRY)
+    registry.update({name: lambda *_, _made=made, **__: _made for name, made in known.items()})
+    try:
+        renderer = make_renderer(config)
+    finally:
+        for name in known:
+            del registry[name]
+    process = getattr(renderer, "_process_multimodal_async", None)
+    named = inspect.signature(renderer._process_multimodal).parameters
+    nothing = dict.fromkeys({"tokenization_kwargs", "mm_uuids"} & set(named))
+
+    def processed(prompt: Any, data: Any, kwargs: Any) -> Awaitable[Any]:
+        sent: Awaitable[Any] = process(prompt, data, mm_processor_kwargs=kwargs, **nothing)
+        return sent
+
+    renderer._mm_processor_cache = cache  # up to 0.30 the processor has it
+    try:
+        with holding(processor, cache) if hasattr(processor, "cache") else nullcontext():
+            yield processed if process else None
+    finally:
+        renderer._mm_processor_cache = None
+        renderer.shutdown()
 
 
 def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:

@@ -69,6 +69,10 @@ ResolvedPromptUpdate = find(
     "multimodal.processing.processor:ResolvedPromptUpdate",
     "multimodal.processing:ResolvedPromptUpdate",
 )
+SenderCache = find(
+    "multimodal.cache:LruKeyReplicatedSenderCache",
+    "multimodal.cache:MultiModalProcessorSenderCache",
+)
 UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 
 KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters

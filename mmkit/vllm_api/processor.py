@@ -9,9 +9,8 @@ A generation's module puts vLLM's calls into the form of a few methods here:
 - `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed
   in.
 
-The other way round it says how to get `merged_kwargs` and the `cache_of` a request, and how to
-`forget` an item of it. Methods that vLLM calls are marked by `override`; see
-`mmkit.vllm_api.hooks`.
+The other way round it says how to get `merged_kwargs` and the `cache_of` a request. Methods that
+vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,12 @@ from .common import (
     total,
 )
 from .hashes import ByVllm, Hashes, check_name
-from .moved import BaseDummyInputsBuilder, PlaceholderFeaturesInfo, hasher_algorithm
+from .moved import (
+    BaseDummyInputsBuilder,
+    PlaceholderFeaturesInfo,
+    SenderCache,
+    hasher_algorithm,
+)
 
 if TYPE_CHECKING:
     from ..spec import Declaration
@@ -58,6 +62,8 @@ for without items."""
 
 _counts: ContextVar[Mapping[str, int] | None] = ContextVar("items by modality", default=None)
 """vLLM hands the prompt on without them."""
+
+_changed: ContextVar[list[Any]] = ContextVar("caches that a request has changed")
 
 
 class CommonInfo(BaseProcessingInfo):
@@ -225,7 +231,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         prompt: Any,
         mm_items: Any,
         mm_uuids: Mapping[str, Any],
-        cache: Any,
         run: Callable[[], Any],
     ) -> Any:
         """Refuse what vLLM would not; keep the names of items, or forget the items of a request
@@ -233,25 +238,29 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
-        token = _counts.set({name: len(items) for name, items in mm_items.items()})
+        changed: list[Any] = []
+        tokens = _counts.set({name: len(items) for name, items in mm_items.items()})
+        token = _changed.set(changed)
         try:
             outcome = run()
         except Exception:
-            # vLLM may have cached the items, but the engine, which shares the cache, will never see
-            # them
-            if cache is not None:
-                for hashes in getattr(mm_items, "mmkit_hashes", {}).values():
-                    for item_hash in hashes:
-                        self.forget(cache, item_hash)
+            # The engine, which has the other half of the cache, will never see the items. It would
+            # then evict others than this half, which is empty therefore: what an empty one asks for
+            # later, the engine can give.
+            for cache in changed:
+                cache.clear_cache()
             raise
         finally:
-            _counts.reset(token)
+            _counts.reset(tokens)
+            _changed.reset(token)
         self._hashes.keep(getattr(mm_items, "mmkit_names", {}))
         return outcome
 
-    def forget(self, cache: Any, item_hash: str) -> None:
-        """Drop an item from vLLM's processor cache."""
-        cache.invalidate(item_hash)
+    @override
+    def _merge_mm_kwargs(self, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(cache, SenderCache):
+            _changed.get().append(cache)
+        return super()._merge_mm_kwargs(cache, *args, **kwargs)
 
     def cache_of(self, inputs: Any) -> Any:
         """The processor cache that a request uses, where requests are objects."""
@@ -273,7 +282,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 # the engine caches encoder outputs by hash: what depends on the number of items is
                 # another item
                 hashes[name] = [f"{item_hash}-of-{len(own)}" for item_hash in own]
-        mm_items.mmkit_hashes = hashes
         return hashes
 
     def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:

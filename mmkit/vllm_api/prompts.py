@@ -29,9 +29,6 @@ class PromptProcessor(CommonProcessor):
         ids = self.prompt_ids(prompt, **tokenization_kwargs)
         return ids, self.features(mm_items, hf_processor_mm_kwargs), False
 
-    def forget(self, cache: Any, item_hash: str) -> None:
-        getattr(cache, "_cache", {}).pop(item_hash, None)  # what `invalidate` does, from 0.28
-
 
 # -- for mmkit.testing -----------------------------------------------------------------------------
 

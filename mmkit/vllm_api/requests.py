@@ -103,12 +103,8 @@ class RequestProcessor(CommonProcessor):
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         items = inputs.mm_data_items
         uuids = inputs.mm_uuid_items or {}
-        cache = self.cache_of(inputs)
-        return mark(
-            self.guarded(
-                inputs.prompt, items, uuids, cache, partial(super().apply, inputs, timing_ctx)
-            )
-        )
+        run = partial(super().apply, inputs, timing_ctx)
+        return mark(self.guarded(inputs.prompt, items, uuids, run))
 
     @override
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:

@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -368,7 +369,7 @@ def receiver_gets_other_data(inherited, mm_data_items, **named):
     return cached, missing
 
 
-_BUFFER = torch.zeros(8, 2, 3)
+_BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
 
 
 def buffer_written_again(items, scope):
@@ -566,6 +567,48 @@ def another_llava(processor: type | None = None, **changes: Any) -> Subject:
     side = st.integers(1, 40)
     images = st.builds(ImageSample, st.integers(0, 2), side, side)
     return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
+
+
+class PromptKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
+    """The prompt of a request stays on the processor until its items are placed."""
+
+    def apply(self, inputs, timing):
+        self.prompt = list(inputs.prompt)
+        return super().apply(inputs, timing)
+
+    def _apply_prompt_updates(self, prompt, updates):
+        return super()._apply_prompt_updates(self.prompt, updates)
+
+
+class CountsKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
+    """The numbers of items of a request stay on the processor until they are placed."""
+
+    def apply(self, inputs, timing):
+        self.counts = {name: len(items) for name, items in inputs.mm_data_items.items()}
+        return super().apply(inputs, timing)
+
+    def _apply_prompt_updates(self, prompt, updates):
+        return super()._apply_prompt_updates(prompt, {name: updates[name][:n] for name, n in self.counts.items()})
+
+
+class OfOneThread(MIXED.classes.processor):  # type: ignore[name-defined, misc]
+    """What the processor needs exists in the thread in which it was made."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.local = threading.local()
+        self.local.features = super().features
+
+    def features(self, mm_items, kwargs):
+        return self.local.features(mm_items, kwargs)
+
+
+def items_of_a_refused_request_kept(inherited, cache, *rest, **named):
+    return BaseMultiModalProcessor._merge_mm_kwargs(inherited.__self__, cache, *rest, **named)
+
+
+def buffer_of_the_last_request(items, scope):
+    return {"frames": torch.stack(list(items), out=_FRAMES[: len(items)])}
 
 
 class Rotated(MultiModalModel, _Encoders):
@@ -834,6 +877,17 @@ BUGS = [
     Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
         "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
+    Bug("L18", "prompt_kept_between_the_steps",
+        "The prompt of a request is kept on the processor, until its items are placed.", "subject",
+        lambda: mixed(processor=PromptKept), r"while another thread (has|processes) another one at "),
+    Bug("L18", "counts_kept_between_the_steps", "The numbers of items of a request are kept on the processor.",
+        "subject", lambda: mixed(processor=CountsKept), r"while another thread (has|processes) another one at "),
+    Bug("L18", "state_of_one_thread", "What the processor works with exists in the thread that made it.",
+        "subject", lambda: mixed(processor=OfOneThread), r"in flight with others: AttributeError: .*'features'"),
+    Bug("L18", "items_of_a_refused_request_kept", "The sender's cache keeps the items of a request that is refused.",
+        "processor._merge_mm_kwargs", items_of_a_refused_request_kept, r": MultiModalCacheMissError: "),
+    Bug("L18", "buffer_of_the_last_request", "All requests are processed in one buffer.", "frames.process",
+        buffer_of_the_last_request, r": alone and there, fields\['frames'\]\[\d\]"),
     Bug("L20", "height_and_width_swapped", "The grid of an image is numbered along its columns.", "subject",
         lambda: another_qwen("image", lambda t, h, w: (t, w, h)), ELSEWHERE),
     Bug("L20", "time_twice_as_fast", "The time of a video is scaled, where the model was trained on plain numbers.",

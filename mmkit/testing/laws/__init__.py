@@ -7,7 +7,7 @@ it does not test.
 
 from __future__ import annotations
 
-from . import items, outcomes, reference, system
+from . import items, orders, outcomes, reference, system
 from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
 
 __all__ = [
@@ -39,6 +39,7 @@ _IN_ORDER = (
     system.wire,
     system.strangers,
     reference.processing,
+    orders.orders,
     reference.positions,
     items.names,
 )
