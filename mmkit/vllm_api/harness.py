@@ -344,7 +344,8 @@ class Caches:
 def size_gib(outcome: Outcome) -> float:
     """What the items of a request take in vLLM's caches."""
     items = [item for of_modality in outcome.items.values() for item in of_modality]
-    return sum(map(kit.item_size, items)) / 2**30
+    size: int = sum(map(kit.item_size, items))
+    return size / 2**30
 
 
 def pieces(

@@ -100,7 +100,7 @@ def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[An
     finally:
         for name in known:
             del registry[name]
-    process = getattr(renderer, "_process_multimodal_async", None)
+    process: Any = getattr(renderer, "_process_multimodal_async", None)
     named = inspect.signature(renderer._process_multimodal).parameters
     nothing = dict.fromkeys({"tokenization_kwargs", "mm_uuids"} & set(named))
 

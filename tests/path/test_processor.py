@@ -354,6 +354,23 @@ def test_errors_of_a_process_are_named(cached: bool) -> None:
     ]
 
 
+def test_a_refused_request_leaves_both_halves_of_the_cache_alike() -> None:
+    """Else they evict different items later, and the engine lacks what it is believed to have."""
+    instance = processor(actions())
+    size = harness.size_gib(harness.run(instance, "<item>", {"actions": [ONES]}))
+    caches = harness.Caches(instance, 2 * size, pair=True)
+
+    def send(number: int, prompt: str = "<item>") -> None:
+        harness.run(instance, prompt, {"actions": [number * ONES]}, caches=caches)
+
+    send(1)
+    send(2)
+    with pytest.raises(InputError):
+        send(2, "a")
+    send(3)
+    send(1)
+
+
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_items_are_refused(name: str) -> None:
     value, sentence = MALFORMED[name]
