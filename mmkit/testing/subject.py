@@ -19,11 +19,13 @@ from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
 from ..vllm_api import harness
+from ..vllm_api.doors import KNOWN, Doors
 from .reference import position_model
 from .strategies import Request, Sample, as_sample, items, most_of, prompts
 
 Kwargs = Mapping[str, Any]
 _NONE: Kwargs = {}
+NO_KWARGS: SearchStrategy[Kwargs] = st.just(_NONE)
 
 
 class Subject:
@@ -53,7 +55,7 @@ class Subject:
         self.plan = plan
         self.model_dir = Path(model_dir)
         self.options = dict(options or {})
-        self.kwargs = st.just({}) if kwargs is None else kwargs
+        self.kwargs = NO_KWARGS if kwargs is None else kwargs
         self._most_rows: dict[str, tuple[int, int]] = {}
 
     @property
@@ -107,6 +109,13 @@ class Subject:
         modalities = self.plan.modalities
         counts = {name: len(samples) for name, samples in request.items.items() if samples}
         return all(modalities[name].may_cache(count) for name, count in counts.items())
+
+    @cached_property
+    def doors(self) -> Doors | None:
+        """vLLM's doors in front of the processor; None where this vLLM has none without an
+        engine."""
+        spec = None if self.plan is None else self.plan.spec
+        return Doors(self.processor, spec) if KNOWN else None
 
     @property
     def runs(self) -> Runs:

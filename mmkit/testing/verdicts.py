@@ -145,14 +145,14 @@ def _printable(text: str) -> str:
 
 # -- whose exception it is -------------------------------------------------------------------------
 
-_KIT = ("mmkit.testing", "mmkit.vllm_api.harness", "mmkit.vllm_api.kit")
+_KIT = ("mmkit.testing", *(f"mmkit.vllm_api.{name}" for name in ("doors", "harness", "kit")))
 _NOBODY = {"abc", "builtins", "collections", "torch", "typing"}
 
 
 def is_of_kit(error: BaseException, subject: Subject, check: Any = None, model: Any = None) -> bool:
     """Whether an exception is the kit's own, and not of the code under test.
 
-    The innermost frame that belongs to either decides. To the kit belong `mmkit.testing`, its two
+    The innermost frame that belongs to either decides. To the kit belong `mmkit.testing`, its
     modules of `mmkit.vllm_api`, and the check of a law. To the code under test belong the packages
     of the classes of the processor (with its info, dummy inputs, data parser and tokenizer) and of
     the model, and those of their base classes: vLLM always, the rest of mmkit where the processor

@@ -106,6 +106,38 @@ def _scope_names() -> None:
     own."""
     for name in _STEPS:
         setattr(Renderer, name, _scoped(getattr(Renderer, name)))
+    if Renderer is not None:
+        Renderer.default_chat_tok_params = property(_begun_once(Renderer.default_chat_tok_params))
+        Renderer._process_mm_uuids = _kept(Renderer._process_mm_uuids)
+
+
+def _begun_once(theirs: Any) -> Any:
+    """A chat template begins the text; before 0.29 the tokenizer of `LLM.chat` does it again."""
+
+    def default_chat_tok_params(self: Any) -> Any:
+        params = theirs.__get__(self, type(self))
+        ours = isinstance(self.mm_processor, CommonProcessor)
+        return params.with_kwargs(add_special_tokens=False) if ours else params
+
+    return default_chat_tok_params
+
+
+def _kept(theirs: Any) -> Any:
+    """Uuids that a caller gives; before 0.29 others replace them where nothing is cached."""
+
+    @wraps(theirs)
+    def process(self: Any, data: Any, items: Any, uuids: Any, request_id: str) -> Any:
+        processed = theirs(self, data, items, uuids, request_id)
+        if not isinstance(self.mm_processor, CommonProcessor):
+            return processed
+        given = {
+            name: [new if own is None else own for own, new in zip(of_caller, new, strict=True)]
+            for name, new in processed.items()
+            if (of_caller := uuids.get(name)) and len(of_caller) == len(new)
+        }
+        return {**processed, **given}
+
+    return process
 
 
 def _scoped(theirs: Any) -> Any:

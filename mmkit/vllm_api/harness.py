@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -197,17 +198,18 @@ def run(
 ) -> Outcome:
     """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor
     by hand."""
+    options = deepcopy(dict(kwargs or {}))  # processors of transformers take out nested ones
     if direct:
-        result = kit.call(processor, prompt, data, kwargs or {})
+        result = kit.call(processor, prompt, data, options)
     else:
         sender = caches and caches.sender
-        result = kit.render(processor, prompt, data, kwargs or {}, sender, uuids)
-    return _outcome(result, caches)
+        result = kit.render(processor, prompt, data, options, sender, uuids)
+    return outcome(result, caches)
 
 
 def in_flight(processor: Any, requests: Sequence[Any], caches: Caches) -> list[tuple[int, Any]]:
     """What becomes of requests that wait together for vLLM's renderer, as its servers have it:
-    their numbers, in the order in which they return, with what `handed_over` takes or the error.
+    their numbers, in the order in which they return, with what `outcome` takes or the error.
 
     Before 0.19 vLLM renders one after the other.
     """
@@ -230,11 +232,6 @@ def in_flight(processor: Any, requests: Sequence[Any], caches: Caches) -> list[t
     with kit.rendering(processor, caches.sender) as process:
         asyncio.run(all_of(process))
     return returned
-
-
-def handed_over(result: Any, caches: Caches) -> Outcome:
-    """What the engine has of a request that was rendered."""
-    return _outcome(result, caches)
 
 
 def again(processor: Any) -> Any:
@@ -271,10 +268,11 @@ def admitted(processor: Any, request: Mapping[str, Any]) -> Outcome:
     Raises:
         InputError: it refuses the request.
     """
-    return _outcome(guard.admitted(processor, request), None)
+    return outcome(guard.admitted(processor, request))
 
 
-def _outcome(result: Any, caches: Caches | None) -> Outcome:
+def outcome(result: Any, caches: Caches | None = None) -> Outcome:
+    """What vLLM's form of a rendered request says."""
     ranges = {name: [*map(_range, places)] for name, places in result["mm_placeholders"].items()}
     hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
     items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
@@ -364,7 +362,7 @@ def _processed(
     processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
     items = parsed(processor, data)
-    raw = kit.process(processor, items, kwargs)
+    raw = kit.process(processor, items, deepcopy(dict(kwargs)))
     config = processor._get_mm_fields_config(raw, kwargs)
     return (raw, config), kit.MultiModalKwargsItems.from_hf_inputs(raw, config), items
 

@@ -7,6 +7,7 @@ the table of them, docs/planted-bugs.md.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -611,6 +612,43 @@ def buffer_of_the_last_request(items, scope):
     return {"frames": torch.stack(list(items), out=_FRAMES[: len(items)])}
 
 
+def _with_params(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Parameters of the tokenizer of which one method is another, a function as in `overriding`."""
+
+    def params(inherited: Any) -> Any:
+        given = inherited()
+        other = overriding(type(given), change.__name__, change)
+        return other(**{field.name: getattr(given, field.name) for field in dataclasses.fields(given)})
+
+    return params
+
+
+def with_kwargs(inherited, **kwargs):
+    return inherited(**{**kwargs, "add_special_tokens": True})
+
+
+def apply_pre_tokenization(inherited, tokenizer, prompt):
+    return inherited(tokenizer, {**prompt, "prompt": prompt["prompt"].upper()})
+
+
+def apply_post_tokenization(inherited, tokenizer, prompt):
+    return inherited(tokenizer, {key: value for key, value in prompt.items() if key != "mm_processor_kwargs"})
+
+
+def server_kwargs_emptied(inherited, *rest, **named):
+    outcome = inherited(*rest, **named)
+    processor = inherited.__self__
+    processor.info.ctx.get_mm_config().mm_processor_kwargs = {}
+    for part in (processor, processor.info):
+        vars(part).pop("plan", None)  # which holds the options
+    return outcome
+
+
+def uuids_replaced(inherited, mm_items, uuids, *rest, **named):
+    uuids = {name: [uuid and f"{name} {next(_numbers)}" for uuid in own] for name, own in uuids.items()}
+    return inherited(mm_items, uuids, *rest, **named)
+
+
 class Rotated(MultiModalModel, _Encoders):
     """Qwen2-VL as far as its positions go."""
 
@@ -888,6 +926,22 @@ BUGS = [
         "processor._merge_mm_kwargs", items_of_a_refused_request_kept, r": MultiModalCacheMissError: "),
     Bug("L18", "buffer_of_the_last_request", "All requests are processed in one buffer.", "frames.process",
         buffer_of_the_last_request, r": alone and there, fields\['frames'\]\[\d\]"),
+    Bug("L19", "chat_begun_twice", "The tokenizer begins every text, also one that a chat template has begun.",
+        "info.get_default_tok_params", _with_params(with_kwargs),
+        r"the ids of a text and, by LLM\.chat, the text '<s>.*': ids: "),
+    Bug("L19", "kwargs_dropped_by_one_door", "A prompt loses its options when it is tokenized; a chat does not.",
+        "info.get_default_tok_params", _with_params(apply_post_tokenization),
+        r"the processor and LLM\.generate, of ids: "),
+    Bug("L19", "text_in_upper_case", "Texts are tokenized in upper case; ids come as they are.",
+        "info.get_default_tok_params", _with_params(apply_pre_tokenization),
+        r"by LLM\.generate, the ids of a text and the text '.*'"),
+    Bug("L19", "server_kwargs_emptied", "The first request empties the options of the server.", "processor.apply",
+        server_kwargs_emptied, r"options of a request and, for the second request, of the server: "),
+    Bug("L19", "uuids_replaced", "The uuids of a caller are replaced by numbers of the request.", "processor.hashed",
+        uuids_replaced, r"with a cache and with none, items of one uuid: hashes\['(series|frames)'\]\[0\]: "),
+    Bug("L19", "uuids_ignored", "The uuids of a caller are ignored.", "processor.hashed",
+        lambda inherited, mm_items, uuids, *rest, **named: inherited(mm_items, {}, *rest, **named),
+        r"items of (series|frames) with other uuids have the same hash"),
     Bug("L20", "height_and_width_swapped", "The grid of an image is numbered along its columns.", "subject",
         lambda: another_qwen("image", lambda t, h, w: (t, w, h)), ELSEWHERE),
     Bug("L20", "time_twice_as_fast", "The time of a video is scaled, where the model was trained on plain numbers.",

@@ -7,7 +7,7 @@ it does not test.
 
 from __future__ import annotations
 
-from . import items, orders, outcomes, reference, system
+from . import doors, items, orders, outcomes, reference, system
 from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
 
 __all__ = [
@@ -40,6 +40,7 @@ _IN_ORDER = (
     system.strangers,
     reference.processing,
     orders.orders,
+    doors.doors,
     reference.positions,
     items.names,
 )

@@ -180,7 +180,7 @@ def _handed_over(result: Any, caches: harness.Caches) -> Any:
     if isinstance(result, Exception):
         return result
     try:
-        return harness.handed_over(result, caches)
+        return harness.outcome(result, caches)
     except Exception as error:
         return error
 
