@@ -22,6 +22,7 @@ class Replay:
         files: values in the JSON files of the checkpoint, by key.
         texts: more files.
         without: rules of the law's state machine that are left out.
+        rules: attributes of the law's check, by name, which it has for every processor else.
         container: of images; any if empty.
         most: items of each modality in one request; 0 for what vLLM takes.
         examples: of Hypothesis, at most.
@@ -37,6 +38,7 @@ class Replay:
     files: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    rules: Mapping[str, Any] = field(default_factory=dict)
     container: str = ""
     most: int = 0
     examples: int = 60
@@ -98,10 +100,28 @@ BUGS = {
     1: Bug("28525", "an item is evicted while its own request is processed", replay=EVICTED),
     2: Bug(
         "31404, 33865, 46354",
-        "requests reach the two sides of the cache in different orders",
-        missed="L3 sends one request after the other, in one order",
+        "requests reach the two sides of the cache in different orders, or one of them only",
+        Replay(
+            "L18",
+            "llava",
+            "0.26.0",
+            "0.28.0",
+            "AssertionError: Expected a cached item",
+            rules={"lost": True},
+        ),
     ),
-    3: Bug("38375, 50896", "the cache is changed by several threads", missed="no law has threads"),
+    3: Bug(
+        "38375, 50896",
+        "the cache is changed by several threads",
+        Replay(
+            "L18",
+            "llava",
+            "0.33.0",
+            None,
+            "while another thread .*(Expected a cached item|MultiModalCacheMissError)",
+            rules={"shared": True},
+        ),
+    ),
     4: Bug(
         "24006, 47459, 47652, 50957",
         "Gemma 3n and 4: clips of different lengths in one encoder batch kill the engine",

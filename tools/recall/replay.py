@@ -67,10 +67,12 @@ def _result(replayed: Replay | None) -> dict[str, Any]:
 
 
 def _law(replayed: Replay) -> Any:
-    """The law, without the rules of its state machine that are left out."""
+    """The law, with and without some of its rules."""
     from mmkit.testing import LAWS
 
     law = LAWS[replayed.law]
+    if replayed.rules:
+        return replace(law, check=replace(law.check, **replayed.rules))
     if not replayed.without:
         return law
     without = dict.fromkeys(replayed.without)
