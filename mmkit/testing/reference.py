@@ -50,6 +50,47 @@ def processed(processor: Any, text: str, data: Mapping[str, Any]) -> dict[str, A
     return {**result, "input_ids": list(ids[0]) if is_batch else list(ids)}
 
 
+def other_field(result: Mapping[str, Any], outcome: Outcome) -> str:
+    """The first field that reaches the model with other values than the Hugging Face processor
+    gives it; empty for none.
+
+    Those of one name and of one modality are compared that have as many values, in rows of one
+    length, and are both floating or both not: some are left for vLLM's model to normalise. Floating
+    values may differ in rounding, and to the dtype that vLLM brings them to.
+    """
+    for name in result:
+        own = [items for items in outcome.fields.values() if any(name in item for item in items)]
+        if len(own) != 1:
+            continue
+        ours = _tensors([item[name] for item in own[0] if name in item])
+        theirs = _tensors(result[name])
+        if {part.shape[-1:] for part in ours} != {part.shape[-1:] for part in theirs} or not ours:
+            continue
+        here, there = (torch.cat([part.flatten() for part in parts]) for parts in (ours, theirs))
+        is_same_kind = here.is_floating_point() == there.is_floating_point()
+        if is_same_kind and len(here) == len(there) and not _near(here, there.to(here.dtype)):
+            return str(name)
+    return ""
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value, scalars among them; none for what holds no numbers."""
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    try:
+        return [torch.as_tensor(value)]
+    except (TypeError, ValueError, RuntimeError):
+        return []
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    one, other = one.nan_to_num(), other.nan_to_num()
+    near = 64 * torch.finfo(one.dtype).eps * float(one.abs().amax()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0, atol=near)
+
+
 def position_model(config: Any) -> Any:
     """The Hugging Face model, without weights, that gives tokens positions of several dimensions;
     None where transformers has none.

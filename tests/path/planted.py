@@ -570,6 +570,16 @@ def another_llava(processor: type | None = None, **changes: Any) -> Subject:
     return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
 
 
+def colours(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """What the Hugging Face processor makes of images, with other pixels."""
+
+    def process(items: Any, scope: Any) -> dict[str, Any]:
+        images = scope.proc.image_processor(list(items), return_tensors="pt")
+        return {"pixel_values": change(images["pixel_values"])}
+
+    return process
+
+
 class PromptKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
     """The prompt of a request stays on the processor until its items are placed."""
 
@@ -915,6 +925,12 @@ BUGS = [
     Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
         "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
+    Bug("L17", "channels_in_another_order", "The channels of an image are blue, green and red.", "subject",
+        lambda: another_llava(process=colours(lambda pixels: pixels.flip(-3))),
+        r"of '.*<image>.*': the field 'pixel_values' has other values"),
+    Bug("L17", "normalised_twice", "An image is normalised once more than in training.", "subject",
+        lambda: another_llava(process=colours(lambda pixels: pixels * 2 - 1)),
+        r"of '.*<image>.*': the field 'pixel_values' has other values"),
     Bug("L18", "prompt_kept_between_the_steps",
         "The prompt of a request is kept on the processor, until its items are placed.", "subject",
         lambda: mixed(processor=PromptKept), r"while another thread (has|processes) another one at "),

@@ -19,7 +19,7 @@ from .law import Case, NotApplicable, law
 @law(
     "L17 reference",
     "a text with items has the ids that the model's own Hugging Face processor gives it, where "
-    "that writes placeholders",
+    "that writes placeholders, and fields of one name and size have the same values",
     cost=2,
 )
 def processing(case: Case) -> None:
@@ -51,7 +51,10 @@ def processing(case: Case) -> None:
     }
     if rows.isdisjoint(theirs):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
-    case.same(theirs, outcome.ids, f"the Hugging Face processor and vLLM, of {text!r}", "ids")
+    where = f"the Hugging Face processor and vLLM, of {text!r}"
+    case.same(theirs, outcome.ids, where, "ids")
+    if field := reference.other_field(result, outcome):
+        case.fail(f"{where}: the field {field!r} has other values")
 
 
 @law(
