@@ -64,6 +64,7 @@ class Bug:
 
 
 IMAGE = {"modalities": ("image",), "kwargs": ()}
+IMAGE = {"modalities": ("image",), "kwargs": ()}
 VIDEO = {"modalities": ("video",), "kwargs": ()}
 NUM_FRAMES = {
     "modalities": ("video",),
@@ -219,7 +220,15 @@ BUGS = {
     20: Bug(
         "55197, 55288",
         "`LLM.chat()` begins a text twice",
-        missed="no law has chat templates",
+        Replay(
+            "L19",
+            "qwen2_vl",
+            "0.28.0",
+            "0.30.0",
+            r"ids of a text and, by LLM\.chat, the text '<s>.*': ids: \d+ and \d+ long",
+            drawn=IMAGE,
+            files={"post_processor": BEGINS_TEXTS},
+        ),
     ),
     21: Bug("50899", "the Transformers backend tokenises twice", rebuilt="text_begun_twice"),
     22: Bug(
@@ -239,7 +248,14 @@ BUGS = {
     23: Bug(
         "36431",
         "the server's `mm_processor_kwargs` are emptied by the first request",
-        missed="the kit's own first call has emptied them before a law looks: 0.16.0 holds",
+        Replay(
+            "L19",
+            "qwen2_vl",
+            "0.16.0",
+            "0.30.0",
+            "for the second request, of the server",
+            drawn={**IMAGE, "kwargs": ({"images_kwargs": {"max_pixels": 56 * 56}},)},
+        ),
     ),
     24: Bug(
         "30776, 30884, vllm-omni 1228, 2094, 2098",
@@ -272,7 +288,30 @@ BUGS = {
         "a mask takes `<audio_bos>` for an embedding",
         rebuilt="literal_in_the_mask",
     ),
-    31: Bug("40134", "`LLM.chat` drops `mm_processor_kwargs`", missed="no law has entry points"),
-    32: Bug("56432", "explicit uuids are replaced", missed="no law draws uuids"),
+    31: Bug(
+        "40134",
+        "`LLM.chat` drops `mm_processor_kwargs`",
+        Replay(
+            "L19",
+            "qwen2_vl",
+            "0.19.1",
+            "0.30.0",
+            r"LLM\.chat reads parts with the options \{\}",
+            # in nearly every request, so that none shows bug 32 before
+            drawn={**IMAGE, "kwargs": ({"max_pixels": 4 * 56 * 56},) * 9},
+        ),
+    ),
+    32: Bug(
+        "56432",
+        "explicit uuids are replaced",
+        Replay(
+            "L19",
+            "qwen2_vl",
+            "0.28.0",
+            "0.30.0",
+            "with a cache and with none, items of one uuid: hashes",
+            drawn=IMAGE,
+        ),
+    ),
 }
 """By their numbers in the survey of the tracker."""

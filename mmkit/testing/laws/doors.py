@@ -36,15 +36,14 @@ def doors(case: Case) -> None:
         return
     by_ids = subject.doors.generate(request.prompt, request.data(), request.kwargs)
     case.same(expected, by_ids, "the processor and LLM.generate, of ids")
-    uuids = None
-    if case.draw(st.booleans()):
-        uuids = _uuids(request, "one")
-        _with_uuids(case, request, uuids)
+    uuids = _uuids(request, "one") if case.draw(st.booleans()) else None
     tokenizer = subject.processor.info.ctx.tokenizer
     if tokenizer is not None:
         text = tokenizer.decode(request.prompt)
         _by_text(case, request, text, uuids)
         _by_chat(case, request, text, uuids)
+    if uuids is not None:
+        _with_uuids(case, request, uuids)
 
 
 def _of_server(case: Case, request: Request, expected: harness.Outcome) -> None:
