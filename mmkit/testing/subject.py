@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from hypothesis import reject
@@ -20,6 +21,7 @@ from ..plan import Plan
 from ..runs import Runs
 from ..vllm_api import harness
 from ..vllm_api.doors import KNOWN, Doors
+from .options import options_of
 from .reference import position_model
 from .strategies import Request, Sample, as_sample, items, most_of, prompts
 
@@ -34,7 +36,9 @@ class Subject:
     Attributes:
         processor: vLLM's processor object, generated or written by hand.
         samples: per modality, a strategy for its items: samples, or what a caller sends.
-        kwargs: a strategy for mm_processor_kwargs.
+        kwargs: a strategy for mm_processor_kwargs: the one given, else of the options that the
+            Hugging Face processor names.
+        has_own_kwargs: one was given.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
         options: of vLLM's ModelConfig, with which the processor was made.
@@ -55,7 +59,8 @@ class Subject:
         self.plan = plan
         self.model_dir = Path(model_dir)
         self.options = dict(options or {})
-        self.kwargs = NO_KWARGS if kwargs is None else kwargs
+        self.has_own_kwargs = kwargs is not None
+        self.kwargs = _kwargs_of(processor) if kwargs is None else kwargs
         self._most_rows: dict[str, tuple[int, int]] = {}
 
     @property
@@ -241,18 +246,44 @@ def _drawn_samples(
     return {name: samples for name, samples in drawn.items() if samples}
 
 
+def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
+    """None, or one of the options that the Hugging Face processor names. Shrinks towards none."""
+    try:
+        options = options_of(processor.info.get_hf_processor())
+    except Exception:  # each processing info says in a way of its own that there is none
+        return NO_KWARGS
+    return st.sampled_from([_NONE, *options]) if options else NO_KWARGS
+
+
 def _pieces(
     subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs
 ) -> list[harness.Piece]:
     try:
         return subject.pieces(name, samples, kwargs)
-    except ValueError:  # refused in good order, as an image one pixel wide may be
-        pass
+    except Exception as error:
+        if not _is_refusal(subject, kwargs, error):
+            raise
     # where each is accepted alone, the law is to see that they are not together
     try:
         return [piece for one in samples for piece in subject.pieces(name, [one], kwargs)]
-    except ValueError:
-        reject()
+    except Exception as error:
+        if not _is_refusal(subject, kwargs, error):
+            raise
+    reject()
+
+
+def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
+    """Whether items are refused in good order, as an image one pixel wide may be, or a Hugging Face
+    processor fails at an option that the kit alone has thought of."""
+    if isinstance(error, ValueError):
+        return True
+    if subject.has_own_kwargs or not kwargs:
+        return False
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+_LIBRARIES = ("transformers", "torch", "torchvision", "numpy", "PIL")
 
 
 def of_spec(
@@ -274,7 +305,8 @@ def of_spec(
         info: a subclass of the generated class, to check in its place.
         dummy_inputs: likewise.
         processor: likewise.
-        kwargs: a strategy for `mm_processor_kwargs`; None for none.
+        kwargs: a strategy for `mm_processor_kwargs`; None for those that the Hugging Face processor
+            names (`st.just({})` for none).
         samples: strategies for the items of some modalities, in place of those that follow from
             their item types.
         options: of vLLM's ModelConfig.

@@ -556,8 +556,9 @@ def hash_of_the_file(inherited, inputs):
     }
 
 
-def llava_by_files() -> Subject:
-    return another_llava(overriding(SYSTEMS["llava"].load_spec().classes.processor, "_get_mm_hashes", hash_of_the_file))
+def llava_with(hook: str, change: Callable[..., Any]) -> Subject:
+    """LLaVA with a processor in which a method is another one."""
+    return another_llava(overriding(SYSTEMS["llava"].load_spec().classes.processor, hook, change))
 
 
 def another_llava(processor: type | None = None, **changes: Any) -> Subject:
@@ -820,7 +821,12 @@ BUGS = [
     Bug("L7", "hash_of_the_container",
         "Items are hashed as they come: a list and a float64 array are not the float32 tensor of their values.",
         "parser._parse", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
-    Bug("L7", "hash_of_the_file", "An image has the hash of its file, before its decoding.", "subject", llava_by_files,
+    Bug("L7", "options_of_the_reference_missing_in_the_cache_key",
+        "The hash leaves out an option of the Hugging Face processor, which the caller of the laws has not stated.",
+        "subject", lambda: llava_with("_get_mm_hashes", kwargs_missing_in_the_cache_key),
+        r"kwargs \{.*\} have the same hash"),
+    Bug("L7", "hash_of_the_file", "An image has the hash of its file, before its decoding.", "subject",
+        lambda: llava_with("_get_mm_hashes", hash_of_the_file),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
     Bug("L8", "field_without_config", "A field that the process function returns has no config, and vLLM drops it.",
         FIELDS, field_without_config,
