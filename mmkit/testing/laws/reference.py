@@ -30,8 +30,10 @@ def processing(case: Case) -> None:
     # vLLM hands options over in ways of its own
     request = case.request = replace(case.draw_request(least=1), kwargs={})
     text = tokenizer.decode(request.prompt)
+    # transformers takes an array of three rows for one of three channels
+    plain = {name: [one.same()[0] for one in some] for name, some in request.items.items() if some}
     try:
-        result = reference.processed(processor, text, request.data())
+        result = reference.processed(processor, text, plain)
     except Exception as error:
         raise NotApplicable("the model has no Hugging Face processor") from error
     if result is None:
