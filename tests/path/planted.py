@@ -561,6 +561,10 @@ def llava_with(hook: str, change: Callable[..., Any]) -> Subject:
     return another_llava(overriding(SYSTEMS["llava"].load_spec().classes.processor, hook, change))
 
 
+def _count(value: Any) -> int:
+    return getattr(value, "numel", int)()
+
+
 def another_llava(processor: type | None = None, **changes: Any) -> Subject:
     """LLaVA with its Hugging Face processor, and a processor or a modality that is declared otherwise."""
     system = SYSTEMS["llava"]
@@ -912,6 +916,10 @@ BUGS = [
         r"its fields cannot be sent: TypeError: "),
     Bug("L15", "hash_of_the_shapes", "What comes from another host is named by its shapes, for the sake of speed.",
         "processor.hash_of_fields", _of_shapes, r"items of (series|frames) that differ have one hash"),
+    Bug("L15", "hash_of_one_field", "What comes from another host is named by the smallest of its fields.",
+        "processor.hash_of_fields",
+        lambda inherited, name, own: inherited(name, dict(sorted(own.items(), key=lambda field: _count(field[1]))[:1])),
+        r"items of series that differ have one hash"),
     Bug("L16", "items_of_one_length", "The encoder stacks its rows, as if all items of a batch had one length.",
         "model.embed_multimodal", lambda inherited, **fields: list(torch.stack(list(inherited(**fields)))),
         r"items of series of two requests in one batch: RuntimeError: stack expects each tensor to be equal size"),
@@ -928,6 +936,9 @@ BUGS = [
         lambda: {"embeds": tok["<open>"] + embed(tok["<row>"]) * item.rows + tok["<close>"]},
         r"items of series of two requests in one batch: RuntimeError: stack expects each",
         model=OneLength),
+    Bug("L17", "token_that_the_reference_lacks", "An item ends with a token that the model never saw in training.",
+        "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 16 + tok["</s>"]),
+        r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: "),
     Bug("L17", "positions_beside_the_reference", "The layout has one position more than the processor of transformers.",
         "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
