@@ -119,6 +119,9 @@ def app() -> Any:
             Path | None,
             typer.Option(metavar="FILE", help='Known violations, TOML: L5 = "a reason or a link".'),
         ] = None,
+        jobs: Annotated[
+            int, typer.Option(min=1, metavar="N", help="Processes that share the laws.")
+        ] = 1,
         json: Annotated[str | None, writing("--json", "the report, as data")] = None,
         junit: Annotated[str | None, writing("--junit", "the report, as JUnit's XML")] = None,
         trust_remote_code: Trust = False,
@@ -136,6 +139,8 @@ def app() -> Any:
                 laws=numbers,
                 examples=examples,
                 budget=budget,
+                jobs=jobs,
+                target=spec,
                 expected=expected,
                 json=json,
                 junit=junit,

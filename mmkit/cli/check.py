@@ -24,10 +24,19 @@ from ..plan import Plan
 from ..process import HF
 from ..spec import Modality
 from ..updates import already_expanded
-from .common import UsageError, checkpoint, needs_vllm, open_checkpoint, plural, reason, write
+from .common import (
+    REGISTERED,
+    UsageError,
+    checkpoint,
+    needs_vllm,
+    open_checkpoint,
+    plural,
+    reason,
+    write,
+)
 
 if TYPE_CHECKING:
-    from ..testing import Report, Result
+    from ..testing import Report, Result, Subject
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ def check(
     trust_remote_code: bool = False,
     expected: Mapping[str, str] | None = None,
     budget: float | None = None,
+    jobs: int = 1,
+    target: str = REGISTERED,
 ) -> Checked:
     """Bind a spec to a checkpoint and check its laws, without an engine and without weights.
 
@@ -86,36 +97,54 @@ def check(
         trust_remote_code: run code that the checkpoint brings.
         expected: laws that are known to be violated, with the reasons.
         budget: seconds for all laws together.
+        jobs: processes that share the laws; each loads vLLM for itself.
+        target: the name of the spec, by which more than one process finds it.
 
     Raises:
         UsageError: an unknown law, or a folder that cannot be read.
     """
     numbers = chosen(laws)
-    options: dict[str, Any] = {"examples": examples, "trust_remote_code": trust_remote_code}
-    options |= {"laws": numbers, "progress": progress, "expected": expected, "budget": budget}
-    if spec is None:
-        return _registered(checkpoint(folder), options)
-    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
-    if errors := binding_errors(spec, opened.scope):
-        return Checked(spec.name, errors, remedy=opened.remedy)
-    import mmkit.testing
+    options: dict[str, Any] = {"examples": examples, "progress": progress}
+    options |= {"expected": expected or {}, "budget": budget}
+    name = checkpoint(folder).name
+    if spec is not None:
+        name, opened = spec.name, open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
+        if errors := binding_errors(spec, opened.scope):
+            return Checked(name, errors, remedy=opened.remedy)
+    if jobs > 1:
+        from .jobs import shared
 
-    report = mmkit.testing.check(spec, folder, **options)
-    return Checked(spec.name, [], report.results)
-
-
-def _registered(folder: Path, options: dict[str, Any]) -> Checked:
-    with needs_vllm():
+        opening = (target, checkpoint(folder), trust_remote_code)
+        report = shared(opening, numbers, jobs, title=name, **options)
+    else:
         import mmkit.testing
 
-    trust = options.pop("trust_remote_code")
+        subject = subject_of(spec, checkpoint(folder), trust_remote_code)
+        report = mmkit.testing.check_subject(subject, laws=numbers, title=name, **options)
+    return Checked(report.subject, [], report.results)
+
+
+def subject_of(spec: ModelSpec | None, folder: Path, trust_remote_code: bool) -> Subject:
+    """What laws are checked on.
+
+    Args:
+        spec: as for `check`.
+        folder: as for `check`.
+        trust_remote_code: as for `check`.
+
+    Raises:
+        UsageError: there is no processor for the checkpoint.
+    """
+    with needs_vllm():
+        from ..testing import of_registered, of_spec
+
+    if spec is not None:
+        return of_spec(spec, folder, trust_remote_code=trust_remote_code)
     try:
-        subject = mmkit.testing.of_registered(folder, trust_remote_code=trust)
+        return of_registered(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         expected = "a checkpoint for which vLLM, or a plugin, has a multimodal processor"
         raise UsageError(f"--config {folder}", expected, reason(error)) from error
-    report = mmkit.testing.check_subject(subject, **options, title=folder.name)
-    return Checked(report.subject, [], report.results)
 
 
 def expectations(file: Path) -> dict[str, str]:

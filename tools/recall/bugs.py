@@ -198,9 +198,7 @@ BUGS = {
     16: Bug(
         "55546, 55547, 53471, 57696",
         "the client's uuid is the only key of the cache: stale features",
-        Replay(
-            "L21", "qwen2_vl", "0.33.0", None, "those that other items had: fields", drawn=IMAGE
-        ),
+        Replay("L21", "qwen2_vl", "0.33.0", None, "those that other items had", drawn=IMAGE),
     ),
     17: Bug(
         "38459, 38465",

@@ -125,7 +125,7 @@ def checkpoint(name: str) -> Path:
 def subject(name: str) -> Subject:
     """The processor that vLLM makes of a checkpoint, and requests for it."""
     entry = ZOO[name]
-    kwargs = st.sampled_from([{}, *entry.kwargs]) if entry.kwargs else None
+    kwargs = st.sampled_from([{}, *entry.kwargs])
     samples = {modality: entry.drawn(modality) for modality in entry.modalities}
     options = {
         "trust_remote_code": True,
