@@ -82,6 +82,8 @@ class Doors:
         # the sender of a cache keeps no fields of what the engine has
         config = configured(processor, mm_processor_cache_gb=0)
         self._engine = _Engine(VllmConfig(model_config=config))
+        # off for some models and platforms, as latent attention on CPUs: hashes are made up then
+        self._engine.vllm_config.cache_config.enable_prefix_caching = True
         with self._in_place():
             self._engine.renderer = renderer = _renderer(self._engine.vllm_config)
         self.last: Read | None = None

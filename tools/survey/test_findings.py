@@ -10,8 +10,8 @@ import torch
 from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
-from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample
-from mmkit.vllm_api import harness
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, reference
+from mmkit.vllm_api import doors, harness
 from tools.survey import page
 from tools.survey.zoo import subject
 
@@ -362,3 +362,81 @@ def test_26_a_cache_smaller_than_the_request(pair: bool) -> None:
 def test_27_gemma4_the_dummy_audio_is_one_window_long() -> None:
     assert harness.most_rows(subject("gemma4").processor, "audio") == (750, 1)
     assert rows("gemma4", "audio", LONG) == 750
+
+
+def test_28_a_name_stands_for_the_content() -> None:
+    processor, prompt = subject("llava").processor, written("llava", "image", SMALL)
+    caches, other = harness.Caches(processor, 1.0, pair=False), ImageSample(1, 28, 28)
+    first, second, unnamed = (
+        harness.run(processor, prompt, {"image": [sample.value()]}, {}, caches, uuids=uuids).fields[
+            "image"
+        ][0]["pixel_values"]
+        for sample, uuids in (
+            (SMALL, {"image": ["a"]}),
+            (other, {"image": ["a"]}),
+            (other, None),
+        )
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(second, unnamed)
+
+
+def test_29_qwen2_vl_text_after_a_video() -> None:
+    one, (rope, model) = subject("qwen2_vl"), subject("qwen2_vl").rope
+    video = written("qwen2_vl", "video", VideoSample(0, 4, 28, 28))
+    prompt = [rope.config.vision_start_token_id, *video, rope.config.vision_end_token_id]
+    outcome = one.run(Request(prompt, {"video": [VideoSample(0, 4, 28, 28)]}))
+    ours, _ = rope.positions(outcome.ids, harness.placed(outcome))
+    theirs, _ = reference.positions(model, one.processor, outcome, {})
+    assert (ours[:, -1].tolist(), theirs[:, -1].tolist()) == ([3] * 3, [2] * 3)
+
+
+def test_30_qwen3_omni_a_prompt_that_ends_with_an_item() -> None:
+    one, (rope, _) = subject("qwen3_omni"), subject("qwen3_omni").rope
+    outcome = one.run(one.minimal("image", SMALL))
+    with pytest.raises(RuntimeError, match="Position ids length mismatch"):
+        rope.positions(outcome.ids, harness.placed(outcome))
+
+
+@pytest.mark.parametrize("entry", ["minicpmv", "kimi_vl"])
+def test_31_reduced_processors_of_ours(entry: str) -> None:
+    processor, request = subject(entry).processor, subject(entry).minimal("image", WIDE)
+    text = processor.info.get_tokenizer().decode(request.prompt)
+    theirs = reference.processed(processor, text, request.data())
+    assert theirs is not None
+    assert theirs["input_ids"] != harness.run(processor, text, request.data()).ids
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "value", "sides"),
+    [
+        ("isaac", "vision_min_num_patches", 16, (64, 64)),
+        ("step3_vl", "enable_patch", False, (800, 800)),
+    ],
+)
+def test_32_options_of_the_server_are_dropped(
+    entry: str, name: str, value: Any, sides: tuple[int, int]
+) -> None:
+    sample, processor = ImageSample(0, *sides), subject(entry).processor
+    data, prompt = {"image": [sample.value()]}, written(entry, "image", sample)
+    server = doors.with_server_kwargs(processor, {name: value})
+    bare, asked, served = (
+        len(outcome.ids)
+        for outcome in (
+            harness.run(processor, prompt, data),
+            harness.run(processor, prompt, data, {name: value}),
+            harness.run(server, prompt, data),
+        )
+    )
+    assert bare == served != asked
+
+
+def test_33_minicpmv4_6_videos_without_the_option_of_a_request() -> None:
+    one, video, few = subject("minicpmv4_6"), VideoSample(0, 2, 112, 112), {"max_slice_nums": 1}
+    prompt, data = written("minicpmv4_6", "video", video), {"video": [video.value()]}
+    server = doors.with_server_kwargs(one.processor, few)
+    asked, served = (
+        len(harness.run(processor, prompt, data, kwargs).fields["video"][0]["video_tgt_sizes"])
+        for processor, kwargs in ((one.processor, few), (server, {}))
+    )
+    assert (asked, served) == (10, 2)
