@@ -440,3 +440,20 @@ def test_33_minicpmv4_6_videos_without_the_option_of_a_request() -> None:
         for processor, kwargs in ((one.processor, few), (server, {}))
     )
     assert (asked, served) == (10, 2)
+
+
+@pytest.mark.parametrize(
+    ("entry", "side", "image", "tiles"),
+    [("cohere2_vision", 16, SMALL, (5, 1)), ("llama4", 28, ImageSample(0, 28, 112), (5, 3))],
+)
+def test_34_tiles_are_counted_without_size(
+    entry: str, side: int, image: ImageSample, tiles: tuple[int, int]
+) -> None:
+    size = {"size": {"height": side, "width": side}}
+    fields = harness.round_trip(subject(entry).processor, {"image": [image.value()]}, size)
+    assert tuple(map(len, fields["pixel_values"])) == tiles
+
+
+def test_35_interns1_a_size_in_a_request() -> None:
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'size'"):
+        subject("internvl_hf").pieces("image", [SMALL], {"size": {"height": 28, "width": 28}})
