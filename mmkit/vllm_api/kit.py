@@ -93,6 +93,7 @@ def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[An
     # vLLM may not know the model
     vars(config.model_config).pop("_supports_multimodal_inputs_cache", None)
     known = {"create_processor": processor, "get_processing_info": processor.info}
+    known["_create_processing_info"] = processor.info  # up to 0.28
     registry = vars(MULTIMODAL_REGISTRY)
     registry.update({name: lambda *_, _made=made, **__: _made for name, made in known.items()})
     try:
