@@ -33,11 +33,12 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo test test-fast test-thorough soak matrix survey recall mutants bench docs lint format clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough soak matrix survey recall mutants bench docs lint format clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
+	@echo "make drive   record drives of a simulator, train a world model on them, judge it (90 minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
@@ -54,6 +55,13 @@ demo: $(VENV)/.installed
 
 serve-demo: $(VENV)/.installed
 	$(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
+
+# Records drives, trains a tokenizer and a world model on them, and judges the model.
+drive: $(VENV)/.installed $(VENV)/.drive
+	$(BIN)/python -m examples.terra.drive.record --processes $(JOBS)
+	$(BIN)/python -m examples.terra.drive.train_tokenizer --threads $(JOBS)
+	$(BIN)/python -m examples.terra.drive.train --threads $(JOBS)
+	$(BIN)/python -m examples.terra.drive.judge --threads $(JOBS)
 
 # Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
@@ -107,8 +115,8 @@ venv: $(VENV)/.installed
 $(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
 	@$(PYTHON) requirements/install.py $(VENV)
 
-$(VENV)/.night: $(VENV)/.requirements requirements/night.txt
-	$(PIP) install --quiet --no-deps -r requirements/night.txt
+$(VENV)/.night $(VENV)/.drive: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
+	$(PIP) install --quiet --no-deps -r $<
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml

@@ -12,7 +12,16 @@ from typing import Annotated
 
 import typer
 
-ALL = ("startup", "overhead", "growth", "terra_cpu", "serve_load", "terra_gpu")
+ALL = (
+    "startup",
+    "overhead",
+    "growth",
+    "terra_cpu",
+    "terra_drafts",
+    "terra_session",
+    "serve_load",
+    "terra_gpu",
+)
 
 
 def main(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import measure
+from .terra_drafts import KINDS
 
 PARTS = {
     "uncached": "uncached",
@@ -98,7 +99,36 @@ def terra_cpu(report: dict[str, Any]) -> str:
     return markdown([*head, "prefix cache"], rows)
 
 
-MAKERS = {"overhead": overhead, "growth": growth, "startup": startup, "terra_cpu": terra_cpu}
+def terra_drafts(report: dict[str, Any]) -> str:
+    rows = []
+    for row in report["rows"]:
+        for kind, name in KINDS.items():
+            ms, times = row["ms"][kind], row["times"].get(kind)
+            rows.append(
+                [str(row["streams"]), name, f"{row['steps'][kind]:.1f}",
+                 f"{ms:.0f} ms", f"{1000 * row['streams'] / ms:.0f}",
+                 measure.shown(times) if times else "",
+                 "identical" if row["identical"] else "different"]
+            )  # fmt: skip
+    head = [
+        "streams",
+        "drafts",
+        "steps",
+        "per frame",
+        "frames/s",
+        "times as fast with frames",
+        "ids",
+    ]
+    return markdown(head, rows)
+
+
+MAKERS = {
+    "overhead": overhead,
+    "growth": growth,
+    "startup": startup,
+    "terra_cpu": terra_cpu,
+    "terra_drafts": terra_drafts,
+}
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,8 +3,8 @@
 
 The trained checkpoint, float32, greedy, in one process with the same threads, in turns: the
 reference keeps its KV cache over the whole rollout, vLLM finds it in the prefix cache. Every round
-drives episodes that neither has seen. With drafts, vLLM checks some tokens per step that it looks
-up in the stream's own history (n-gram speculation).
+drives episodes that neither has seen. With drafts, vLLM checks what the stream's own frames say of
+the next one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from examples.terra.drafts import FRAME_TOKENS
+
 from . import measure
 
 
@@ -30,12 +32,12 @@ def main(
         list[int] | None, typer.Option(help="Videos at once; may be given several times.")
     ] = None,
     drafts: Annotated[
-        list[int] | None, typer.Option(help="Drafted tokens; may be given several times.")
+        list[int] | None, typer.Option(help="Most drafted tokens; may be given several times.")
     ] = None,
 ) -> None:
     """Seconds per frame, and how many times as fast as the reference vLLM is."""
     rows = []
-    for drafted in measure.progress(drafts or [0, 8], "drafts"):
+    for drafted in measure.progress(drafts or [0, FRAME_TOKENS], "drafts"):
         # vLLM starts one engine on a CPU per process
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             rows += process.submit(part, drafted, streams or [1, 8], frames, rounds).result()

@@ -36,8 +36,9 @@ from .items.media import Audio, Image, Video
 from .items.record import Record
 from .items.tensor import Tensor
 from .items.text import Text
-from .layout import each, embed, literal, select
+from .layout import any_id, each, embed, literal, select
 from .model_spec import ModelSpec
+from .outputs import Output
 from .process import hf
 from .spec import Modality
 from .updates import already_expanded, ending_with, insert, replace
@@ -55,6 +56,7 @@ __all__ = [
     "Modality",
     "ModelSpec",
     "MultiModalModel",
+    "Output",
     "Record",
     "Scope",
     "SpecError",
@@ -62,6 +64,7 @@ __all__ = [
     "Text",
     "Video",
     "already_expanded",
+    "any_id",
     "batched",
     "between",
     "ceil_div",

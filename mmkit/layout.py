@@ -4,6 +4,9 @@ Three combinators cover every static layout: repetition ``x * n``, sequence ``a 
 `embed(id)` marks the positions that receive encoder rows; every other id is literal. One evaluation
 gives the token ids, the embed mask and the number of embeddings, so the three cannot disagree. Rows
 of patches, each with a newline, are ``(embed(patch) * cols + newline) * rows + bos``.
+
+What comes out of a model has a layout, too, in which `any_id(start, stop)` marks the positions that
+the model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 """
 
 from __future__ import annotations
@@ -98,7 +101,11 @@ _CHARACTERS = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 # longer than any context; a count from a caller's arguments must not take all memory
 _MOST_IDS = 1 << 22
 
-Piece: TypeAlias = tuple[list[int], bytes]
+Piece: TypeAlias = tuple[list[Any], bytes]
+"""Ids, and of an output's layout ranges of ids, with the mask."""
+
+_CHOSEN = b"\x02"
+"""In a mask, a position that the model chooses."""
 
 
 class Layout(Node):
@@ -123,14 +130,27 @@ class Layout(Node):
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
                 lacks.
         """
-        return Placeholder(*self._emit(scope))
+        return Placeholder(*self._without_choice(scope))
+
+    def allowed(self, scope: Scope) -> list[int | range]:
+        """What may stand at each position of an output: an id, or a range of ids.
+
+        Raises:
+            SpecError: as for `lay`, or an `embed`.
+        """
+        ids, mask = self._emit(scope)
+        if 1 in mask:
+            expected, remedy = "ids and any_id()", "What comes out receives no encoder rows."
+            raise SpecError(source(self), expected, "embed()", remedy)
+        return ids
 
     def bind(self, scope: Scope) -> Layout:
         """This layout with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
         bound = self._changed(lambda part: fold(part, scope))
         if bound.leaves():
             return bound  # type: ignore[no-any-return]
-        ids, mask = self._emit(scope)  # not of `bound`: errors name the expression, not its value
+        # not of `bound`: errors name the expression, not its value
+        ids, mask = self._without_choice(scope)
         return Fixed(tuple(ids), mask)
 
     def leaves(self) -> frozenset[Leaf]:
@@ -143,6 +163,13 @@ class Layout(Node):
             for branch in branches(part):
                 if isinstance(branch, Layout):
                     yield from branch.fixed()
+
+    def _without_choice(self, scope: Scope) -> Piece:
+        piece = self._emit(scope)
+        if _CHOSEN in piece[1]:
+            remedy = "It belongs into the layout of an Output."
+            raise SpecError(source(self), "ids and embed()", "any_id()", remedy)
+        return piece
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
@@ -212,6 +239,23 @@ class Embed(Layout):
 
     def __repr__(self) -> str:
         return f"embed({self.value!r})"
+
+
+class AnyId(Layout):
+    """One position of an output, where any id of a range may stand."""
+
+    start: Value
+    stop: Value
+
+    def _emit(self, scope: Scope) -> Piece:
+        ends = (self.start, self.stop)
+        start, stop = (whole(evaluate(end, scope), end, "a token id") for end in ends)
+        if start >= stop:
+            raise SpecError(repr(self), "at least one id", f"range({start}, {stop})")
+        return [range(start, stop)], _CHOSEN
+
+    def __repr__(self) -> str:
+        return f"any_id({self.start!r}, {self.stop!r})"
 
 
 class Selected(Layout):
@@ -334,6 +378,16 @@ def embed(token: Count) -> Layout:
             'Write embed(tok["<image>"]) or embed(cfg.some_token_id).',
         )
     return Embed(expression(token))
+
+
+def any_id(start: Count, stop: Count) -> Layout:
+    """One position of an output, where the model chooses among the ids of a range.
+
+    Args:
+        start: the first of them.
+        stop: the first id behind them, as in `range`.
+    """
+    return AnyId(expression(start), expression(stop))
 
 
 def literal(*ids: LayoutLike) -> Layout:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
 from .generate import Classes, classes, hf_class
 from .layout import LayoutLike
+from .outputs import Output
 from .plan import Plan
 from .plugin import announce, calling_module
 from .spec import Declaration, Modality, Rewrite
@@ -35,6 +36,7 @@ class ModelSpec(Declaration):
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         merges: str | None = None,
+        outputs: Sequence[Output] = (),
     ) -> None:
         super().__init__(
             name,
@@ -43,6 +45,7 @@ class ModelSpec(Declaration):
             decoder_prompt=decoder_prompt,
             tokenization_kwargs=tokenization_kwargs,
             merges=merges,
+            outputs=outputs,
         )
 
     def bind(

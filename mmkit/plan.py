@@ -21,6 +21,7 @@ from .bound.binding import At, calling
 from .bound.calls import Calls, LazyProcessor, Taken, call
 from .bound.memo import Memo
 from .bound.modality import BoundModality
+from .bound.output import BoundOutput
 from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
@@ -67,6 +68,7 @@ class Plan:
         vocab_size: number of ids of the language model.
         hidden_size: width of the rows that it takes; None where the config does not tell.
         embed_ids: the placeholder ids known without an item.
+        outputs: the bound outputs, by name.
         runs: the tokens that merge where a layout is brought into a prompt.
     """
 
@@ -106,6 +108,11 @@ class Plan:
                     owners.setdefault(token, []).append(modality.name)
         self._owners = owners
         self.embed_ids = frozenset(owners)
+        known = Scope(cfg=config, tok=vocabulary)
+        self.outputs = {
+            output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
+            for output in spec.outputs
+        }
 
     def _bind(self, scope: Scope) -> None:
         self._scope = scope

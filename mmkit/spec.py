@@ -23,6 +23,7 @@ from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, nothing, source
 from .layout import layout as as_layout
+from .outputs import Output
 from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
 from .updates import EndingWith, Update, replace
@@ -337,6 +338,7 @@ class Declaration(_Declared):
         merges: a character, as a line break, whose runs are tokens. Where a layout that is brought
             into a prompt meets the prompt or another layout, two such tokens become one, if the
             tokenizer has it, as in a text that is tokenized as a whole.
+        outputs: what comes out of the model, other than text.
     """
 
     name: str
@@ -345,6 +347,7 @@ class Declaration(_Declared):
     decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
     tokenization_kwargs: Mapping[str, Any] = {}
     merges: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
+    outputs: tuple[InstanceOf[Output], ...] = ()
     _module: str = PrivateAttr(default="__main__")
 
     def __init__(
@@ -355,11 +358,13 @@ class Declaration(_Declared):
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         merges: str | None = None,
+        outputs: Sequence[Output] = (),
     ) -> None:
         """Declare a model.
 
         Raises:
-            SpecError: no modality, or two that share a name or a field name.
+            SpecError: no modality, or two that share a name or a field name; or two outputs that
+                share a name.
         """
         where = f"spec {name!r}"
         for modality in modalities:
@@ -375,13 +380,14 @@ class Declaration(_Declared):
             modalities=modalities,
             tokenization_kwargs=options,
             merges=merges,
+            outputs=tuple(outputs),
             **rewrites,
         )
         self._module = calling_module()
         if not modalities:
             raise SpecError(where, "at least one modality", "none")
-        if self.is_raw and (len(modalities) > 1 or rewrites):
-            got = ", ".join([*(m.name for m in modalities), *rewrites])
+        if self.is_raw and (len(modalities) > 1 or rewrites or outputs):
+            got = ", ".join([*(m.name for m in modalities), *(o.name for o in outputs), *rewrites])
             expected = "nothing beside a modality without positions, whose fields take up forward"
             raise SpecError(where, expected, got)
         arguments = sorted({f"{m.item.media}s" if m.item.media else m.name for m in modalities})
@@ -399,7 +405,11 @@ class Declaration(_Declared):
                 *([f"{m.name}_embeds"] if m.embeds else []),
             )
         ]
-        for kind, names in (("modality", [m.name for m in modalities]), ("field", fields)):
+        for kind, names in (
+            ("modality", [m.name for m in modalities]),
+            ("field", fields),
+            ("output", [output.name for output in outputs]),
+        ):
             if twice := [key for key, count in Counter(names).items() if count > 1]:
                 raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
 
@@ -426,6 +436,8 @@ class Declaration(_Declared):
             prompts.append(f"tokenization_kwargs={self.tokenization_kwargs!r}")
         if self.merges is not None:
             prompts.append(f"merges={self.merges!r}")
+        if self.outputs:
+            prompts.append(f"outputs={list(self.outputs)!r}")
         parts = [repr(self.name), *map(repr, self.modalities), *prompts]
         return f"{type(self).__name__}({', '.join(parts)})"
 

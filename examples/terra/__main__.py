@@ -5,17 +5,22 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
 from tqdm import tqdm
 
 from . import CHECKPOINT, register
-from .world import CONTEXT_FRAMES, HELD_OUT_EPISODES, NUM_TILES, TOKENS_PER_FRAME, make_episode
+from .drafts import FRAME_TOKENS
+from .world import CONTEXT_FRAMES
 
-if TYPE_CHECKING:
-    from .configuration import LlamaActionConfig
+FIGURES = {
+    "token_accuracy": "{:.2%} of the tokens right",
+    "psnr_db": "{:.1f} dB PSNR",
+    "ego_in_place": "ego vehicle in place in {:.0%} of the frames",
+}
+"""How the figures of `World.compare` are printed."""
 
 T = TypeVar("T")
 Result = tuple[np.ndarray, dict[str, Any]]
@@ -28,19 +33,17 @@ def main(
     streams: Annotated[int, typer.Option(min=1, help="Videos to generate at once.")] = 1,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
     drafts: Annotated[
-        int, typer.Option(min=0, help="Tokens that vLLM drafts per step from a video's own history.")
-    ] = 8,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=HELD_OUT_EPISODES - 1, help="First episode; the model was trained on none of these."),
-    ] = 0,
-    out: Annotated[Path, typer.Option(help="Directory for terra.gif, terra.png and terra.json.")] = Path("out"),
+        int, typer.Option(min=0, help="The most tokens that vLLM drafts per step from a video's own frames.")
+    ] = FRAME_TOKENS,
+    seed: Annotated[int, typer.Option(min=0, help="First episode; the model was trained on none of these.")] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for terra.gif, .mp4, .png and .json.")] = Path("out"),
     reference: Annotated[bool, typer.Option(help="Also run the Hugging Face reference, to compare.")] = True,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",
 ) -> None:
     """Roll a Terra world model out in vLLM: three context frames, then one frame per action.
 
-    Writes a GIF and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side) and a JSON report.
+    Writes a video as GIF and MP4 and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side), and
+    a JSON report.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
@@ -50,17 +53,24 @@ def main(
 
     from transformers import AutoConfig
 
-    from .pictures import frame_image, save_gif, save_strip
+    from . import worlds
+    from .pictures import enlarged, save_strip, save_video
 
     register()
     config = AutoConfig.from_pretrained(model)
+    world = worlds.of_config(config)
     most = config.num_temporal_embeddings - CONTEXT_FRAMES
     if frames > most:
         raise typer.BadParameter(
             f"--frames: expected at most {most}, what the model holds after the context, got {frames}."
         )
-    truth, actions = make_data(config, range(seed, seed + streams))
-    context = truth[:, :CONTEXT_FRAMES]
+    if seed + streams > world.num_episodes:
+        raise typer.BadParameter(
+            f"--seed: expected --seed and --streams within {world.num_episodes} episodes, got {seed} and {streams}."
+        )
+    episodes = [world.episode(each) for each in range(seed, seed + streams)]
+    context = np.stack([episode.tokens[:CONTEXT_FRAMES] for episode in episodes])
+    actions = np.stack([episode.actions for episode in episodes])
 
     results = {"vLLM": run_vllm(model, context, actions, frames, tensor_parallel_size, drafts)}
     if reference:
@@ -70,45 +80,23 @@ def main(
     report |= {name: figures for name, (_, figures) in results.items()}
     if reference:
         report["identical_tokens"] = bool((videos["vLLM"] == videos["Hugging Face"]).all())
-    if is_road_world(config):
-        expected = truth[:, CONTEXT_FRAMES : CONTEXT_FRAMES + frames]
-        for name, tokens in videos.items():
-            report[name]["token_accuracy"] = float((tokens == expected).mean())
-        videos = {"ground truth": expected, **videos}
+    for name, streams_tokens in videos.items():
+        compared = [
+            world.compare(tokens, CONTEXT_FRAMES, episode)
+            for tokens, episode in zip(streams_tokens, episodes, strict=True)
+        ]
+        report[name] |= {figure: float(np.mean([each[figure] for each in compared])) for figure in compared[0]}
 
     out.mkdir(parents=True, exist_ok=True)
-    rows = {
-        name: [frame_image(frame, is_road_world(config)) for frame in np.concatenate([context[0], tokens[0]])]
-        for name, tokens in videos.items()
-    }
-    save_gif(rows, out / "terra.gif", CONTEXT_FRAMES)
+    shown = episodes[0].pictures[: CONTEXT_FRAMES + frames]
+    pictures = {"ground truth": shown}
+    for name, tokens in videos.items():
+        pictures[name] = np.concatenate([shown[:CONTEXT_FRAMES], world.pictures(tokens[0])])
+    rows = {name: enlarged(video) for name, video in pictures.items()}
+    save_video(rows, out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
     save_strip(rows, out / "terra.png", CONTEXT_FRAMES)
     (out / "terra.json").write_text(json.dumps(report, indent=2) + "\n")
     print_report(report, list(results), out)
-
-
-def is_road_world(config: "LlamaActionConfig") -> bool:
-    """Whether the tokens of a checkpoint are the tiles of the road world."""
-    return (config.num_image_patches, config.vocab_size) == (TOKENS_PER_FRAME, NUM_TILES + 1)
-
-
-def make_data(config: "LlamaActionConfig", seeds: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (streams, 25, num_image_patches) and actions (streams, 24, num_action_tokens, action_dim).
-
-    Episodes of the road world, or random ones for a checkpoint of another world.
-    """
-    frames, actions = [], []
-    for seed in seeds:
-        if is_road_world(config):
-            episode = make_episode(seed)
-            frames.append(episode.frames)
-            actions.append(episode.actions)
-        else:
-            rng, count = np.random.default_rng(seed), config.num_temporal_embeddings
-            frames.append(rng.integers(0, config.pad_token_id, (count, config.num_image_patches)))
-            shape = count - 1, config.num_action_tokens, config.action_dim
-            actions.append(rng.standard_normal(shape, dtype=np.float32))
-    return np.stack(frames), np.stack(actions)
 
 
 def run_vllm(
@@ -158,8 +146,9 @@ def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
     """The figures of a run, for people."""
     for name in names:
         figures = report[name]
-        accuracy = f", {figures['token_accuracy']:.2%} of the tokens right" if "token_accuracy" in figures else ""
-        print(f"{name:>12}: {figures['seconds_per_frame']:.3f} s per frame{accuracy}")
+        facts = [f"{figures['seconds_per_frame']:.3f} s per frame"]
+        facts += [text.format(figures[figure]) for figure, text in FIGURES.items() if figure in figures]
+        print(f"{name:>12}: {', '.join(facts)}")
     cached, prompt = report["vLLM"]["cached_tokens"], report["vLLM"]["prompt_tokens"]
     if len(cached) > 1:
         print(
@@ -167,7 +156,8 @@ def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
         )
     if "identical_tokens" in report:
         print(f"{'same tokens':>12}: {'yes' if report['identical_tokens'] else 'NO'}")
-    print(f"{'written':>12}: {out / 'terra.gif'}, {out / 'terra.png'}, {out / 'terra.json'}")
+    files = (out / f"terra.{kind}" for kind in ("gif", "mp4", "png", "json"))
+    print(f"{'written':>12}: {', '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

@@ -1,36 +1,49 @@
-"""Pictures of rollouts: a GIF and a strip of frames, one row per source."""
+"""Pictures of rollouts: a video and a strip of frames, one row per source."""
 
-import math
+from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-
-from .world import render
 
 Rows = dict[str, list[Image.Image]]
 """Per source, its frames, the context first."""
 
+LARGE = 200
+"""About the height that a frame is drawn with, in pixels."""
 MARGIN, LABEL_HEIGHT = 12, 26
 PAPER, INK, FAINT = "#ffffff", "#20242b", "#8a919c"
 FRAME_MILLISECONDS = 450
 
 
-def frame_image(frame: np.ndarray, is_road_world: bool) -> Image.Image:
-    """Draw one frame: the road world's tiles, or one colour per token id, in a 9:16 grid, for other vocabularies."""
-    if is_road_world:
-        return render(frame)
-    rows = max(r for r in range(1, math.isqrt(len(frame)) + 1) if len(frame) % r == 0)
-    ids = frame.reshape(rows, -1).astype(np.uint64)
-    colours = np.stack([(ids * factor >> 7) % 200 + 40 for factor in (73, 151, 283)], axis=-1).astype(np.uint8)
-    return Image.fromarray(colours, "RGB").resize((192 * ids.shape[1] // rows, 192), Image.Resampling.NEAREST)
+def enlarged(frames: np.ndarray) -> list[Image.Image]:
+    """Frames, uint8 (frames, height, width, 3), as pictures that are large enough to look at."""
+    factor = max(1, round(LARGE / frames.shape[1]))
+    size = frames.shape[2] * factor, frames.shape[1] * factor
+    return [Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames]
 
 
-def save_gif(rows: Rows, path: Path, context: int) -> None:
-    """All sources side by side, one picture per frame."""
+def save_video(rows: Rows, gif: Path, mp4: Path, context: int) -> None:
+    """All sources side by side, one picture per frame, as GIF and as MP4 (H.264)."""
+    sheets = list(_sheets(rows, context))
+    colours = [sheet.quantize(64, dither=Image.Dither.NONE) for sheet in sheets]
+    colours[0].save(gif, save_all=True, append_images=colours[1:], duration=FRAME_MILLISECONDS, loop=0)
+    with av.open(mp4, "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(1000, FRAME_MILLISECONDS))
+        width, height = sheets[0].size
+        stream.width, stream.height = width - width % 2, height - height % 2  # as H.264 wants it
+        stream.pix_fmt = "yuv420p"
+        for sheet in sheets:
+            container.mux(stream.encode(av.VideoFrame.from_image(sheet)))
+        container.mux(stream.encode())
+
+
+def _sheets(rows: Rows, context: int) -> Iterator[Image.Image]:
+    """A picture per frame, with all sources."""
     width, height = next(iter(rows.values()))[0].size
     count = len(next(iter(rows.values())))
-    pictures = []
     for index in range(count):
         sheet = Image.new("RGB", (MARGIN + len(rows) * (width + MARGIN), LABEL_HEIGHT + height + MARGIN), PAPER)
         pen = ImageDraw.Draw(sheet)
@@ -41,8 +54,7 @@ def save_gif(rows: Rows, path: Path, context: int) -> None:
             if column == len(rows) - 1:
                 note = "context" if index < context else f"frame {index + 1}"
                 pen.text((left + width - pen.textlength(note, _font()), 6), note, FAINT, _font())
-        pictures.append(sheet.quantize(64, dither=Image.Dither.NONE))
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=FRAME_MILLISECONDS, loop=0)
+        yield sheet
 
 
 def save_strip(rows: Rows, path: Path, context: int, shown: int = 8) -> None:

@@ -133,7 +133,9 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
             tokens.append(input_ids)
         return torch.cat(tokens, dim=1)
 
-    def rollout(self, context_frames: Tensor, actions: Tensor, num_frames: int) -> Iterator[Tensor]:
+    def rollout(
+        self, context_frames: Tensor, actions: Tensor, num_frames: int, *, keep: int | None = None
+    ) -> Iterator[Tensor]:
         """Generate frames one after the other, each from its own predecessors and the actions.
 
         Args:
@@ -141,22 +143,25 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
             actions: float (batch, at least context + num_frames - 1, num_action_tokens, action_dim); action i leads
                 from frame i to frame i + 1.
             num_frames: frames to generate.
+            keep: the frames to go on from when the model is full, as in ``LlamaActionConfig.falling``. None refuses
+                more frames than the model holds.
 
         Yields:
             The next frame, int64 (batch, num_image_patches), as soon as it is complete.
         """
-        num_context = context_frames.shape[1]
-        num_total = num_context + num_frames
-        if num_total > self.config.num_temporal_embeddings:
-            raise ValueError(f"The model holds at most {self.config.num_temporal_embeddings} frames, not {num_total}.")
+        num_total = context_frames.shape[1] + num_frames
+        self.config.falling(num_total - 1, keep)
         if actions.shape[1] < num_total - 1:
             raise ValueError(f"{num_total} frames take {num_total - 1} actions, but only {actions.shape[1]} are given.")
-        cache = DynamicCache(config=self.config)
-        input_ids = self.interleave(context_frames)
-        step_actions = actions[:, :num_context].flatten(0, 1)
-        for index in range(num_context, num_total):
-            frame = self.generate_frame(input_ids, step_actions, cache)
+        frames, cache = context_frames, DynamicCache(config=self.config)
+        input_ids, step_actions = self.interleave(frames), actions[:, : frames.shape[1]]
+        for index in range(frames.shape[1], num_total):
+            if falling := self.config.falling(frames.shape[1], keep):
+                frames, cache = frames[:, falling:], DynamicCache(config=self.config)
+                input_ids, step_actions = self.interleave(frames), actions[:, index - frames.shape[1] : index]
+            frame = self.generate_frame(input_ids, step_actions.flatten(0, 1), cache)
             yield frame
-            if index + 1 < num_total:
-                input_ids = self.interleave(frame[:, None])[:, -self.config.num_action_tokens - 1 :]
-                step_actions = actions[:, index]
+            frames = torch.cat((frames, frame[:, None]), dim=1)
+            # the cache lacks the frame's last token, and the action after it
+            input_ids = self.interleave(frame[:, None])[:, -self.config.num_action_tokens - 1 :]
+            step_actions = actions[:, index : index + 1]

@@ -1,12 +1,15 @@
 """Rollouts of a Terra checkpoint in vLLM, frame by frame, with the whole history served from the prefix cache."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .configuration import LlamaActionConfig
+from .drafts import speculation
 
 BLOCK_SIZE = 32
 """Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world has 70 positions; 32
@@ -20,7 +23,7 @@ class GeneratedFrame:
     Attributes:
         tokens: int64 (streams, num_image_patches).
         seconds: wall time of the step, all streams together.
-        prompt_tokens: prompt length, of one stream.
+        prompt_tokens: prompt length, of the longest stream.
         cached_tokens: how many of them came from the prefix cache, the least of all streams.
     """
 
@@ -30,15 +33,44 @@ class GeneratedFrame:
     cached_tokens: int
 
 
+class Drive:
+    """One stream, as far as the model reads it: frames, and the actions between them.
+
+    Args:
+        config: of the model.
+        frames: integers (frames, num_image_patches), at least one.
+        actions: float32 (frames - 1, num_action_tokens, action_dim).
+        keep: the frames to go on from when the model is full, as in `LlamaActionConfig.falling`.
+    """
+
+    def __init__(
+        self, config: LlamaActionConfig, frames: np.ndarray, actions: np.ndarray, keep: int | None = None
+    ) -> None:
+        self._config, self._keep = config, keep
+        self._frames, self._actions = frames.tolist(), list(actions)
+
+    def request(self, action: np.ndarray) -> dict[str, Any]:
+        """Take an action, float32 (num_action_tokens, action_dim); return the request for the frame after it."""
+        falling = self._config.falling(len(self._frames), self._keep)
+        self._actions.append(action)
+        del self._frames[:falling], self._actions[:falling]
+        placeholders = [self._config.pad_token_id] * self._config.num_action_tokens
+        prompt = [token for frame in self._frames for token in [*frame, *placeholders]]
+        return {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(self._actions)}}
+
+    def add(self, frame: np.ndarray) -> None:
+        """Take the frame after the last action, integers (num_image_patches,)."""
+        self._frames.append(frame.tolist())
+
+
 class VllmTerra:
     """A Terra checkpoint in vLLM.
 
     Args:
         model: directory of the checkpoint.
         tensor_parallel_size: number of processes that share each layer.
-        drafts: tokens that a step drafts from what followed the last ones before, in the stream's own history; the
-            model then checks them at once, so the ids are the same. 0 for none. Worth it where frames resemble each
-            other and the engine waits for steps rather than for arithmetic.
+        drafts: the most tokens per stream that a step drafts from the stream's own frames; the model then checks them
+            at once, so the ids are the same. 0 for none.
         options: passed on to `vllm.LLM`.
     """
 
@@ -47,8 +79,7 @@ class VllmTerra:
         from vllm import LLM
 
         if drafts:
-            lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
-            options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, **lookup}
+            options["speculative_config"] = speculation(drafts)
         self.llm = LLM(
             **{
                 "model": str(model),
@@ -62,7 +93,9 @@ class VllmTerra:
         )
         self.config = self.llm.model_config.hf_config
 
-    def rollout(self, context: np.ndarray, actions: np.ndarray, num_frames: int) -> Iterator[GeneratedFrame]:
+    def rollout(
+        self, context: np.ndarray, actions: np.ndarray, num_frames: int, *, keep: int | None = None
+    ) -> Iterator[GeneratedFrame]:
         """Generate frames one after the other, greedily, each from its own predecessors and the actions.
 
         Args:
@@ -70,31 +103,42 @@ class VllmTerra:
             actions: float32 (streams, context + num_frames - 1 or more, num_action_tokens, action_dim); action i leads
                 from frame i to frame i + 1.
             num_frames: frames to generate.
+            keep: the frames to go on from when the model is full, as in `LlamaActionConfig.falling`. None refuses more
+                frames than the model holds.
 
         Yields:
             The next frame of all streams, as soon as it is complete.
         """
+        known = context.shape[1]
+        self.config.falling(known + num_frames - 1, keep)
+        drives = [
+            Drive(self.config, frames, own[: known - 1], keep) for frames, own in zip(context, actions, strict=True)
+        ]
+        for index in range(known - 1, known - 1 + num_frames):
+            yield self.step(drives, actions[:, index])
+
+    def step(self, drives: Sequence[Drive], actions: np.ndarray) -> GeneratedFrame:
+        """Generate the next frame of some streams, greedily.
+
+        Args:
+            drives: the streams; they may be of different lengths.
+            actions: float32 (streams, num_action_tokens, action_dim), which lead to the frame.
+        """
         from vllm import SamplingParams
 
-        config = self.config
         sampling = SamplingParams(
-            temperature=0.0, max_tokens=config.num_image_patches, ignore_eos=True, detokenize=False
+            temperature=0.0, max_tokens=self.config.num_image_patches, ignore_eos=True, detokenize=False
         )
-        placeholders = [config.pad_token_id] * config.num_action_tokens
-        prompts = [[token for frame in stream.tolist() for token in [*frame, *placeholders]] for stream in context]
-        for known in range(context.shape[1], context.shape[1] + num_frames):
-            requests = [
-                {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(stream_actions[:known])}}
-                for prompt, stream_actions in zip(prompts, actions, strict=True)
-            ]
-            start = time.perf_counter()
-            results = self.llm.generate(requests, sampling, use_tqdm=False)
-            seconds = time.perf_counter() - start
-            tokens = [list(result.outputs[0].token_ids) for result in results]
-            yield GeneratedFrame(
-                np.array(tokens, dtype=np.int64),
-                seconds,
-                len(prompts[0]),
-                min(result.num_cached_tokens or 0 for result in results),
-            )
-            prompts = [[*prompt, *frame, *placeholders] for prompt, frame in zip(prompts, tokens, strict=True)]
+        requests = [drive.request(action) for drive, action in zip(drives, actions, strict=True)]
+        start = time.perf_counter()
+        results = self.llm.generate(requests, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        tokens = np.array([result.outputs[0].token_ids for result in results], dtype=np.int64)
+        for drive, frame in zip(drives, tokens, strict=True):
+            drive.add(frame)
+        return GeneratedFrame(
+            tokens,
+            seconds,
+            max(len(request["prompt_token_ids"]) for request in requests),
+            min(result.num_cached_tokens or 0 for result in results),
+        )

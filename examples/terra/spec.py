@@ -1,6 +1,8 @@
-"""The multimodal side of Terra: one action per frame, six positions of the prompt each."""
+"""The multimodal side of Terra: one action per frame, six positions of the prompt each, and a frame that comes out."""
 
-from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
+from mmkit import Modality, ModelSpec, Output, Tensor, already_expanded, any_id, batched, cfg, embed
+
+from .frames import decode_frame, encode_frame
 
 TERRA = ModelSpec(
     "terra",
@@ -15,4 +17,13 @@ TERRA = ModelSpec(
         # the last frame has no action
         limit=cfg.num_temporal_embeddings - 1,
     ),
+    outputs=[
+        # what the model generates after an action: the image tokens of the next frame, and never pad
+        Output(
+            "frame",
+            any_id(0, cfg.pad_token_id) * cfg.num_image_patches,
+            decode_frame,
+            encode_frame,
+        ),
+    ],
 )

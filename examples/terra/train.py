@@ -21,6 +21,7 @@ from . import world
 from .configuration import LlamaActionConfig
 from .reference import LlamaActionForCausalLM
 from .world import CONTEXT_FRAMES
+from .worlds import TILES
 
 POSITIONS_PER_STEP = 4480
 """Positions of a batch, at most, whatever the length of its windows: 16 windows of 4 frames."""
@@ -53,6 +54,7 @@ def make_config() -> LlamaActionConfig:
         num_action_tokens=world.NUM_WAYPOINTS,
         num_image_patches=world.TOKENS_PER_FRAME,
         action_dim=3,
+        image_tokenizer=TILES,
     )
 
 
@@ -107,21 +109,23 @@ def predict(model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, mome
 
     Args:
         model: the model.
-        frames, actions, moments: as ``sample_batch`` returns them.
+        frames: int64 (batch, num_frames, num_image_patches).
+        actions: float32 (batch, num_frames - 1, num_action_tokens, action_dim).
+        moments: that of each first frame, int64 (batch, 1).
 
     Returns:
-        Logits, float32 (batch, num_frames - 1, TOKENS_PER_FRAME, vocab).
+        Logits, float32 (batch, num_frames - 1, num_image_patches, vocab).
     """
-    per_frame = model.config.num_spatio_embeddings
-    input_ids = model.interleave(frames)[:, : -world.NUM_WAYPOINTS]
-    position_ids = moments * per_frame + torch.arange(input_ids.shape[1])
-    firsts = torch.arange(1, frames.shape[1])[:, None] * per_frame
-    predictors = (firsts + torch.arange(world.TOKENS_PER_FRAME) - 1).flatten()
+    config = model.config
+    input_ids = model.interleave(frames)[:, : -config.num_action_tokens]
+    position_ids = moments * config.num_spatio_embeddings + torch.arange(input_ids.shape[1])
+    firsts = torch.arange(1, frames.shape[1])[:, None] * config.num_spatio_embeddings
+    predictors = (firsts + torch.arange(config.num_image_patches) - 1).flatten()
     outputs = model(
         input_ids, actions.flatten(0, 1), position_ids=position_ids, use_cache=False, logits_to_keep=predictors
     )
     logits: Tensor = outputs.logits
-    return logits.view(len(frames), -1, world.TOKENS_PER_FRAME, model.config.vocab_size)
+    return logits.view(len(frames), -1, config.num_image_patches, config.vocab_size)
 
 
 @torch.no_grad()

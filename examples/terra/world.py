@@ -174,6 +174,31 @@ def _steer(rng: np.random.Generator, road: str, heading: str) -> str:
     return back if rng.random() < 0.08 else heading
 
 
+def drive(frame: np.ndarray, action: np.ndarray) -> np.ndarray | None:
+    """Move the car by an action, from what one frame shows.
+
+    Args:
+        frame: integers (TOKENS_PER_FRAME,).
+        action: float (NUM_WAYPOINTS, 3), as `make_action` makes them; rounded to whole cells.
+
+    Returns:
+        int64 (TOKENS_PER_FRAME,), the next frame; None if no episode has such a move, because the car would leave its
+        road or be too fast.
+    """
+    view = frame.reshape(GRID, GRID).copy()
+    road, heading = CARS[int(view[CAR_ROW, CAR_COL]) - len(ROADS) - len(SCENERY)]
+    view[CAR_ROW, CAR_COL] = TILE_IDS[road]
+    rows, cols = round(-float(action[-1, 1])), round(float(action[-1, 0]))
+    speed = abs(rows) + abs(cols)
+    if speed:
+        heading = next(
+            (name for name, ahead in HEADINGS.items() if (rows, cols) == (speed * ahead[0], speed * ahead[1])), ""
+        )
+    if speed > MAX_SPEED or heading not in _headings_on(road):
+        return None
+    return draw_frame(view, CAR_ROW + rows, CAR_COL + cols, heading)
+
+
 TILE_PIXELS = 24
 """Side of a drawn tile."""
 _SCALE = 4  # drawn larger, then reduced, for smooth edges
@@ -302,15 +327,15 @@ def _draw_car(road: str, heading: str) -> Image.Image:
 
 
 @cache
-def _sprite(token: int) -> Image.Image:
-    """Draw the tile of a token id, TILE_PIXELS square."""
+def _sprite(token: int) -> np.ndarray:
+    """Draw the tile of a token id, uint8 (TILE_PIXELS, TILE_PIXELS, 3)."""
     if token < len(ROADS):
         image = _draw_road(TILES[token])
     elif token < len(ROADS) + len(SCENERY):
         image = _draw_scenery(TILES[token])
     else:
         image = _draw_car(*CARS[token - len(ROADS) - len(SCENERY)])
-    return image.resize((TILE_PIXELS, TILE_PIXELS), Image.Resampling.LANCZOS)
+    return np.asarray(image.resize((TILE_PIXELS, TILE_PIXELS), Image.Resampling.LANCZOS).convert("RGB"))
 
 
 def render(frame: np.ndarray) -> Image.Image:
@@ -322,7 +347,6 @@ def render(frame: np.ndarray) -> Image.Image:
     Returns:
         RGB image, GRID * TILE_PIXELS pixels square.
     """
-    image = Image.new("RGB", (GRID * TILE_PIXELS,) * 2)
-    for index, token in enumerate(np.asarray(frame).tolist()):
-        image.paste(_sprite(token), (index % GRID * TILE_PIXELS, index // GRID * TILE_PIXELS))
-    return image
+    tiles = np.stack([_sprite(token) for token in np.asarray(frame).tolist()])
+    rows = tiles.reshape(GRID, GRID, TILE_PIXELS, TILE_PIXELS, 3).swapaxes(1, 2)
+    return Image.fromarray(rows.reshape(GRID * TILE_PIXELS, GRID * TILE_PIXELS, 3))

@@ -63,6 +63,16 @@ class ModalityFacts:
 
 
 @dataclass(frozen=True)
+class OutputFacts:
+    """One output: its name, its parts as declared, and the variables that these are written
+    with."""
+
+    name: str
+    parts: list[Part]
+    named: list[Part]
+
+
+@dataclass(frozen=True)
 class ItemFacts:
     """One item of the request.
 
@@ -98,6 +108,7 @@ class Shown:
         prompt, expanded: ids of a request before and after; None without a checkpoint.
         items: those of the request, in the order in which they stand.
         tokens: texts of these ids; empty without a tokenizer.
+        outputs: those of the spec.
     """
 
     spec: str
@@ -107,6 +118,7 @@ class Shown:
     expanded: list[int] = field(default_factory=list)
     items: list[ItemFacts] = field(default_factory=list)
     tokens: dict[int, str] = field(default_factory=dict)
+    outputs: list[OutputFacts] = field(default_factory=list)
 
     def text(self, token: int) -> str:
         """A token as one reads it."""
@@ -131,6 +143,9 @@ def to_rich(shown: Shown, *, boxes: bool = False) -> RenderableType:
     blocks: list[RenderableType] = [title]
     for modality in shown.modalities:
         blocks += [Text(), *_modality(modality, shown.colours[modality.name])]
+    for output in shown.outputs:
+        heading = Text.assemble((output.name, "bold"), ("  comes out", "dim"))
+        blocks += [Text(), heading, _parts([*output.parts, *_equations(output.named)], "")]
     if shown.prompt is not None:
         blocks += _request(shown, shown.prompt, boxes)
     return Group(*blocks)
@@ -139,29 +154,38 @@ def to_rich(shown: Shown, *, boxes: bool = False) -> RenderableType:
 def _modality(modality: ModalityFacts, colour: str) -> Iterator[RenderableType]:
     absent = "" if modality.present else "  not in this checkpoint"
     yield Text.assemble((modality.name, f"bold {colour}"), (absent, "dim"))
-    table = _table()
-    for part in _lines(modality):
-        value = Text(brief(part.value, _VALUE_WIDTH), style=colour)
-        formula = Text(brief(part.formula, _FORMULA_WIDTH))
-        table.add_row(Text(part.name, style="dim"), formula, value)
-    yield table
+    yield _parts(_lines(modality), colour)
     if modality.values:
         values = [f"{name} = {brief(repr(value), 80)}" for name, value in modality.values.items()]
         yield Padding(Text(f"with {', '.join(values)}", style="dim"), (0, 2))
 
 
+def _parts(parts: Sequence[Part], colour: str) -> Table:
+    """Parts as declared, with their values."""
+    table = _table()
+    for part in parts:
+        value = Text(brief(part.value, _VALUE_WIDTH), style=colour)
+        formula = Text(brief(part.formula, _FORMULA_WIDTH))
+        table.add_row(Text(part.name, style="dim"), formula, value)
+    return table
+
+
+def _equations(variables: Sequence[Part]) -> list[Part]:
+    """The values of variables."""
+    return [
+        Part(part.name, f"= {part.formula}", f"= {part.value}" if part.value else "")
+        for part in variables
+    ]
+
+
 def _lines(modality: ModalityFacts) -> list[Part]:
     """What there is to tell of a modality, line by line."""
-    named = [
-        Part(part.name, f"= {part.formula}", f"= {part.value}" if part.value else "")
-        for part in modality.named
-    ]
     small, large = modality.smallest, modality.largest
     examples = {"smallest": small, "largest": large}
     if small and large and small.layout == large.layout:
         examples = {"every item": large}
     sizes = [Part(name, one.item, str(one)) for name, one in examples.items() if one]
-    return [*modality.parts, *named, *sizes]
+    return [*modality.parts, *_equations(modality.named), *sizes]
 
 
 def _request(shown: Shown, prompt: list[int], boxes: bool) -> Iterator[RenderableType]:

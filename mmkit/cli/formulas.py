@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..bound.modality import BoundModality
+from ..bound.output import BoundOutput
 from ..errors import MmkitError
 from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
 from ..field import Field
@@ -17,7 +18,9 @@ from ..items import ItemType, shape_text
 from ..items.record import Record
 from ..layout import Fixed, Layout, nothing
 from ..model_spec import ModelSpec
+from ..outputs import Output
 from ..spec import Modality
+from .common import plural
 from .runs import notation, runs
 
 
@@ -131,7 +134,10 @@ def used_variables(names: Names, scope: Scope | None) -> list[Part]:
 def _value(value: Any, scope: Scope) -> str:
     """The value of a variable that is known altogether."""
     if isinstance(value, Layout):
-        block = value.lay(scope)
+        try:
+            block = value.lay(scope)
+        except MmkitError:  # of an output
+            return _allowed(value.allowed(scope))
         return notation(runs(block.ids, block.mask))
     known = evaluate(value, scope)
     plain = _plain(known)
@@ -164,6 +170,26 @@ def declared_parts(
         if option is not default:
             parts.append(Part(name, write(option)))
     return parts
+
+
+def output_parts(output: Output, names: Names, bound: BoundOutput | None) -> list[Part]:
+    """The parts of an output."""
+    tokens, form = "", ""
+    if bound:
+        tokens = f"{plural(bound.num_tokens, 'token')}: {_allowed(bound.allowed)}"
+        with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
+            form = f"{shape_text(bound.shape)} {bound.dtype}"
+    parts = [Part("layout", names.written(output.layout), tokens)]
+    for name in ("decode", "encode"):
+        if (function := getattr(output, name)) is not None:
+            parts.append(Part(name, _source(function), form if name == "decode" else ""))
+    return parts
+
+
+def _allowed(ids: Sequence[Any]) -> str:
+    """What may stand at each position of an output."""
+    plain = [one.start if isinstance(one, range) and len(one) == 1 else one for one in ids]
+    return notation(runs(plain, bytes(len(plain))))
 
 
 def _form(field: Field) -> str:

@@ -20,11 +20,12 @@ from ..field import Flat, Shared
 from ..items import ItemType, shape_text
 from ..layout import as_text
 from ..model_spec import ModelSpec
+from ..outputs import Output
 from ..plan import Plan
 from ..spec import Modality
 from .common import Opened, UsageError, brief, open_checkpoint, plural, reason, write
-from .draw import Example, ItemFacts, ModalityFacts, Shown, to_rich, to_svg
-from .formulas import Names, declared_parts, read_values, used_variables
+from .draw import Example, ItemFacts, ModalityFacts, OutputFacts, Shown, to_rich, to_svg
+from .formulas import Names, declared_parts, output_parts, read_values, used_variables
 from .runs import notation, runs
 
 # -- facts -----------------------------------------------------------------------------------------
@@ -60,7 +61,8 @@ def show(
             got, remedy = "none beside --prompt or --item", "A request wants a config."
             raise UsageError("--config", "the folder of a checkpoint", got, remedy)
         facts = [_facts(modality, Names.of(spec)) for modality in spec.modalities]
-        return Shown(spec.name, "", facts)
+        outputs = [_output_facts(output, Names.of(spec)) for output in spec.outputs]
+        return Shown(spec.name, "", facts, outputs=outputs)
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     processor = opened.processor()
     plan: Plan = processor.plan
@@ -69,7 +71,8 @@ def show(
     ids = _example_prompt(processor, data) if prompt is None else parse_prompt(prompt, processor)
     expanded, request = _request(processor, ids, data)
     tokens = _texts(opened.info.ctx.tokenizer, sorted({*ids, *expanded}))
-    return Shown(spec.name, opened.architecture, facts, ids, expanded, request, tokens)
+    outputs = [_output_facts(output, Names.of(spec), opened, plan) for output in spec.outputs]
+    return Shown(spec.name, opened.architecture, facts, ids, expanded, request, tokens, outputs)
 
 
 def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
@@ -107,6 +110,15 @@ def _facts(
     largest = max(examples, key=lambda example: example.rows, default=None)
     variables, values = used_variables(names, scope), read_values(modality, scope)
     return ModalityFacts(modality.name, True, parts, variables, values, smallest, largest)
+
+
+def _output_facts(
+    output: Output, names: Names, opened: Opened | None = None, plan: Plan | None = None
+) -> OutputFacts:
+    """One output, likewise."""
+    bound = plan.outputs[output.name] if plan else None
+    parts = output_parts(output, names, bound)
+    return OutputFacts(output.name, parts, used_variables(names, opened.scope if opened else None))
 
 
 # -- items -----------------------------------------------------------------------------------------

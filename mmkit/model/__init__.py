@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .mixin import MultiModalModel
+    from .sampling import sampling_params
 
-__all__ = ["MultiModalModel"]
+__all__ = ["MultiModalModel", "sampling_params"]
 
 
 def __getattr__(name: str) -> Any:
@@ -13,4 +14,8 @@ def __getattr__(name: str) -> Any:
         from .mixin import MultiModalModel
 
         return MultiModalModel
+    if name == "sampling_params":  # likewise
+        from .sampling import sampling_params
+
+        return sampling_params
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,23 +1,33 @@
-"""Placeholder ids are never sampled, and what vLLM reports of them is the model's.
+"""What is sampled: never a placeholder id, and of an output only the ids that may stand there.
+What vLLM reports of all ids is the model's.
 
 vLLM computes the log probabilities that it reports, of the answer and of the prompt, from the
 model's logits. So these stay as they are, and a logits processor, which works on what is sampled
 from, takes the placeholder ids out. vLLM loads it by the entry point ``vllm.logits_processors`` of
 mmkit in every engine, also of models without a spec, so this module imports nothing of
 `mmkit.vllm_api`. Where vLLM has made none for a model (with speculative decoding, without the entry
-point), the model masks its logits itself; see `MultiModalModel.compute_logits`.
+point), the model masks its logits itself; see `MultiModalModel.compute_logits`. A request says by
+`sampling_params` that it is one for an output of the spec.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from typing_extensions import override
+from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from ..bound.output import BoundOutput
+from ..errors import InputError
+from ..outputs import EXTRA_ARG
 
 _interfaces: list[Any] = [LogitsProcessor]
 # of vLLM's second model runner, from 0.31; it takes no other
@@ -31,12 +41,16 @@ _masks: WeakSet[PlaceholderMask] = WeakSet()
 
 
 class PlaceholderMask(*_interfaces):  # type: ignore[misc]
-    """Gives placeholder ids minus infinity where the next token is sampled. Does nothing for a
-    model without a spec."""
+    """Gives minus infinity to placeholder ids, and to all others that may not stand next in the
+    output that a request asks for, where the next token is sampled. Does nothing for a model
+    without a spec."""
 
-    def __init__(self, vllm_config: Any, *_: Any) -> None:
+    def __init__(self, vllm_config: Any, *more: Any) -> None:
         self._config = vllm_config
         self._model: Any = None
+        self._bounds: Bounds | None = None
+        self._requests = more[0]  # of the second model runner: what it knows of its requests
+        self._sampled: dict[int, tuple[int, list[int]]] = {}
         _masks.add(self)
 
     def is_for(self, model: Any) -> bool:
@@ -49,23 +63,87 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
 
     @override
     def update_state(self, batch_update: Any) -> None:
-        """All requests are treated alike."""
+        """Keep the output of each request, and the ids that it has of it so far, which grow."""
+
+        def sampled(params: Any, _: Any, ids: list[int]) -> tuple[int, list[int]] | None:
+            number = self._number(params)
+            return (number, ids) if number else None
+
+        process_dict_updates(self._sampled, batch_update, sampled)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Whether the logits of a request are changed: the question of vLLM's second model
         runner."""
+        self._sampled[req_idx] = self._number(sampling_params), []
         return self._served() is not None
 
     @override
-    def apply(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
-        if (model := self._served()) is not None:
-            mask(logits, model.reserved_ids(logits.device))
+    def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
+        if (model := self._served()) is None:
+            return logits
+        mask(logits, model.reserved_ids(logits.device))
+        if not any(number for number, _ in self._sampled.values()):
+            return logits
+        assert self._bounds is not None
+        if context:  # of the second model runner, where a request may have several rows
+            (rows,) = context
+            slots = rows.expanded_idx_mapping
+            known = [self._sampled.get(slot, (0, []))[0] for slot in range(max(self._sampled) + 1)]
+            numbers = torch.tensor(known, device=logits.device)[slots]
+            positions = rows.pos + 1 - self._requests.prompt_len.gpu[slots]
+        else:
+            nothing: tuple[int, list[int]] = (0, [])
+            states = [self._sampled.get(row, nothing) for row in range(len(logits))]
+            columns = [[number, len(ids)] for number, ids in states]
+            numbers, positions = torch.tensor(columns, device=logits.device).unbind(1)
+        self._bounds.confine(logits, numbers, positions)
         return logits
+
+    def _number(self, params: Any) -> int:
+        """That of the output that a request asks for; 0 for none, or for one that there is not."""
+        name = (params.extra_args or {}).get(EXTRA_ARG)
+        if name is None or (model := self._served()) is None:
+            return 0
+        if self._bounds is None:
+            self._bounds = Bounds(model.mm_plan.outputs)
+        return self._bounds.number(name)
 
     def _served(self) -> Any:
         if self._model is None:
             self._model = next(filter(self.is_for, _models), None)
         return self._model
+
+
+class Bounds:
+    """Which ids may stand at each position of some outputs, as a table on the device."""
+
+    def __init__(self, outputs: Mapping[str, BoundOutput]) -> None:
+        self._names = list(outputs)
+        longest = max((output.num_tokens for output in outputs.values()), default=0)
+        # row 0, and what comes after an output, allow all ids
+        self._table = torch.zeros(len(outputs) + 1, longest + 1, 2, dtype=torch.int64)
+        self._table[..., 1] = torch.iinfo(torch.int64).max
+        for row, output in zip(self._table[1:], outputs.values(), strict=True):
+            row[: output.num_tokens] = torch.tensor([[i.start, i.stop] for i in output.allowed])
+
+    def number(self, name: Any) -> int:
+        """The number of an output, from 1; 0 for none of that name."""
+        return self._names.index(name) + 1 if name in self._names else 0
+
+    def confine(self, logits: torch.Tensor, numbers: torch.Tensor, positions: torch.Tensor) -> None:
+        """Give minus infinity, in place, to the ids that may not stand at a position.
+
+        Args:
+            logits: floating (rows, vocabulary size).
+            numbers: of the output of each row, integers (rows,).
+            positions: in that output, integers (rows,).
+        """
+        self._table = self._table.to(logits.device)
+        last = self._table.shape[1] - 1
+        start, stop = self._table[numbers, positions.clamp(0, last)].unbind(-1)
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        outside = (ids < start[:, None]) | (ids >= stop[:, None])
+        logits.masked_fill_(outside, float("-inf"))
 
 
 def mask(logits: torch.Tensor, ids: torch.Tensor) -> None:
@@ -81,3 +159,66 @@ def serve(model: Any) -> None:
 def is_masked(model: Any) -> bool:
     """Whether vLLM masks what is sampled from a model."""
     return any(known.is_for(model) for known in _masks)
+
+
+_FOREIGN = (
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
+)
+"""Options that have no place beside an output."""
+
+
+def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
+    """vLLM's `SamplingParams` for one output: as many ids as it has, each of those that may stand
+    at its position.
+
+    Args:
+        output: of the model's plan, as ``plan.outputs["frame"]``.
+        engine: a `vllm.LLM`, or an engine client of vLLM.
+        options: more of `SamplingParams`, as `temperature`, `seed`, `n` or `logprobs`. No text is
+            made of the ids unless `detokenize` says so.
+
+    Raises:
+        InputError: an option that contradicts the output; or positions that differ, and an engine
+            that cannot confine them one by one, as with speculative decoding.
+    """
+    fixed = {"max_tokens": output.num_tokens, "ignore_eos": True}
+    for name, value in fixed.items():
+        if options.get(name, value) not in (None, value):
+            expected = f"{value} or none beside output {output.name!r}"
+            raise InputError(name, expected, repr(options[name]), "It follows from the output.")
+    for name in _FOREIGN:
+        if options.get(name):
+            raise InputError(name, f"none beside output {output.name!r}", "some")
+    extra = {**(options.get("extra_args") or {}), EXTRA_ARG: output.name}
+    chosen = {"detokenize": False, **options, **fixed, "extra_args": extra}
+    config = getattr(engine, "llm_engine", engine).vllm_config
+    if not _confines(config) and not output.allows_all:
+        if output.common is None or _is_second_runner(config):
+            expected = "an engine that confines each position"
+            got = "one that makes no logits processor of mmkit's, as with speculative decoding"
+            remedy = "Start it without speculative_config, and with mmkit installed."
+            raise InputError(output.where, expected, got, remedy)
+        chosen["allowed_token_ids"] = list(output.common)
+    return SamplingParams(**chosen)
+
+
+def _is_second_runner(config: Any) -> bool:
+    return bool(getattr(config, "use_v2_model_runner", False))
+
+
+def _confines(config: Any) -> bool:
+    """Whether an engine makes a `PlaceholderMask`: vLLM's first model runner makes none for
+    speculative decoding, the second one from 0.31."""
+    own = f"{__name__}:{PlaceholderMask.__name__}"
+    installed = {point.value for point in entry_points(group="vllm.logits_processors")}
+    named = getattr(config.model_config, "logits_processors", None) or ()
+    if own not in installed.union(map(str, named)) and PlaceholderMask not in named:
+        return False
+    if _is_second_runner(config):
+        return len(_interfaces) > 1
+    return config.speculative_config is None

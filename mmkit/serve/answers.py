@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .protocol import Choice, PromptTokensDetails, Usage
+from ..bound.output import BoundOutput
+from .protocol import Choice, Produced, PromptTokensDetails, Usage
+from .wire import encoded
 
 
 def usage(prompt: int, completion: int, cached: int) -> Usage:
@@ -31,3 +38,35 @@ def choice(part: Any) -> Choice:
         stop_reason=part.stop_reason,
         logprobs=logprobs or None,
     )
+
+
+@dataclass(frozen=True)
+class Output:
+    """How an output is answered.
+
+    Attributes:
+        bound: the output.
+        as_png: whether as a PNG file.
+    """
+
+    bound: BoundOutput
+    as_png: bool
+
+    async def produced(self, ids: Sequence[int]) -> Produced:
+        """The output that ids are; decoded in a thread, since that may take its time.
+
+        Raises:
+            InputError: ids that are no output.
+            SpecError: the function of the spec fails.
+        """
+        return await asyncio.to_thread(self._produced, ids)
+
+    def _produced(self, ids: Sequence[int]) -> Produced:
+        array = self.bound.decode(ids)
+        if not self.as_png:
+            return Produced(name=self.bound.name, tensor=encoded(array, "output"))
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, "PNG")
+        return Produced(name=self.bound.name, png=base64.b64encode(file.getvalue()).decode())

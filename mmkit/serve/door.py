@@ -14,11 +14,12 @@ from ..bound.modality import BoundModality
 from ..errors import InputError
 from ..vllm_api.chat import modalities
 from . import chat, parsing, protocol
+from .answers import Output
 from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import pixels
-from .modalities import describe
-from .protocol import Modalities, Prompted, Said, ServerLimits
+from .modalities import describe, describe_output
+from .protocol import Modalities, Prompted, Said, Sampling, ServerLimits
 from .wire import Decoder, Media, TooLarge, by_modality
 
 _POLL = 0.25
@@ -64,6 +65,7 @@ class Door:
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
             modalities=[describe(modalities[name], allowed.get(name)) for name in modalities],
+            outputs=[describe_output(output) for output in self.plan.outputs.values()],
             limits=ServerLimits(**{**asdict(self.limits), "sessions": self.most_sessions}),
         )
 
@@ -111,6 +113,26 @@ class Door:
         if asked is not None and asked not in self.models:
             raise InputError("model", f"one of {', '.join(self.models)}", parsing.shown(asked))
         return asked or self.models[0]
+
+    async def output(self, asked: Sampling) -> Output | None:
+        """How the output that a request asks for is answered; None where it asks for none.
+
+        Raises:
+            InputError: an output that there is not, or that is no image where a PNG is wanted.
+        """
+        if asked.output is None:
+            if asked.output_format is not None:
+                raise InputError("output_format", "an output beside it", "none")
+            return None
+        known = self.plan.outputs
+        if asked.output not in known:
+            expected = f"one of {', '.join(known)}" if known else "none, as the spec declares none"
+            raise InputError("output", expected, parsing.shown(asked.output))
+        output, as_png = known[asked.output], asked.output_format == "png"
+        if as_png and not await asyncio.to_thread(lambda: output.is_image):
+            expected = f'"tensor", as {output.name} is no image'
+            raise InputError("output_format", expected, '"png"')
+        return Output(output, as_png)
 
     async def prompt(
         self, asked: Prompted, settings: Any = None, last: Sequence[int] = ()

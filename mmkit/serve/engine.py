@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -18,10 +26,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from ..bound.output import BoundOutput
 from ..errors import InputError
+from ..model import sampling_params
+from ..outputs import EXTRA_ARG
 from ..plan import Plan
 from ..vllm_api.chat import SENT
-from ..vllm_api.guard import VLLMValidationError
+from ..vllm_api.guard import VLLMValidationError, mark
 from ..vllm_api.moved import find
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
@@ -35,6 +46,7 @@ from .protocol import (
     TextFormat,
 )
 from .urls import Connector
+from .window import History
 from .wire import Media
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
@@ -114,12 +126,14 @@ class Engine:
         n: int = 1,
         stop: Sequence[str] | None = None,
         constraint: Any = None,
+        output: BoundOutput | None = None,
         stream: bool,
     ) -> Any:
         """vLLM's sampling parameters of a request.
 
         Raises:
-            InputError: a combination that vLLM refuses, or an id that the model lacks.
+            InputError: a combination that vLLM refuses, one that contradicts the output, or an id
+                that the model lacks.
         """
         if not self._generates:
             remedy = "Ask /v1/mm/pooling."
@@ -127,7 +141,7 @@ class Engine:
         chosen = {
             name: value
             for name in Sampling.__annotations__
-            if name != "max_tokens" and (value := getattr(asked, name)) is not None
+            if name not in _OWN and (value := getattr(asked, name)) is not None
         }
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in chosen.get(name, ()):
@@ -145,7 +159,10 @@ class Engine:
             "detokenize": self.has_tokenizer,
             "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         }
-        return _made(SamplingParams, options, "sampling")
+        if output is None:
+            return _made(SamplingParams, options, "sampling")
+        options["max_tokens"] = asked.max_tokens
+        return _made(partial(sampling_params, output, self._client), options, "sampling")
 
     def constraint(self, asked: GenerateRequest) -> Any:
         """vLLM's parameters of what the text must be, None for any text.
@@ -316,6 +333,45 @@ class Engine:
                 for item_hash in hashes:
                     cache.invalidate(item_hash)
 
+    async def render_left(
+        self, history: History, cut: int, rendered: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What is left of a session whose window slides, and a new part after it, as one prompt.
+
+        Its items are rendered again as they came: the engine may have let go of them.
+
+        Args:
+            history: of the session.
+            cut: where the window begins.
+            rendered: the new part.
+
+        Raises:
+            ValueError: an item is refused that was sent as null, since vLLM has let go of it, too.
+        """
+        parts = {history.end: rendered}
+        try:
+            for turn in history.turns:
+                if any(history.position(place.start, cut) is not None for place in turn.places):
+                    parts[turn.start] = await self.render(turn.prompt)
+        except BaseException:
+            for start in parts.keys() - {history.end}:
+                self.forget(parts[start])
+            raise
+        left: list[_Item] = []
+        new: dict[str, Any] = {}
+        for start in sorted(parts):
+            for item in _items(parts[start]):
+                at = history.position(start + item.place.offset, cut)
+                if item.data is not None:
+                    new[item.hash] = item.data
+                if at is not None:
+                    left.append(item._replace(place=replace(item.place, offset=at)))
+        sent = {item.hash for item in left}
+        self.forget({"mm_hashes": {"": new.keys() - sent}})
+        # where an item comes twice, vLLM gave its data only to the one that it rendered first
+        left = [item._replace(data=new.get(item.hash, item.data)) for item in left]
+        return _joined([*history.ids(cut), *rendered["prompt_token_ids"]], left, parts.values())
+
     async def generate(
         self, prompt: Mapping[str, Any], sampling: Any, request_id: str
     ) -> AsyncIterator[Any]:
@@ -330,6 +386,7 @@ class Engine:
         unfollowed = InputError("structured_outputs", expected, got)
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
+            self._check_room(rendered, sampling)
             outputs = self._client.generate(rendered, sampling, f"{request_id}-{attempt}")
             try:
                 async for output in outputs:
@@ -352,6 +409,16 @@ class Engine:
                     self.forget(rendered)
                 await outputs.aclose()
         raise unfollowed if constrained else Lost
+
+    def _check_room(self, rendered: Mapping[str, Any], sampling: Any) -> None:
+        """Refuse a prompt behind which an output would be cut off by the end of the context."""
+        if EXTRA_ARG not in (sampling.extra_args or {}):
+            return
+        length, most = len(rendered["prompt_token_ids"]), self.max_model_len - sampling.max_tokens
+        if length > most:
+            self.forget(rendered)
+            expected = f"at most {most} tokens before the {sampling.max_tokens} of the output"
+            raise InputError("prompt", expected, str(length))
 
     async def pooling(self, task: str | None) -> Any:
         """vLLM's parameters of a pooling request.
@@ -391,10 +458,16 @@ class Engine:
         return outputs
 
 
+_OWN = ("max_tokens", "output", "output_format")
+"""Fields of a request that are no option of vLLM's under that name."""
+
+
 def _made(kind: Callable[..., T], options: Mapping[str, Any], where: str) -> T:
     """Some of vLLM's parameters."""
     try:
         return kind(**options)
+    except InputError:
+        raise
     except Exception as error:  # vLLM's own kinds differ from version to version
         where, got = getattr(error, "parameter", None) or where, str(error).rstrip(".")
         raise InputError(where, "parameters that vLLM takes", got) from None
@@ -425,6 +498,48 @@ def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
     }
     moved = {"mm_placeholders": shifted} if shifted else {}
     return {**rendered, **moved, "prompt_token_ids": [*last, *rendered["prompt_token_ids"]]}
+
+
+class _Item(NamedTuple):
+    """One processed item of a rendered prompt; its data is None where the engine has it."""
+
+    name: str
+    place: Any
+    hash: str
+    data: Any
+
+
+def _items(rendered: Mapping[str, Any]) -> list[_Item]:
+    """The items of a rendered prompt."""
+    return [
+        _Item(name, *parts)
+        for name, places in rendered.get("mm_placeholders", {}).items()
+        for parts in zip(
+            places, rendered["mm_hashes"][name], rendered["mm_kwargs"][name], strict=True
+        )
+    ]
+
+
+def _joined(
+    ids: list[int], items: list[_Item], parts: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Ids and items as one rendered prompt; `parts` are those that they came from."""
+    if not items:
+        return tokens(ids)
+    like = next(part for part in parts if part.get("mm_placeholders"))
+    of: dict[str, list[_Item]] = {}
+    for item in items:
+        of.setdefault(item.name, []).append(item)
+    whole = {
+        **like,
+        "prompt_token_ids": ids,
+        "mm_kwargs": type(like["mm_kwargs"])({name: [i.data for i in of[name]] for name in of}),
+        "mm_hashes": {name: [i.hash for i in of[name]] for name in of},
+        "mm_placeholders": {name: [i.place for i in of[name]] for name in of},
+    }
+    whole.pop("prompt", None)  # the text of one part
+    mark(whole)
+    return whole
 
 
 def is_lost(output: Any) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from ..bound.modality import BoundModality
+from ..bound.output import BoundOutput
 from ..items import ItemType
 from ..updates import AlreadyExpanded
-from .protocol import ModalityInfo, PartInfo
+from .protocol import ModalityInfo, OutputInfo, PartInfo
 from .wire import encode
 
 
@@ -36,6 +37,17 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
             for name, part in modality.intake.companions.items()
         },
         example=_example(kind),
+    )
+
+
+def describe_output(output: BoundOutput) -> OutputInfo:
+    """An output in the same answer."""
+    return OutputInfo(
+        name=output.name,
+        tokens=output.num_tokens,
+        shape=list(output.shape),
+        dtype=output.dtype,
+        png=output.is_image,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Required, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from .protocol import TokensMessage
 
@@ -40,6 +40,8 @@ class _Choosing(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     ignore_eos: bool | None
     skip_special_tokens: bool | None
+    output: str | None
+    output_format: Literal["tensor", "png"] | None
 
 
 class SamplingOptions(_Choosing, total=False):
@@ -104,17 +106,20 @@ class SessionOptions(_Choosing, _Processing, _Chatting, total=False):
     chunks.
 
     Attributes:
-        max_tokens: the most tokens of each chunk.
+        max_tokens: the most tokens of each chunk; wanted without an `output`, which decides it.
         messages, add_generation_prompt, continue_final_message, chat_template_kwargs: as in
             `GenerateOptions`; they are of the start alone.
         uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the
             start's items.
+        window: how the session goes on when it is full, the fields of `protocol.Window`:
+            ``{"keep": 13}``. By default what does not fit is refused.
         stream: whether the server sends tokens as they come.
         on_tokens: a plain function, called with the new tokens of a chunk before it is whole;
             implies ``stream=True``.
     """
 
-    max_tokens: Required[int]
+    max_tokens: int
+    window: Mapping[str, Any] | None
     stream: bool
     on_tokens: OnTokens | None
 

@@ -146,9 +146,9 @@ def _refusal(message: str, root: str, written: Any) -> InputError:
         return InputError(f"{here}.{name}" if here else name, "a value", "none")
     if text.startswith("Invalid base64"):
         return InputError(here, "base64 text", "another one")
-    if text.startswith("Invalid value '"):
+    if value := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", text, re.DOTALL):
         remedy = "The server's /docs list them."
-        return InputError(here, "one of its values", shown(text[15:-1]), remedy)
+        return InputError(here, "one of its values", shown(value[1]), remedy)
     if text == "Number out of range":
         text = "Expected `float` within the range of 64 bits, got one beyond it"
     expected, _, got = text.removeprefix("Expected ").partition(", got ")

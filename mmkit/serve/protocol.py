@@ -9,12 +9,15 @@ are checked.
 from __future__ import annotations
 
 import base64
+import io
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Raw, Struct
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 _INT32 = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=_INT32)]
@@ -80,7 +83,7 @@ class _Body(Struct, kw_only=True, forbid_unknown_fields=True):
 class _Out(BaseModel):
     """What a server sends; a client of an older version reads past fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -127,6 +130,23 @@ class Sampling(Said, kw_only=True):
     logit_bias: dict[Id, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    output: (
+        Annotated[
+            str,
+            Meta(
+                description="An output of the spec: the answer is one of it, which decides how "
+                "many tokens are sampled, and which ids at each position."
+            ),
+        ]
+        | None
+    ) = None
+    output_format: (
+        Annotated[
+            Literal["tensor", "png"],
+            Meta(description='Its form in the answer: "tensor" by default, "png" of an image.'),
+        ]
+        | None
+    ) = None
 
 
 class StructuredOutputs(_Body, kw_only=True):
@@ -191,11 +211,31 @@ class PoolingRequest(Prompted, kw_only=True):
     task: str | None = None
 
 
+class Window(_Body, kw_only=True):
+    """How a session goes on when the next message would not fit: its oldest items fall out, with
+    the tokens that belong to them.
+
+    Attributes:
+        keep: the most items that are left then, those of the new message among them.
+        items: the most items at once, where that is less than the model's limit.
+        cut: where the window may begin: right behind an item's placeholders, or at the beginning of
+            a message of the client's.
+        prefix: so many of the first tokens always stay, with their items, which `keep` does not
+            count.
+    """
+
+    keep: Positive
+    items: Positive | None = None
+    cut: Literal["item", "turn"] = "item"
+    prefix: Count = 0
+
+
 class StartMessage(Sampling, kw_only=True):
-    """First message of a client in ``WS /v1/mm/session``. `max_tokens` is that of each chunk."""
+    """First message of a client in ``WS /v1/mm/session``. `max_tokens` is that of each chunk; an
+    `output` decides it. Without a `window`, what does not fit is refused."""
 
     type: Literal["start"]
-    max_tokens: Positive
+    window: Window | None = None
     model: str | None = None
     mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
     cache_salt: Salt | None = None
@@ -241,7 +281,40 @@ class Usage(_Out):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Choice(_Out):
+class Produced(_Out):
+    """An output, as the request wants it: a tensor in the form of an item, base64 of little-endian
+    values, ``dtype`` and ``shape``; or base64 of a PNG file."""
+
+    name: str
+    tensor: dict[str, Any] | None = None
+    png: str | None = None
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """It as an array; of a PNG uint8 (height, width, 3), for which Pillow is wanted."""
+        if self.tensor is not None:
+            return _array(self.tensor)
+        from PIL import Image
+
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(self.png or ""))))
+
+
+class _Answering(_Out):
+    """What may have an output.
+
+    Attributes:
+        produced: the output on the wire, there under the name ``output``; in a stream with the last
+            of its tokens.
+    """
+
+    produced: Produced | None = Field(None, alias="output")
+
+    @cached_property
+    def output(self) -> np.ndarray[Any, Any] | None:
+        """The output as an array, if the request asks for one."""
+        return None if self.produced is None else self.produced.array()
+
+
+class Choice(_Answering):
     """One of the `n` answers; in a stream, what is new of it."""
 
     index: int
@@ -281,8 +354,12 @@ class Pooling(_Out):
 
     def array(self) -> np.ndarray[Any, Any]:
         """`data` as an array."""
-        values = np.frombuffer(base64.b64decode(self.data["data"]), self.data["dtype"])
-        return values.reshape(self.data["shape"])
+        return _array(self.data)
+
+
+def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
+    return values.reshape(tensor["shape"])
 
 
 class ErrorInfo(_Out):
@@ -346,6 +423,24 @@ class ModalityInfo(_Out):
     example: Any
 
 
+class OutputInfo(_Out):
+    """What a model gives as one output.
+
+    Attributes:
+        tokens: how many ids it has.
+        shape: of the array.
+        dtype: of its numbers.
+        png: whether it is an image, uint8 (height, width, 3), which `output_format` may want as a
+            PNG.
+    """
+
+    name: str
+    tokens: int
+    shape: list[int]
+    dtype: str
+    png: bool
+
+
 class ServerLimits(_Out):
     """The limits of a server; bytes, numbers, seconds."""
 
@@ -367,6 +462,7 @@ class Modalities(_Out):
     max_model_len: int
     text: bool
     modalities: list[ModalityInfo]
+    outputs: list[OutputInfo] = []
     limits: ServerLimits
 
 
@@ -389,8 +485,20 @@ class TokensMessage(_Out):
     remaining: int
 
 
-class ChunkMessage(_Out):
-    """A whole chunk. `remaining` tokens fit into the session after it."""
+class Slid(_Out):
+    """What fell out of a session's window: tokens, and items by modality."""
+
+    tokens: int
+    items: dict[str, int]
+
+
+class ChunkMessage(_Answering):
+    """A whole chunk. `remaining` tokens fit into the session after it, before its window slides.
+
+    Attributes:
+        slid: what fell out before this chunk. The model has then read again what is left, and
+            `usage` counts that, too.
+    """
 
     type: Literal["chunk"] = "chunk"
     index: int
@@ -400,6 +508,7 @@ class ChunkMessage(_Out):
     stop_reason: int | str | None = None
     logprobs: list[dict[int, float]] | None = None
     usage: Usage
+    slid: Slid | None = None
     remaining: int
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, WebSocket
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from ..errors import InputError, sentence
 from ..plan import Plan
 from . import errors, parsing, protocol, weigh, wire
-from .answers import choice, usage
+from .answers import Output, choice, usage
 from .door import Door, of_scope
 from .engine import EngineDeadError
 from .protocol import Choice, GenerateRequest, Generation, Pooling, PoolingRequest
@@ -90,15 +91,17 @@ async def generate(request: Request) -> Response:
         if asked.prompt is None and asked.messages == protocol.nothing():
             raise InputError("prompt", "a prompt or messages", "none")
         model = here.check_model(asked.model)
+        output = await here.output(asked)
         sampling = here.engine.sampling(
             asked,
             n=asked.n,
             stop=asked.stop,
             constraint=here.engine.constraint(asked),
+            output=output.bound if output else None,
             stream=asked.stream,
         )
         prompt = await here.prompt(asked)
-        answer = _Answer(model, asked.n)
+        answer = _Answer(model, asked.n, output)
         outputs = here.engine.generate(prompt, sampling, answer.id)
         if not asked.stream:
             whole = await _unless_gone(request, here, answer.whole(outputs))
@@ -152,8 +155,10 @@ async def pooling(request: Request) -> Response:
 class _Answer:
     """The answer to one request, as it grows."""
 
-    def __init__(self, model: str, n: int) -> None:
+    def __init__(self, model: str, n: int, output: Output | None) -> None:
         self.id, self._model, self._n = f"mmgen-{uuid4().hex}", model, n
+        self._output = output
+        self._ids: dict[int, list[int]] = {}
         self._created = int(time.time())
         self._prompt = self._cached = self._completion = 0
 
@@ -168,28 +173,38 @@ class _Answer:
         )
         return generation.model_dump_json(exclude_none=True)
 
-    def _choices(self, output: Any) -> list[Choice]:
+    async def _choices(self, output: Any) -> list[Choice]:
         self._prompt = len(output.prompt_token_ids or ())
         self._cached = max(self._cached, output.num_cached_tokens or 0)
         self._completion += sum(len(part.token_ids) for part in output.outputs)
         # by nobody but a server that stops
         if any(part.finish_reason == "abort" for part in output.outputs):
             raise EngineDeadError
-        return [choice(part) for part in output.outputs]
+        return [await self._with_output(choice(part)) for part in output.outputs]
+
+    async def _with_output(self, new: Choice) -> Choice:
+        """What is new of a choice, with the output once it is whole."""
+        if self._output is None:
+            return new
+        ids = self._ids.setdefault(new.index, [])
+        ids += new.token_ids
+        if new.finish_reason is None:
+            return new
+        return new.model_copy(update={"produced": await self._output.produced(ids)})
 
     async def whole(self, outputs: AsyncIterator[Any]) -> str:
         """The complete answer, as JSON."""
         choices: list[Choice] = []
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
-                choices = self._choices(output)
+                choices = await self._choices(output)
         return self._json(choices, chunk=False, last=True)
 
     async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[str]:
         """The answer piece by piece, as JSON; the last one has the usage."""
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
-                yield self._json(self._choices(output), chunk=True, last=output.finished)
+                yield self._json(await self._choices(output), chunk=True, last=output.finished)
 
 
 async def _sse(first: str, events: Any, here: Door) -> AsyncIterator[str]:
@@ -257,11 +272,18 @@ async def session(socket: WebSocket) -> None:
         await socket.close(POLICY, _NO_SPEC.message[:120])
         return
     # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
-    origin = socket.headers.get("origin")
-    if origin is not None and here.origins.isdisjoint(("*", origin)):
+    if not _may_open(socket.headers, here):
         await socket.close(POLICY, "another origin")
         return
     await Session(here, socket).run()
+
+
+def _may_open(headers: Mapping[str, str], here: Door) -> bool:
+    """Whether a client is no page, a page of this very server, or one of an allowed origin."""
+    origin = headers.get("origin")
+    if origin is None or urlsplit(origin).netloc == headers.get("host"):
+        return True
+    return not here.origins.isdisjoint(("*", origin))
 
 
 @router.api_route(

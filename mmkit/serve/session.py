@@ -12,7 +12,7 @@ from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketState
 
 from ..errors import InputError
 from . import errors, metrics, parsing, protocol, weigh
-from .answers import choice, usage
+from .answers import Output, choice, usage
 from .engine import TRIES, EngineDeadError, Lost, after, is_lost, part, tokens
 from .errors import TooBusy
 from .protocol import (
@@ -30,9 +30,12 @@ from .protocol import (
     CloseMessage,
     ErrorMessage,
     ReadyMessage,
+    Slid,
     StartMessage,
     TokensMessage,
+    Window,
 )
+from .window import History, places
 
 if TYPE_CHECKING:
     from .door import Door
@@ -53,6 +56,22 @@ class _End(Exception):
         self.reason, self.code = reason, code
 
 
+class _Step(NamedTuple):
+    """A message on its way to the engine.
+
+    Attributes:
+        prompt: vLLM's.
+        rendered: that, rendered.
+        sent: what the engine reads, which begins with what has to stand before it.
+        cut: where the window begins from now on; None where it does not slide.
+    """
+
+    prompt: Mapping[str, Any]
+    rendered: Mapping[str, Any]
+    sent: Mapping[str, Any]
+    cut: int | None
+
+
 class Session:
     """One session.
 
@@ -70,13 +89,15 @@ class Session:
         self._index = 0
         self._last: list[int] = []
         self._asked: StartMessage | None = None
+        self._output: Output | None = None
         self._feed: asyncio.Queue[Any] = asyncio.Queue()
         self._outputs: AsyncGenerator[Any, None] | None = None
+        self._history: History | None = None
         self._incoming: asyncio.Task[Any] | None = None
 
     @property
     def remaining(self) -> int:
-        """Tokens that still fit."""
+        """Tokens that still fit, without a slide."""
         return self._door.engine.max_model_len - self._used
 
     async def run(self) -> None:
@@ -182,18 +203,19 @@ class Session:
         if isinstance(message, CloseMessage):
             raise _End("the client closed it", NORMAL)
         try:
-            sampling = self._sampling(message)
+            sampling = await self._sampling(message)
             prompt = await self._door.prompt(message, self._asked or message, self._last)
-            rendered = await self._rendered(prompt, sampling.max_tokens)
+            step = await self._rendered(message, prompt, sampling.max_tokens)
         except Exception as error:
             if not errors.of_caller(error):
                 raise
             await self._refuse(error)
             return
         if self._asked is not None:
-            await self._chunk(prompt, rendered, sampling)
+            await self._chunk(step, sampling)
             return
-        # without the items, whose bytes would stay in memory as long as the session
+        # without the items, whose bytes would stay in memory as long as the session; a window has
+        # those that it may need again
         self._asked = msgspec.structs.replace(
             message,
             prompt=None,
@@ -201,19 +223,21 @@ class Session:
             uuids=protocol.nothing(),
             messages=protocol.nothing(),
         )
+        window = message.window
+        self._history = None if window is None else History(window)
         try:
-            await self._chunk(prompt, rendered, sampling)
+            await self._chunk(step, sampling)
         except Exception as error:
             if self._last or not errors.of_caller(error):
                 raise
             # what vLLM refuses only now, as more logprobs than the server allows: the session has
             # not begun
-            self._door.engine.forget(rendered)
-            self._asked = self._outputs = None
+            self._door.engine.forget(step.rendered)
+            self._asked = self._outputs = self._history = None
             self._feed, self._used = asyncio.Queue(), 0
             await self._refuse(error)
 
-    def _sampling(self, message: Any) -> Any:
+    async def _sampling(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message, if it may come now."""
         asked = self._asked
         if isinstance(message, StartMessage):
@@ -221,15 +245,21 @@ class Session:
                 expected = '"next" or "close" in a session that has started'
                 raise InputError("type", expected, '"start"')
             self._model = self._door.check_model(message.model)
-            return self._door.engine.sampling(message, stream=True)
+            self._output = await self._door.output(message)
+            if self._output is None and message.max_tokens is None:
+                raise InputError("max_tokens", "a value", "none")
+            return self._sampled(message)
         if asked is None:
             raise InputError("type", '"start" as the first message', '"next"')
         max_tokens = message.max_tokens or asked.max_tokens
-        chunk = msgspec.structs.replace(asked, max_tokens=max_tokens)
-        return self._door.engine.sampling(chunk, stream=True)
+        return self._sampled(msgspec.structs.replace(asked, max_tokens=max_tokens))
 
-    async def _rendered(self, prompt: Mapping[str, Any], max_tokens: int) -> Any:
-        """The part of the prompt, if it fits."""
+    def _sampled(self, chunk: StartMessage) -> Any:
+        output = None if self._output is None else self._output.bound
+        return self._door.engine.sampling(chunk, output=output, stream=True)
+
+    async def _rendered(self, message: Any, prompt: Mapping[str, Any], max_tokens: int) -> _Step:
+        """What the engine is to read for a message, if it fits."""
         engine = self._door.engine
         if not prompt.get("prompt") and not prompt.get("prompt_token_ids"):
             if not self._last:
@@ -238,44 +268,92 @@ class Session:
         else:
             rendered = await self._watching(engine.render(prompt))
         try:
-            self._check_room(rendered, max_tokens)
-        except InputError:
+            if isinstance(message, StartMessage) and message.window is not None:
+                self._check_window(message.window, rendered)
+            cut = self._fitting(rendered, max_tokens)
+            return await self._step(prompt, rendered, cut)
+        except BaseException:
             engine.forget(rendered)
             raise
-        return rendered
 
-    def _check_room(self, rendered: Mapping[str, Any], max_tokens: int) -> None:
+    async def _step(self, prompt: Mapping[str, Any], rendered: Any, cut: int | None) -> _Step:
+        """A message with what has to stand before it."""
+        if cut is None or self._history is None:
+            return _Step(prompt, rendered, after(self._last, rendered), None)
+        left = self._door.engine.render_left(self._history, cut, rendered)
+        return _Step(prompt, rendered, await self._watching(left), cut)
+
+    def _check_window(self, window: Window, rendered: Mapping[str, Any]) -> None:
+        """Refuse a window that does not go with the model or the first prompt."""
+        if self._door.plan.spec.decoder_prompt is not None:
+            raise InputError("window", "none for a model with an encoder", "one")
+        History(window).check(rendered["prompt_token_ids"], places(rendered))
+
+    def _fitting(self, rendered: Mapping[str, Any], max_tokens: int) -> int | None:
+        """Where the window has to begin for a message; None where nothing falls out.
+
+        Raises:
+            InputError: the message goes beyond the model's context or its limits on items.
+        """
+        history, new = self._history, Counter(place.name for place in places(rendered))
+        size = len(rendered["prompt_token_ids"]), max_tokens
+        if history is None:
+            self._check_room("session", self._used, self._items + new, *size)
+            return None
+
+        def check(used: int, items: Counter[str]) -> None:
+            history.check_count(items + new)
+            self._check_room("window", used, items + new, *size)
+
+        return history.fitting(new.total(), check)
+
+    def _check_room(
+        self, within: str, used: int, items: Counter[str], length: int, max_tokens: int
+    ) -> None:
         """Refuse what goes beyond the model's context or its limits on items."""
-        length = len(rendered["prompt_token_ids"])
-        if length + max_tokens > self.remaining:
-            expected = f"at most {self.remaining} more tokens in this session"
+        engine = self._door.engine
+        room = engine.max_model_len - used
+        if length + max_tokens > room:
+            expected = f"at most {room} more tokens in this {within}"
             got = f"{length} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
             raise InputError("max_tokens", expected, got, remedy)
-        places = rendered.get("mm_placeholders", {})
-        for name, limit in self._door.engine.limits().items():
-            count = self._items[name] + len(places.get(name, ()))
-            if count > limit:
-                expected = f"at most {limit} item(s) in one session"
-                raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
+        for name, limit in engine.limits().items():
+            if items[name] > limit:
+                expected = f"at most {limit} item(s) in one {within}"
+                remedy = "Start a new session."
+                raise InputError(f"items.{name}", expected, str(items[name]), remedy)
 
-    async def _chunk(self, prompt: Mapping[str, Any], rendered: Any, sampling: Any) -> None:
+    async def _chunk(self, step: _Step, sampling: Any) -> None:
         """Generate one chunk and send it."""
+        slid = None if step.cut is None else await self._slide(step.cut)
         for _ in range(TRIES):
-            self._feed.put_nowait(part(after(self._last, rendered), sampling))
-            if await self._generated(rendered, sampling):
+            self._feed.put_nowait(part(step.sent, sampling))
+            if await self._generated(step, sampling, slid):
                 return
-            rendering = self._door.engine.render(prompt)
-            rendered = await self._watching(rendering)
+            rendered = await self._watching(self._door.engine.render(step.prompt))
+            step = await self._step(step.prompt, rendered, step.cut)
         raise Lost
 
-    async def _generated(self, rendered: Any, sampling: Any) -> bool:
+    async def _slide(self, cut: int) -> Slid:
+        """Let go of what is before a cut: the engine's request ends, and another one begins."""
+        assert self._history is not None
+        if self._outputs is not None:
+            await self._outputs.aclose()
+        self._outputs, self._feed = None, asyncio.Queue()
+        slid = self._history.slide(cut)
+        self._used, self._items = self._history.at(cut)
+        return slid
+
+    async def _generated(self, step: _Step, sampling: Any, slid: Slid | None) -> bool:
         """Whether the engine had all items, and so made the chunk."""
         asked = self._asked
         assert asked is not None
         if self._outputs is None:
-            self._outputs = self._door.engine.chunks(sampling, self._id, self._parts())
-        length = len(rendered["prompt_token_ids"])
+            name = f"{self._id}-{self._index}"
+            self._outputs = self._door.engine.chunks(sampling, name, self._parts())
+        begins = slid is not None or not self._index
+        length = len(step.rendered["prompt_token_ids"])
         ids: list[int] = []
         text, logprobs, cached = "", [], 0
         used = self._used + length
@@ -289,7 +367,7 @@ class Session:
             ids += new.token_ids
             text += new.text or ""
             logprobs += new.logprobs or []
-            if not self._index:  # vLLM goes on telling that of the first part
+            if begins:  # vLLM goes on telling that of a request's first part
                 cached = max(cached, output.num_cached_tokens or 0)
             self._used = used + len(ids)
             if new.finish_reason is not None:
@@ -304,9 +382,12 @@ class Session:
                 await self._send(message)
         if new.finish_reason not in ("stop", "length"):
             raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
-        for name, places in rendered.get("mm_placeholders", {}).items():
-            self._items[name] += len(places)
+        produced = None if self._output is None else await self._output.produced(ids)
+        self._items.update(place.name for place in places(step.rendered))
         self._last = ids[-1:]  # vLLM drops it, and wants it before the next part
+        if self._history is not None:
+            self._history.add(step.prompt, step.rendered, ids)
+        read = len(step.sent["prompt_token_ids"]) if begins else length
         chunk = ChunkMessage(
             index=self._index,
             token_ids=ids,
@@ -314,8 +395,10 @@ class Session:
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
             logprobs=logprobs or None,
-            usage=usage(length, len(ids), cached),
+            usage=usage(read, len(ids), cached),
+            slid=slid,
             remaining=self.remaining,
+            produced=produced,
         )
         self._index += 1
         await self._send(chunk)

@@ -38,7 +38,11 @@ def of_series(folder: Path) -> Subject:
 
 @pytest.mark.parametrize(
     ("make", "not_applicable"),
-    [(of_terra, {"L4", "L11", "L17", "L20"}), (of_llava_like, {"L20"}), (of_series, {"L11", "L17", "L20"})],
+    [
+        (of_terra, {"L4", "L11", "L17", "L20"}),
+        (of_llava_like, {"L20", "L22"}),
+        (of_series, {"L11", "L17", "L20", "L22"}),
+    ],
 )
 def test_laws(make: Callable[[Path], Subject], not_applicable: set[str], tmp_path: Path) -> None:
     """All but L12, which starts a process, as it does often enough in tests/path."""

@@ -40,8 +40,10 @@ from mmkit import (
     Modality,
     ModelSpec,
     MultiModalModel,
+    Output,
     Tensor,
     already_expanded,
+    any_id,
     batched,
     between,
     cfg,
@@ -68,6 +70,8 @@ SPECIAL = ["<unk>", "<s>", "</s>", "<frame>", "<pad>", "<row>", "<open>", "<clos
 TOKENS = [*SPECIAL, *"abcABC"]
 ID = {word: i for i, word in enumerate(TOKENS)}
 VOCABULARY, HIDDEN = 32, 8
+BLACK = 20
+"""The first of the ids that come out as pixels."""
 
 
 def _series(items: Any, scope: Any) -> dict[str, Any]:
@@ -105,8 +109,19 @@ def frames(**changes: Any) -> Modality:
     return Modality("frames", **parts)
 
 
+def pixels(decode: Any = None, encode: Any = None, **options: Any) -> Output:
+    """Two rows of three pixels in eight shades, with <close> after each."""
+    return Output(
+        "pixels",
+        (any_id(BLACK, BLACK + 8) * 3 + tok["<close>"]) * 2,
+        decode or (lambda ids, _: ids.reshape(2, 3) - BLACK),
+        encode or (lambda array, _: array.reshape(-1) + BLACK),
+        **options,
+    )
+
+
 MODALITIES: dict[str, Callable[..., Modality]] = {"series": series, "frames": frames}
-MIXED = ModelSpec("mixed", series(), frames())
+MIXED = ModelSpec("mixed", series(), frames(), outputs=[pixels()])
 BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok["<|series_{}|>", item.index + 1])), frames())
 ROBOT = ModelSpec(
     "robot",
@@ -317,6 +332,24 @@ def parsing(parser: type) -> type:
         return parser(correct.plan, correct.hidden_size)
 
     return overriding(MIXED.classes.info, "get_data_parser", parser_of)
+
+
+_SHADES = np.linspace(0, 255, 7).astype(np.uint8)
+_PICTURE = np.zeros((2, 3), np.int64)
+
+
+def picture_kept_in_one_place(ids, scope):
+    _PICTURE[:] = ids.reshape(2, 3) - BLACK
+    return _PICTURE
+
+
+def black_rows_cut_off(ids, scope):
+    rows = ids.reshape(2, 3) - BLACK
+    return rows[rows.any(axis=1)]
+
+
+def with_pixels(**functions: Any) -> Callable[[], Subject]:
+    return lambda: mixed(MIXED.model_copy(update={"outputs": [pixels(**functions)]}))
 
 
 def layout_longer_than_the_rows():
@@ -999,6 +1032,25 @@ BUGS = [
     Bug("L21", "kwargs_lost_beside_names", "A request that names its items is processed without its options.",
         "processor._cached_apply_hf_processor", kwargs_lost_beside_names,
         r"without names and (with them|under those .* with other kwargs): (ids|ranges|fields)"),
+
+    Bug("L22", "columns_taken_for_rows", "A picture is decoded row by row, and encoded column by column.", "subject",
+        with_pixels(encode=lambda array, _: array.T.reshape(-1) + BLACK),
+        r"before and after encode and decode: array: values differ"),
+    Bug("L22", "one_shade_too_dark", "The ids that a picture is encoded as are those of the next darker shades.",
+        "subject", with_pixels(encode=lambda array, _: np.maximum(array.reshape(-1) - 1, 0) + BLACK),
+        r"before and after encode and decode: array: values differ"),
+    Bug("L22", "more_ids_than_shades", "The layout allows an id for which the table of shades has no entry.", "subject",
+        with_pixels(decode=lambda ids, _: _SHADES[ids.reshape(2, 3) - BLACK],
+                    encode=lambda array, _: np.searchsorted(_SHADES, array.reshape(-1)) + BLACK),
+        r"mixed\.outputs\.pixels, decode: expected .* IndexError: index 7 is out of bounds"),
+    Bug("L22", "picture_kept_in_one_place", "All pictures are decoded into one array.", "subject",
+        with_pixels(decode=picture_kept_in_one_place), r"before and after other ids are decoded: array: values differ"),
+    Bug("L22", "black_rows_cut_off", "A picture is as high as its last row that is not black.", "subject",
+        with_pixels(decode=black_rows_cut_off, encode=lambda array, _: np.full(6, BLACK)),
+        r"int64 \(\d, 3\), and of the smallest ids int64 \(0, 3\)"),
+    Bug("L22", "ids_from_zero", "A picture is encoded as ids that begin at 0.", "subject",
+        with_pixels(encode=lambda array, _: array.reshape(-1)),
+        r"mixed\.outputs\.pixels, encode, position \d: expected an id from 20 to 27, got \d"),
 ]  # fmt: skip
 
 

@@ -136,6 +136,12 @@ def test_terra_as_data(tmp_path: Path) -> None:
     }
     assert actions["values"]["cfg.pad_token_id"] == 31
     assert actions["smallest"] == actions["largest"] == {"item": "6×3", "tokens": 6, "rows": 6, "layout": "31 ×6"}
+    (frame,) = data["outputs"]
+    assert [tuple(part.values()) for part in frame["parts"]] == [
+        ("layout", "any_id(0, cfg.pad_token_id) * cfg.num_image_patches", "64 tokens: range(0, 31) ×64"),
+        ("decode", "decode_frame", "(192, 192, 3) uint8"),
+        ("encode", "encode_frame", ""),
+    ]
     (only,) = data["items"]
     assert (data["prompt"], data["expanded"]) == (ids, ids)
     assert only == {

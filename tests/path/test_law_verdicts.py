@@ -90,7 +90,7 @@ PARTS = ModelSpec(
 )
 
 
-ABOUT_OTHERS = ("L15", "L17", "L20")
+ABOUT_OTHERS = ("L15", "L17", "L20", "L22")
 
 
 @pytest.mark.parametrize("number", [n for n, law in LAWS.items() if not law.needs_model and n not in ABOUT_OTHERS])

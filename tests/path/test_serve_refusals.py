@@ -231,7 +231,9 @@ def test_messages_of_a_session():
 
 
 def test_a_page_of_another_origin_opens_no_session():
-    for headers, opens in (({}, True), ({"origin": "http://good"}, True), ({"origin": "http://evil"}, False)):
+    own = {"host": "testserver:80", "origin": "http://testserver:80"}
+    others = [({"origin": "http://good"}, True), ({"origin": "http://evil"}, False)]
+    for headers, opens in [({}, True), (own, True), *others]:
         with serving() as client:
             client.app.state.mmkit_door.origins = frozenset({"http://good"})
             context = contextlib.nullcontext() if opens else pytest.raises(WebSocketDisconnect)

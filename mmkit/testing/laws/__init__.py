@@ -7,7 +7,7 @@ it does not test.
 
 from __future__ import annotations
 
-from . import doors, items, orders, outcomes, reference, system
+from . import doors, items, orders, outcomes, outputs, reference, system
 from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
 
 __all__ = [
@@ -43,6 +43,7 @@ _IN_ORDER = (
     doors.doors,
     reference.positions,
     items.names,
+    outputs.outputs,
 )
 
 LAWS = {law.number: law for law in _IN_ORDER}

@@ -1,0 +1,222 @@
+"""Drafts of whole frames for vLLM's speculative decoding: the frames before, moved as this frame's tokens so far say.
+
+`FrameDrafts` is what vLLM takes as ``{"method": "custom_class", "model": "examples.terra.drafts.FrameDrafts"}``;
+`FrameMotion` and `Drafter`, which make the drafts, need numpy only. The model checks every draft, so the ids are those
+without drafts.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from copy import copy
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HISTORY = 8
+"""Frames that a draft is made from."""
+REACH = 4
+"""Largest displacement that is looked for, in cells along each axis."""
+STEP_TOKENS = 64
+"""Drafted tokens that take as long as a step of the engine takes by itself; measured with the example's checkpoint on a
+CPU, and more on a GPU."""
+FRAME_TOKENS, NGRAM_TOKENS = 63, 8
+"""The most tokens per step that are worth drafting from frames, and by n-grams."""
+
+
+def speculation(most: int) -> dict[str, Any]:
+    """vLLM's ``speculative_config`` for drafts of frames, or for n-grams where it takes no drafts but its own.
+
+    Args:
+        most: tokens that a step may draft for each stream.
+    """
+    if find_spec("vllm.v1.spec_decode.custom_class_proposer"):
+        model = f"{FrameDrafts.__module__}.{FrameDrafts.__name__}"
+        return {"method": "custom_class", "model": model, "num_speculative_tokens": most}
+    most = min(most, NGRAM_TOKENS)
+    warnings.warn(
+        f"This vLLM takes no drafts of frames, as 0.22.1 and later do: n-grams draft {most} tokens instead.",
+        stacklevel=3,
+    )
+    return ngrams(most)
+
+
+def ngrams(most: int) -> dict[str, Any]:
+    """vLLM's ``speculative_config`` for what followed the last tokens before, in the stream's own history."""
+    return {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 6}
+
+
+class Past(NamedTuple):
+    """What the frames so far tell.
+
+    Attributes:
+        views: integers (frames, cells), the newest first, each displaced to where the newest is.
+        valid: bool, likewise: whether a cell of a view shows the world, and not a cell that never moves.
+        fixed: bool (cells,), the cells that never move.
+        move: the displacement between the last two frames.
+        known: bool, for each cell of the newest frame whether it could be told from the one before; none for one frame.
+    """
+
+    views: np.ndarray
+    valid: np.ndarray
+    fixed: np.ndarray
+    move: int
+    known: np.ndarray
+
+
+class FrameMotion:
+    """Continues a frame from the frames before it.
+
+    A displacement of the grid says for each cell which cell of the last frame it shows; what enters the picture comes
+    from the opposite edge, or repeats the edge that it crosses. The displacement that explains the frame's first
+    tokens best is taken, and among equals the one nearest to the displacement before. Older frames are displaced with
+    it, and each cell gets the token that most of them show there: a car that was there once has driven on. Cells that
+    no displacement ever explained, like a car that the camera follows, stay as they are.
+
+    Args:
+        rows, columns: the grid; a frame is its tokens row by row.
+        reach: largest displacement, in cells along each axis.
+    """
+
+    def __init__(self, rows: int, columns: int, reach: int = REACH) -> None:
+        self.cells = rows * columns
+        row, column = np.divmod(np.arange(self.cells), columns)
+        moves: dict[bytes, tuple[int, int, bool]] = {}
+        steps = range(-reach, reach + 1)
+        for down, right in sorted(((d, r) for d in steps for r in steps), key=lambda move: abs(move[0]) + abs(move[1])):
+            above, left = row - down, column - right
+            wrapped = above % rows * columns + left % columns
+            held = above.clip(0, rows - 1) * columns + left.clip(0, columns - 1)
+            moves.setdefault(wrapped.tobytes(), (down, right, True))
+            moves.setdefault(held.tobytes(), (down, right, False))
+        self._sources = np.stack([np.frombuffer(source, row.dtype) for source in moves])
+        places = np.array(list(moves.values()), dtype=int)
+        # less than one token counts, all together: they decide between equals
+        self._far = np.abs(places[:, None] - places).sum(-1) / 100 + np.abs(places[:, :2]).sum(-1) / 10_000
+        self.past = lru_cache(256)(self._past)
+
+    def _move(self, before: np.ndarray, begun: np.ndarray, last: int) -> int:
+        """The displacement from a frame to the next one, of which the first tokens are known."""
+        explained = (before[self._sources[:, : len(begun)]] == begun).sum(-1)
+        return int((explained - self._far[last]).argmax())
+
+    def _past(self, frames: bytes) -> Past:
+        """What frames tell, int32 (frames, cells), the last one last."""
+        known = np.frombuffer(frames, np.int32).reshape(-1, self.cells)
+        sources, move, explained = [], 0, []
+        for before, after in pairwise(known):
+            move = self._move(before, after, move)
+            sources.append(self._sources[move])
+            explained.append(before[sources[-1]] == after)
+        here = np.arange(self.cells)
+        tried = [fits for fits, source in zip(explained, sources, strict=True) if (source != here).any()]
+        fixed = ~np.any(tried, axis=0) if tried else np.zeros(self.cells, bool)
+        places = [here]
+        for source in reversed(sources):
+            places.append(source[places[-1]])
+        views = np.stack([frame[place] for frame, place in zip(known[::-1], places, strict=True)])
+        valid = np.stack([~fixed[place] for place in places])
+        told = explained[-1] | (known[-1] == known[-2]) if explained else here[:0].astype(bool)
+        return Past(views, valid, fixed, move, told)
+
+    def continued(self, frames: Sequence[np.ndarray] | np.ndarray, begun: np.ndarray) -> tuple[np.ndarray, float]:
+        """Draft a frame.
+
+        Args:
+            frames: complete frames, integers (frames, cells), the last one last; at least one.
+            begun: the first tokens of the next one, integers (tokens,).
+
+        Returns:
+            The next frame, integers (cells,), and which share of its cells may be expected to be right.
+        """
+        past = self.past(np.asarray(frames, np.int32).tobytes())
+        source = self._sources[self._move(past.views[0], begun, past.move)]
+        views, valid = past.views[:, source], past.valid[:, source]
+        votes = ((views[:, None] == views) & valid).sum(1) * valid
+        draft = np.take_along_axis(views, votes.argmax(0)[None], 0)[0]  # the newest of equals
+        draft[past.fixed] = past.views[0][past.fixed]
+        right = np.concatenate([past.known, draft[: len(begun)] == begun])
+        return draft, float((right.sum() + 1) / (right.size + 2))
+
+
+class Drafter:
+    """Drafts the rest of a frame from all tokens of a stream.
+
+    A token is drafted as long as the odds that it is accepted outweigh its arithmetic. A step of the engine is shared
+    by all streams, so the more there are, the fewer tokens each of them drafts.
+
+    Args:
+        motion: makes the drafts.
+        positions: of a frame: its tokens, then those of its action.
+        step_tokens: drafted tokens that take as long as a step of the engine takes by itself.
+    """
+
+    def __init__(self, motion: FrameMotion, positions: int, step_tokens: int = STEP_TOKENS) -> None:
+        self.motion = motion
+        self.positions = positions
+        self.step_tokens = step_tokens
+
+    def drafts(self, tokens: np.ndarray, streams: int = 1) -> list[int]:
+        """Draft what follows.
+
+        Args:
+            tokens: integers (tokens,), from the beginning of a stream's first frame.
+            streams: how many there are in the batch.
+
+        Returns:
+            At most the rest of the frame but for its last token, which the model adds by itself. Nothing in the first
+            frame, and none for an action.
+        """
+        cells = self.motion.cells
+        complete, begun = divmod(len(tokens), self.positions)
+        if not complete or begun >= cells - 1:
+            return []
+        frames = tokens[: complete * self.positions].reshape(complete, self.positions)[-HISTORY:, :cells]
+        draft, expected = self.motion.continued(frames, tokens[complete * self.positions :])
+        worth = int(math.log(streams / (streams + self.step_tokens)) / math.log(expected))
+        return draft[begun : cells - 1][:worth].tolist()
+
+
+class FrameDrafts:
+    """Drafts of frames, as vLLM asks for them.
+
+    The grid is the config's. ``additional_config={"frame_drafts": {...}}`` of `vllm.LLM` may hold ``reach`` and
+    ``step_tokens``.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        config, speculative = vllm_config.model_config.hf_config, vllm_config.speculative_config
+        options = {"reach": REACH, "step_tokens": STEP_TOKENS, **vllm_config.additional_config.get("frame_drafts", {})}
+        motion = FrameMotion(*config.grid, reach=options["reach"])
+        self._drafter = Drafter(motion, config.num_spatio_embeddings, options["step_tokens"])
+        self._most = speculative.num_speculative_tokens
+        # vLLM drafts zeros where the most drafts would pass the end of the longest sequence; these never pass a frame's
+        speculative.draft_model_config = copy(speculative.draft_model_config)
+        speculative.draft_model_config.max_model_len += self._most
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        """There is none to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        *args: Any,
+        **options: Any,
+    ) -> list[list[int]]:
+        """Draft for every stream of a batch.
+
+        Args:
+            sampled_token_ids: what this step sampled, one list per stream; empty while its prompt is not done.
+            num_tokens_no_spec: int32 (streams,), tokens of each stream, those sampled included.
+            token_ids_cpu: int32 (streams, longest), the tokens.
+        """
+        streams = len(sampled_token_ids)
+        return [
+            self._drafter.drafts(tokens[:count], streams)[: self._most] if sampled else []
+            for sampled, count, tokens in zip(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, strict=False)
+        ]

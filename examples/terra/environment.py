@@ -1,0 +1,389 @@
+"""Terra as environments of Gymnasium: the frames are those that the model dreams."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from mmkit.errors import InputError
+from mmkit.serve.client import Client, Session
+
+from .rollout import Drive, VllmTerra
+from .world import CONTEXT_FRAMES, FRAME_SECONDS, HELD_OUT_EPISODES, MAX_SPEED, NUM_WAYPOINTS, drive, make_episode
+from .worlds import TileWorld, World
+
+
+class Frame(NamedTuple):
+    """What the camera sees.
+
+    Attributes:
+        tokens: int64 (num_image_patches,).
+        picture: uint8 (height, width, 3).
+    """
+
+    tokens: np.ndarray
+    picture: np.ndarray
+
+
+Reward = Callable[[Frame, np.ndarray, Frame], float]
+"""Of the frame before, the action (num_action_tokens, action_dim), and the frame after it."""
+Ended = Callable[[Frame, np.ndarray, Frame], bool]
+"""Of the same."""
+
+
+class Scenes:
+    """Where drives begin, how one can move, and what ids look like.
+
+    Args:
+        world: whose episodes are begun, and whose pictures are shown.
+        actions: float32 (num_action_tokens, action_dim), the waypoints that an action may have.
+        context: frames of an episode that a drive begins with, at least one.
+
+    Attributes:
+        actions: see above.
+        pictures: uint8 (height, width, 3).
+    """
+
+    def __init__(self, world: World, actions: Box, context: int = CONTEXT_FRAMES) -> None:
+        self._world, self._context = world, context
+        self.actions = actions
+        self.pictures = Box(0, 255, world.episode(0).pictures.shape[1:], np.uint8)
+
+    def begin(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the beginning of an episode that no model was trained on.
+
+        Returns:
+            Frames, int64 (context, num_image_patches), and the actions between them, float32 (context - 1,
+            num_action_tokens, action_dim).
+        """
+        episode = self._world.episode(int(rng.integers(self._world.num_episodes)))
+        return episode.tokens[: self._context], episode.actions[: self._context - 1]
+
+    def picture(self, tokens: np.ndarray) -> np.ndarray:
+        """Show ids (num_image_patches,) as uint8 (height, width, 3)."""
+        return self._world.pictures(tokens[None])[0]
+
+
+class Tiles(Scenes):
+    """Those of the road world.
+
+    Args:
+        seeds: the episodes whose first frames are drawn.
+    """
+
+    def __init__(self, seeds: Sequence[int] = range(HELD_OUT_EPISODES)) -> None:
+        reach = np.tile(np.array([MAX_SPEED, MAX_SPEED, FRAME_SECONDS], np.float32), (NUM_WAYPOINTS, 1))
+        super().__init__(TileWorld(), Box(reach * np.array([-1, -1, 0], np.float32), reach))
+        self._seeds = seeds
+
+    def begin(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """See `Scenes`; only what is wanted of the episode is made."""
+        episode = make_episode(int(rng.choice(self._seeds)), num_frames=CONTEXT_FRAMES)
+        return episode.frames, episode.actions
+
+
+class Dream(Protocol):
+    """What gives the next frames of some streams, each under its number."""
+
+    def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
+        """Let a stream go on from here, whatever it was before; arrays as `Scenes.begin` returns them."""
+
+    def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Return the frame, int64 (num_image_patches,), after one action of each of some streams."""
+
+    def close(self) -> None:
+        """Let go of what the streams hold."""
+
+
+class EngineDream:
+    """Frames of an engine in this process; those of one step are one batch.
+
+    Args:
+        terra: the engine.
+        keep: the frames to go on from when the model is full, as in `LlamaActionConfig.falling`.
+    """
+
+    def __init__(self, terra: VllmTerra, keep: int | None = 13) -> None:
+        self._terra, self._keep = terra, keep
+        self._drives: dict[int, Drive] = {}
+
+    def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
+        """See `Dream`."""
+        self._drives[stream] = Drive(self._terra.config, frames, actions, self._keep)
+
+    def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """See `Dream`."""
+        frames = self._terra.step([self._drives[stream] for stream in actions], np.stack(list(actions.values())))
+        return dict(zip(actions, frames.tokens, strict=True))
+
+    def close(self) -> None:
+        """See `Dream`; the engine is its owner's."""
+        self._drives.clear()
+
+
+class ServerDream:
+    """Frames of a server, a session for each stream.
+
+    Args:
+        client: of the server. It stays open.
+        keep: as in `EngineDream`.
+        streams: how many step at once.
+    """
+
+    def __init__(self, client: Client, keep: int = 13, streams: int = 64) -> None:
+        self._client, self._keep = client, keep
+        (accepted,) = client.modalities().modalities
+        self._placeholders = accepted.placeholder or []
+        self._begins: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._sessions: dict[int, Session] = {}
+        self._threads = ThreadPoolExecutor(streams)
+
+    def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
+        """See `Dream`."""
+        self._leave(stream)
+        self._begins[stream] = frames, actions
+
+    def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """See `Dream`."""
+        return dict(zip(actions, self._threads.map(self._next, actions, actions.values()), strict=True))
+
+    def _next(self, stream: int, action: np.ndarray) -> np.ndarray:
+        if session := self._sessions.get(stream):
+            return np.array(session.next({"actions": [action]}).token_ids)
+        frames, actions = self._begins[stream]
+        session = self._client.session(
+            [token for frame in frames.tolist() for token in [*frame, *self._placeholders]],
+            {"actions": [*actions, action]},
+            window={"keep": self._keep},
+            max_tokens=frames.shape[1],
+            temperature=0.0,
+            ignore_eos=True,
+        )
+        self._sessions[stream] = session.__enter__()
+        return np.array(session.first.token_ids)
+
+    def _leave(self, stream: int) -> None:
+        if session := self._sessions.pop(stream, None):
+            session.close()
+
+    def close(self) -> None:
+        """See `Dream`."""
+        for stream in list(self._sessions):
+            self._leave(stream)
+        self._threads.shutdown()
+
+
+class TrueTiles:
+    """No dream: the frames of the road world itself. A car that would leave the roads stays where it is."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, np.ndarray] = {}
+
+    def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
+        """See `Dream`."""
+        self._frames[stream] = frames[-1]
+
+    def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """See `Dream`."""
+        for stream, action in actions.items():
+            after = drive(self._frames[stream], action)
+            if after is not None:
+                self._frames[stream] = after
+        return {stream: self._frames[stream] for stream in actions}
+
+    def close(self) -> None:
+        """See `Dream`."""
+        self._frames.clear()
+
+
+def nothing(before: Frame, action: np.ndarray, after: Frame) -> float:
+    """No reward at all."""
+    return 0.0
+
+
+def never(before: Frame, action: np.ndarray, after: Frame) -> bool:
+    """No end, but for `max_steps`."""
+    return False
+
+
+class _Outcome(NamedTuple):
+    frame: Frame
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class _Episodes:
+    """The episodes of some streams; what `TerraEnv` and `TerraVectorEnv` have in common."""
+
+    def __init__(self, scenes: Scenes, dream: Dream, reward: Reward, ended: Ended, max_steps: int | None) -> None:
+        self._scenes, self.dream = scenes, dream
+        self._reward, self._ended, self._max_steps = reward, ended, max_steps
+        self._frames: dict[int, Frame] = {}
+        self._steps: dict[int, int] = {}
+
+    def begin(self, stream: int, rng: np.random.Generator) -> Frame:
+        frames, actions = self._scenes.begin(rng)
+        self.dream.begin(stream, frames, actions)
+        self._frames[stream], self._steps[stream] = self._frame(frames[-1]), 0
+        return self._frames[stream]
+
+    def _frame(self, tokens: np.ndarray) -> Frame:
+        return Frame(tokens, self._scenes.picture(tokens))
+
+    def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, _Outcome]:
+        tokens = self.dream.step(actions) if actions else {}
+        return {stream: self._outcome(stream, actions[stream], tokens[stream]) for stream in actions}
+
+    def _outcome(self, stream: int, action: np.ndarray, tokens: np.ndarray) -> _Outcome:
+        before, after = self._frames[stream], self._frame(tokens)
+        self._frames[stream] = after
+        self._steps[stream] += 1
+        return _Outcome(
+            after,
+            float(self._reward(before, action, after)),
+            bool(self._ended(before, action, after)),
+            self._steps[stream] == self._max_steps,
+        )
+
+
+def _checked(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Actions as float32."""
+    values = np.asarray(actions)
+    if values.shape != shape or values.dtype.kind not in "fiu":
+        raise InputError("action", f"an array {shape} of numbers", f"{values.dtype} {values.shape}")
+    return values.astype(np.float32)
+
+
+class TerraEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One drive. An observation is the picture of a frame, uint8 (height, width, 3); `info["tokens"]` has its ids,
+    int64 (num_image_patches,). An action is the waypoints that lead to the next frame, float32 (num_action_tokens,
+    action_dim).
+
+    Args:
+        scenes: where it begins and how it looks.
+        dream: what gives the frames. `close` closes it.
+        reward: of the frame before, the action and the frame after.
+        ended: whether an episode ends with that step.
+        max_steps: an episode is cut off after so many steps.
+        render_mode: None or ``"rgb_array"``.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012
+
+    def __init__(
+        self,
+        scenes: Scenes,
+        dream: Dream,
+        *,
+        reward: Reward = nothing,
+        ended: Ended = never,
+        max_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self._episodes = _Episodes(scenes, dream, reward, ended, max_steps)
+        self.observation_space, self.action_space = scenes.pictures, scenes.actions
+        self.render_mode = render_mode
+        self._picture: np.ndarray | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin a drive that `scenes` draws with the seed."""
+        super().reset(seed=seed)
+        frame = self._episodes.begin(0, self.np_random)
+        self._picture = frame.picture
+        return frame.picture.copy(), {"tokens": frame.tokens.copy()}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Drive on to the next frame.
+
+        Raises:
+            InputError: an action of another shape.
+        """
+        outcome = self._episodes.step({0: _checked(action, self.action_space.shape)})[0]
+        frame, self._picture = outcome.frame, outcome.frame.picture
+        info = {"tokens": frame.tokens.copy()}
+        return frame.picture.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def render(self) -> np.ndarray | None:
+        """The last picture."""
+        return self._picture if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        """Close the dream."""
+        self._episodes.dream.close()
+
+
+class TerraVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Several drives, whose next frames are generated together; each as in `TerraEnv`. A drive that has ended begins
+    anew with the next step, whose action it leaves aside (`AutoresetMode.NEXT_STEP`).
+
+    Args:
+        scenes, dream, reward, ended, max_steps: as in `TerraEnv`.
+        num_envs: how many.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        scenes: Scenes,
+        dream: Dream,
+        num_envs: int,
+        *,
+        reward: Reward = nothing,
+        ended: Ended = never,
+        max_steps: int | None = None,
+    ) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = scenes.pictures, scenes.actions
+        self.observation_space = batch_space(scenes.pictures, num_envs)
+        self.action_space = batch_space(scenes.actions, num_envs)
+        self._episodes = _Episodes(scenes, dream, reward, ended, max_steps)
+        self._rngs = [seeding.np_random()[0] for _ in range(num_envs)]
+        self._over = np.ones(num_envs, bool)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin all drives anew; number i as `TerraEnv.reset` does with the seed + i."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._rngs = [seeding.np_random(seed + stream)[0] for stream in range(self.num_envs)]
+        self._over[:] = False
+        return self._shown([self._episodes.begin(stream, rng) for stream, rng in enumerate(self._rngs)])
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Drive on, all at once.
+
+        Raises:
+            InputError: actions of another shape.
+        """
+        actions = _checked(actions, self.action_space.shape)
+        going = np.flatnonzero(~self._over).tolist()
+        outcomes = self._episodes.step({stream: actions[stream] for stream in going})
+        for stream in np.flatnonzero(self._over).tolist():
+            outcomes[stream] = _Outcome(self._episodes.begin(stream, self._rngs[stream]), 0.0, False, False)
+        of = [outcomes[stream] for stream in range(self.num_envs)]
+        pictures, info = self._shown([outcome.frame for outcome in of])
+        terminated = np.array([outcome.terminated for outcome in of])
+        truncated = np.array([outcome.truncated for outcome in of])
+        self._over = terminated | truncated
+        return pictures, np.array([outcome.reward for outcome in of]), terminated, truncated, info
+
+    @staticmethod
+    def _shown(frames: Sequence[Frame]) -> tuple[np.ndarray, dict[str, Any]]:
+        tokens = np.stack([frame.tokens for frame in frames])
+        present = np.ones(len(frames), bool)
+        return np.stack([frame.picture for frame in frames]), {"tokens": tokens, "_tokens": present}
+
+    def close_extras(self, **options: Any) -> None:
+        """Close the dream."""
+        self._episodes.dream.close()

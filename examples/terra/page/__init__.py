@@ -1,0 +1,101 @@
+"""A page in the browser in which Terra's world is driven: ``GET /terra`` of a server of Terra.
+
+An endpoint plugin of vLLM, named "terra" like the plugin that registers the model, so that VLLM_PLUGINS loads both.
+The page speaks with the server by ``WS /v1/mm/session``, as any client does, and loads nothing from elsewhere.
+"""
+
+import base64
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import FileResponse
+from PIL import Image
+
+from ..world import CONTEXT_FRAMES
+from ..worlds import DriveWorld, Episode, TileWorld, World, of_config
+
+router = APIRouter(tags=["terra"])
+
+PAGE = Path(__file__).parent / "index.html"
+
+
+class TerraPage:
+    """Adds the page to ``vllm serve``; it answers 404 for other models."""
+
+    name = "terra"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: Any) -> None:
+        """Register the routes."""
+        app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Find the world of the model that is served."""
+        config = engine_client.model_config.hf_config if engine_client else None
+        state.terra = config if getattr(config, "model_type", None) == "llama_action" else None
+
+
+@router.get("/terra", response_class=FileResponse)
+async def page(request: Request) -> FileResponse:
+    """The page."""
+    _config(request)
+    return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-cache"})
+
+
+@router.get("/terra/world")
+def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
+    """Where a drive begins: what the session is told first, the picture of the last frame that is known, and how the
+    vehicle is steered."""
+    config = _config(request)
+    here = of_config(config)
+    episode = here.episode(seed % here.num_episodes)
+    return {
+        "frames": episode.tokens[:CONTEXT_FRAMES].tolist(),
+        "actions": episode.actions[:CONTEXT_FRAMES].tolist(),
+        "placeholder": [config.pad_token_id] * config.num_action_tokens,
+        "picture": png(episode.pictures[CONTEXT_FRAMES - 1]),
+        "steering": steering(here, episode),
+    }
+
+
+def steering(here: World, episode: Episode) -> dict[str, Any]:
+    """How the page makes actions of keys: in whole cells, or on wheels from a place and a heading."""
+    if isinstance(here, TileWorld):
+        from ..world import CAR_COL, CAR_ROW, CARS, FRAME_SECONDS, GRID, MAX_SPEED, NUM_TILES, ROADS
+
+        roads = [*range(len(ROADS)), *range(NUM_TILES - len(CARS), NUM_TILES)]
+        size = {"grid": GRID, "car": CAR_ROW * GRID + CAR_COL, "most": MAX_SPEED}
+        return {"kind": "cells", "roads": roads, "seconds": FRAME_SECONDS, **size}
+    if isinstance(here, DriveWorld):
+        from ..drive.drives import FRAME_SECONDS, VIEW_METRES
+
+        (x, y), (before_x, before_y) = episode.actions[CONTEXT_FRAMES - 1][[-1, 0], :2].astype(float)
+        steps = len(episode.actions[0]) - 1
+        seconds = FRAME_SECONDS / len(episode.actions[0])
+        return {
+            "kind": "wheels",
+            "x": x,
+            "y": y,
+            "heading": float(np.arctan2(y - before_y, x - before_x)),
+            "speed": float(np.hypot(x - before_x, y - before_y)) / (steps * seconds),
+            "seconds": FRAME_SECONDS,
+            "view": VIEW_METRES,
+        }
+    raise HTTPException(404, "terra: expected a checkpoint with an image tokenizer, got one without.")
+
+
+def png(picture: np.ndarray) -> str:
+    """A picture, uint8 (height, width, 3), as base64 of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _config(request: Request) -> Any:
+    config = getattr(request.app.state, "terra", None)
+    if config is None:
+        raise HTTPException(404, "terra: expected a server of Terra, got one of another model.")
+    return config

@@ -1,0 +1,199 @@
+"""The worlds that checkpoints of Terra dream of: where their episodes come from, and what their tokens look like."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import world as tiles
+from .drive import tokenizer
+from .drive.drives import HELD_OUT, METRES_NEAR, Drive, load
+from .drive.metrics import ego_distance, psnr
+
+if TYPE_CHECKING:
+    from .configuration import LlamaActionConfig
+
+TILES, DRIVE = "tiles", "drive"
+"""Values of `LlamaActionConfig.image_tokenizer`."""
+NOISE_TILE = 12
+"""Side of the square that is drawn for a token without a picture, in pixels."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What happened, for a context and for comparison.
+
+    Attributes:
+        tokens: int64 (frames, num_image_patches).
+        actions: float32 (frames - 1, num_action_tokens, action_dim); action i leads from frame i to frame i + 1.
+        pictures: uint8 (frames, height, width, 3), RGB.
+    """
+
+    tokens: np.ndarray
+    actions: np.ndarray
+    pictures: np.ndarray
+
+
+class World(ABC):
+    """A world."""
+
+    @property
+    @abstractmethod
+    def num_episodes(self) -> int:
+        """Seeds below this have an episode that no model was trained on."""
+
+    @abstractmethod
+    def episode(self, seed: int) -> Episode:
+        """The held-out episode of a seed."""
+
+    @abstractmethod
+    def pictures(self, tokens: np.ndarray) -> np.ndarray:
+        """What tokens look like: integers (frames, num_image_patches) to uint8 (frames, height, width, 3)."""
+
+    @abstractmethod
+    def tokens(self, pictures: np.ndarray) -> np.ndarray:
+        """The other way: uint8 (frames, height, width, 3) to int64 (frames, num_image_patches).
+
+        Raises:
+            ValueError: a picture that no tokens have.
+        """
+
+    def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
+        """Figures of generated frames beside what happened.
+
+        Args:
+            tokens: integers (generated frames, num_image_patches).
+            first: index of the first of them in the episode.
+            truth: the episode.
+        """
+        return {}
+
+
+class TileWorld(World):
+    """The road world of `examples.terra.world`: a token is a tile."""
+
+    @property
+    def num_episodes(self) -> int:
+        return tiles.HELD_OUT_EPISODES
+
+    def episode(self, seed: int) -> Episode:
+        drive = tiles.make_episode(seed)
+        return Episode(drive.frames, drive.actions, self.pictures(drive.frames))
+
+    def pictures(self, tokens: np.ndarray) -> np.ndarray:
+        return np.stack([np.asarray(tiles.render(frame)) for frame in tokens])
+
+    def tokens(self, pictures: np.ndarray) -> np.ndarray:
+        known = _ids_by_tile()
+        ids = [known.get(tile.tobytes()) for tile in _tiles(pictures)]
+        if None in ids:
+            row, col = divmod(ids.index(None) % tiles.TOKENS_PER_FRAME, tiles.GRID)
+            raise ValueError(f"no tile looks like row {row}, column {col} of the picture")
+        return np.array(ids).reshape(len(pictures), -1)
+
+    def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
+        return {"token_accuracy": float((tokens == truth.tokens[first : first + len(tokens)]).mean())}
+
+
+class DriveWorld(World):
+    """Camera frames of a simulator, by way of a learned tokenizer.
+
+    Args:
+        folder: of the checkpoint, with its tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = tokenizer.of_checkpoint(folder)
+
+    @property
+    def num_episodes(self) -> int:
+        return len(_held_out())
+
+    def episode(self, seed: int) -> Episode:
+        drive = _held_out()[seed]
+        return Episode(tokenizer.encode_frames(self._tokenizer, drive.frames), drive.actions, drive.frames)
+
+    def pictures(self, tokens: np.ndarray) -> np.ndarray:
+        return tokenizer.decode_frames(self._tokenizer, np.asarray(tokens))
+
+    def tokens(self, pictures: np.ndarray) -> np.ndarray:
+        return tokenizer.encode_frames(self._tokenizer, pictures)
+
+    def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
+        frames = self.pictures(tokens)
+        places = truth.actions[first - 1 : first - 1 + len(frames), -1, :2]
+        distances = [ego_distance(frame, place) for frame, place in zip(frames, places, strict=True)]
+        ratios = psnr(frames, truth.pictures[first : first + len(frames)])
+        return {
+            "psnr_db": float(ratios.mean()),
+            "ego_in_place": float(np.mean([distance <= METRES_NEAR for distance in distances])),
+        }
+
+
+class NoiseWorld(World):
+    """Random tokens, for a checkpoint that no world here was trained for; one colour per id.
+
+    Args:
+        config: of the checkpoint.
+    """
+
+    def __init__(self, config: "LlamaActionConfig") -> None:
+        self._config = config
+
+    @property
+    def num_episodes(self) -> int:
+        return 2**31
+
+    def episode(self, seed: int) -> Episode:
+        config, rng = self._config, np.random.default_rng(seed)
+        count = config.num_temporal_embeddings
+        tokens = rng.integers(0, config.pad_token_id, (count, config.num_image_patches))
+        shape = count - 1, config.num_action_tokens, config.action_dim
+        return Episode(tokens, rng.standard_normal(shape, dtype=np.float32), self.pictures(tokens))
+
+    def pictures(self, tokens: np.ndarray) -> np.ndarray:
+        ids = tokens.reshape(len(tokens), *self._config.grid).astype(np.uint64)
+        colours = np.stack([(ids * factor >> 7) % 200 + 40 for factor in (73, 151, 283)], axis=-1).astype(np.uint8)
+        return colours.repeat(NOISE_TILE, axis=1).repeat(NOISE_TILE, axis=2)
+
+    def tokens(self, pictures: np.ndarray) -> np.ndarray:
+        raise ValueError("the checkpoint comes without an image tokenizer")
+
+
+def of_config(config: "LlamaActionConfig") -> World:
+    """The world that a checkpoint was trained for, by its config.
+
+    Raises:
+        ValueError: an image tokenizer that is unknown.
+    """
+    if config.image_tokenizer is None:
+        return NoiseWorld(config)
+    if config.image_tokenizer == TILES:
+        return TileWorld()
+    if config.image_tokenizer == DRIVE:
+        return DriveWorld(Path(config._name_or_path))
+    raise ValueError(f"image_tokenizer {config.image_tokenizer!r} is unknown")
+
+
+@cache
+def _held_out() -> list[Drive]:
+    """Read once for all worlds: a request for an output makes a world of its own."""
+    return load(HELD_OUT)
+
+
+def _tiles(pictures: np.ndarray) -> np.ndarray:
+    """The tiles of pictures: uint8 (tiles of all pictures, values)."""
+    side = tiles.TILE_PIXELS
+    rows = pictures.reshape(-1, tiles.GRID, side, tiles.GRID, side, 3).swapaxes(2, 3)
+    return np.ascontiguousarray(rows).reshape(-1, side * side * 3)
+
+
+@cache
+def _ids_by_tile() -> dict[bytes, int]:
+    """Each tile's id by its pixels."""
+    ids = np.resize(np.arange(tiles.NUM_TILES), (1, tiles.TOKENS_PER_FRAME))
+    drawn = _tiles(TileWorld().pictures(ids))
+    return dict(zip((tile.tobytes() for tile in drawn), ids[0].tolist(), strict=True))

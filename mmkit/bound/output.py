@@ -1,0 +1,169 @@
+"""An output bound to a config and a tokenizer: ids in, an array out, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, SpecError
+from ..expr import Scope
+from ..items.tensor import DTYPES
+from ..outputs import Array, Output
+from .binding import At, calling
+
+
+class BoundOutput:
+    """An output of a spec that is bound to a config and a tokenizer: ``plan.outputs["frame"]``.
+
+    Attributes:
+        spec: the declaration.
+        name: its name.
+        where: names it in errors, as ``terra.outputs.frame``.
+        allowed: the ids that may stand at each position.
+        common: the ids that may stand at every position, if these are the same ones.
+        allows_all: whether they are all ids that are sampled at all.
+    """
+
+    def __init__(
+        self,
+        spec: Output,
+        model: str,
+        scope: Scope,
+        vocab_size: int,
+        reserved: frozenset[int] = frozenset(),
+    ) -> None:
+        """Evaluate the layout.
+
+        Raises:
+            SpecError: no position to choose, an id that the model lacks, or a placeholder id, which
+                is never sampled.
+        """
+        self.spec, self.name, self._scope = spec, spec.name, scope
+        self.where = f"{model}.outputs.{spec.name}"
+        with At(f"{self.where}, layout"):
+            positions = spec.layout.allowed(scope)
+        if not any(isinstance(ids, range) for ids in positions):
+            raise SpecError(f"{self.where}, layout", "at least one any_id()", "none")
+        self._chosen = np.array([isinstance(ids, range) for ids in positions])
+        self.allowed = [i if isinstance(i, range) else range(i, i + 1) for i in positions]
+        for ids in set(self.allowed):
+            at = f"{self.where}, layout"
+            if ids.stop > vocab_size:
+                expected = f"token ids below the vocabulary size {vocab_size}"
+                raise SpecError(at, expected, str(ids.stop - 1))
+            if taken := sorted(token for token in reserved if token in ids):
+                expected, got = "ids that may be sampled", f"the placeholder id {taken[0]}"
+                raise SpecError(at, expected, got, "End the range before it, or begin behind it.")
+        self.common = self.allowed[0] if len(set(self.allowed)) == 1 else None
+        others = vocab_size - len(self.common or ())
+        self.allows_all = others == sum(token < vocab_size for token in reserved)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many ids it has."""
+        return len(self.allowed)
+
+    def decode(self, ids: Any) -> Array:
+        """The array that ids are.
+
+        Args:
+            ids: a sequence of `num_tokens` whole numbers, or an array or tensor of them.
+
+        Raises:
+            InputError: another number of ids, or one that may not stand at its position.
+            SpecError: the function of the spec fails.
+        """
+        checked = self.check(ids)
+        chosen = np.array(checked, np.int64)[self._chosen]
+        with calling(SpecError, f"{self.where}, decode", "an array for ids that may stand there"):
+            decoded = self.spec.decode(chosen, self._scope)
+        if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
+            dtype = getattr(decoded, "dtype", None)
+            got = f"a {type(decoded).__name__}" + (f" of {dtype}" if dtype is not None else "")
+            raise SpecError(f"{self.where}, decode", f"a numpy array of {', '.join(DTYPES)}", got)
+        return decoded
+
+    def check(self, ids: Any) -> list[int]:
+        """The ids as a list.
+
+        Raises:
+            InputError: as for `decode`.
+        """
+        values = ids.tolist() if hasattr(ids, "tolist") else ids
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise InputError(self.where, "a sequence of token ids", f"a {type(ids).__name__}")
+        if len(values) != self.num_tokens:
+            remedy = "Sampling for this output stops after one; send the ids of one alone."
+            raise InputError(self.where, f"{self.num_tokens} ids", str(len(values)), remedy)
+        for position, token in enumerate(values):
+            if type(token) is not int:
+                got = f"{type(token).__name__} {token!r}"
+                raise InputError(f"{self.where}[{position}]", "a token id", got, "Send integers.")
+        if wrong := self._misplaced(values):
+            remedy = "Check where the output begins, and that sampling was confined to it."
+            raise InputError(f"{self.where}[{wrong[0]}]", *wrong[1:], remedy)
+        return list(values)
+
+    def _misplaced(self, ids: Sequence[int]) -> tuple[int, str, str] | None:
+        """The first position with an id that may not stand there, and what is expected and got."""
+        for position, (token, allowed) in enumerate(zip(ids, self.allowed, strict=True)):
+            if token not in allowed:
+                one = len(allowed) == 1
+                ends = (
+                    f"the id {allowed[0]}" if one else f"an id from {allowed[0]} to {allowed[-1]}"
+                )
+                return position, ends, str(token)
+        return None
+
+    def encode(self, array: Any) -> list[int]:
+        """The ids of an array, literals among them; as many as `num_tokens`.
+
+        Args:
+            array: of the shape and dtype that `decode` gives.
+
+        Raises:
+            InputError: the spec has no `encode`, or it does not take the array.
+            SpecError: it gives ids that may not stand there.
+        """
+        if self.spec.encode is None:
+            raise InputError(self.where, "an output with encode", "one without")
+        given = np.asarray(array)
+        if (given.shape, given.dtype.name) != (self.shape, self.dtype):
+            expected = f"a {self.shape} array of {self.dtype}"
+            got = f"{given.shape} of {given.dtype.name}"
+            raise InputError(self.where, expected, got, "Nothing is cast or resized.")
+        with calling(InputError, self.where, "an array that the output can be"):
+            encoded = np.asarray(self.spec.encode(given, self._scope))
+        at, count = f"{self.where}, encode", int(self._chosen.sum())
+        if encoded.dtype.kind not in "iu" or encoded.shape != (count,):
+            got = f"{encoded.shape} of {encoded.dtype}"
+            raise SpecError(at, f"({count},) integers, one for each any_id()", got)
+        ids = np.array([allowed.start for allowed in self.allowed], np.int64)
+        ids[self._chosen] = encoded
+        values: list[int] = ids.tolist()
+        if wrong := self._misplaced(values):
+            raise SpecError(f"{at}, position {wrong[0]}", *wrong[1:])
+        return values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the arrays; known from those of the smallest ids."""
+        sizes: tuple[int, ...] = self._smallest.shape
+        return sizes
+
+    @property
+    def dtype(self) -> str:
+        """Of the arrays, by its name in numpy."""
+        return self._smallest.dtype.name
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an RGB image, uint8 (height, width, 3)."""
+        return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
+
+    @cached_property
+    def _smallest(self) -> Array:
+        return self.decode([ids.start for ids in self.allowed])

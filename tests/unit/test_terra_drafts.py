@@ -1,0 +1,108 @@
+"""Drafts of frames."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.drafts import Drafter, FrameMotion
+from examples.terra.world import CONTEXT_FRAMES, GRID, NUM_WAYPOINTS, make_episode
+
+
+def prompt_of(frames: np.ndarray, actions: int) -> np.ndarray:
+    """Frames with the placeholders of an action after each."""
+    return np.pad(frames, ((0, 0), (0, actions)), constant_values=99).astype(np.int32).reshape(-1)
+
+
+def steps(drafter: Drafter, frames: np.ndarray, frame: np.ndarray, streams: int = 1) -> tuple[int, int]:
+    """Steps of an engine whose model draws a frame after others, and the tokens that were drafted."""
+    known = prompt_of(frames, drafter.positions - len(frame))
+    drawn, count, drafted = 1, 1, 0  # the prompt's own step draws the first token
+    while drawn < len(frame):
+        draft = drafter.drafts(np.concatenate([known, frame[:drawn]]), streams)
+        right = next((i for i, token in enumerate(draft) if token != frame[drawn + i]), len(draft))
+        drawn, count, drafted = drawn + right + 1, count + 1, drafted + len(draft)
+    assert drawn == len(frame)
+    return count, drafted
+
+
+@given(st.data())
+def test_a_draft_is_of_tokens_that_were_seen_and_never_longer_than_the_frame(data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    actions, streams = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 1000))
+    cells = rows * columns
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    known = prompt_of(random.integers(0, 5, (data.draw(st.integers(0, 12)), cells)), actions)
+    begun = random.integers(0, 5, data.draw(st.integers(0, cells + actions - 1))).astype(np.int32)
+    drafter = Drafter(FrameMotion(rows, columns, data.draw(st.integers(0, 3))), cells + actions)
+    draft = drafter.drafts(np.concatenate([known, begun]), streams)
+    assert len(draft) <= max(0, cells - 1 - len(begun))
+    assert set(draft) <= set(known.tolist()) - {99}
+
+
+@given(
+    down=st.integers(-2, 2),
+    right=st.integers(-2, 2),
+    mode=st.sampled_from(["wrap", "edge"]),
+    grid=st.sampled_from([(4, 5), (8, 8), (18, 32)]),
+)
+def test_a_displacement_is_known_after_a_row(down: int, right: int, mode: str, grid: tuple[int, int]) -> None:
+    """Whether what enters comes from the opposite edge or repeats the edge. (Which of them, only an edge tells.)"""
+    rows, columns = grid
+    last = np.random.default_rng(0).permutation(rows * columns).reshape(grid)
+
+    def moved(mode: str) -> np.ndarray:
+        return np.pad(last, 2, mode=mode)[2 - down :, 2 - right :][:rows, :columns].reshape(-1)
+
+    begun = (max(down, 0) + 1) * columns + 1  # the first row that does not repeat the upper edge, and a token
+    known = np.concatenate([last.reshape(-1), moved(mode)[:begun]]).astype(np.int32)
+    draft = np.array(Drafter(FrameMotion(rows, columns), rows * columns).drafts(known))
+    right_ones = draft == moved(mode)[begun:][: len(draft)]
+    assert len(draft)
+    assert right_ones[(moved("wrap") == moved("edge"))[begun:][: len(draft)]].all()
+
+
+def test_the_road_world_takes_three_steps_a_frame() -> None:
+    """What the car hides and where it stays are learned from the frames so far."""
+    drafter = Drafter(FrameMotion(GRID, GRID), GRID * GRID + NUM_WAYPOINTS)
+    counts = [
+        steps(drafter, episode.frames[:known], episode.frames[known])[0]
+        for episode in map(make_episode, range(10))
+        for known in range(CONTEXT_FRAMES, len(episode.frames))
+    ]
+    assert np.mean(counts) <= 3
+
+
+def test_what_passed_by_is_not_drafted_again() -> None:
+    """A camera that stands still, and something that crosses its picture."""
+    road = np.arange(24)
+    frames = np.stack([np.where(road == 5 * time, 50, road) for time in range(5)])
+    assert steps(Drafter(FrameMotion(4, 6), 24), frames[:4], frames[4])[0] == 3  # it came where nobody knew
+
+
+def test_more_streams_draft_less_and_so_do_worlds_that_cannot_be_told() -> None:
+    random = np.random.default_rng(0)
+    drafter = Drafter(FrameMotion(GRID, GRID), GRID * GRID)
+    still = np.tile(random.integers(0, 500, GRID * GRID), (6, 1))
+    noisy = np.where(random.random(still.shape) < 0.2, random.integers(0, 500, still.shape), still)
+    per_step = []
+    for world, streams in ((still, 1), (noisy, 1), (noisy, 8), (noisy, 64)):
+        count, drafted = steps(drafter, world[:5], world[5], streams)
+        per_step.append(drafted / (count - 1))
+    assert per_step[0] == GRID * GRID - 2
+    assert per_step == sorted(per_step, reverse=True)
+    assert len(set(per_step)) == 4
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows", "grid"), [(64, None, (8, 8)), (100, None, (10, 10)), (576, 18, (18, 32)), (24, None, (4, 6))]
+)
+def test_the_grid_is_that_of_the_config(cells: int, rows: int | None, grid: tuple[int, int]) -> None:
+    sizes = {"num_image_patches": cells, "num_spatio_embeddings": cells + 6}
+    assert LlamaActionConfig(**sizes, num_image_rows=rows).grid == grid
+
+
+def test_a_grid_that_leaves_cells_over_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_image_rows \(5\) must divide num_image_patches \(576\)\."):
+        LlamaActionConfig(num_image_rows=5)
