@@ -31,8 +31,13 @@ WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.6, 0.25, 0.15)
 SHORT_PART = 0.5
 MUON_LR, ADAMW_LR = 0.02, 0.003
 WARM_UP_STEPS = 100
-CHANGED_WEIGHT = 5.0
-"""How much more a token counts that differs from the last frame's: most of a frame stands still."""
+CHANGED_WEIGHT, EGO_WEIGHT = 5.0, 20.0
+"""How much more a token counts that differs from the last frame's, and one by the ego vehicle's next place: most of a
+frame stands still, and where the ego vehicle goes is what a model of actions is for."""
+EGO_METRES = 5.7
+"""A patch whose middle is at most so far from the ego vehicle's shows some of it: half of both their lengths."""
+MOST_DAMAGE = 0.5
+"""Largest share of a window's tokens that is replaced before the model reads them: a rollout reads its own mistakes."""
 NUM_WAVES = 9
 """Numbers from which the place of a token along one axis is embedded at first."""
 CHECK_EVERY, SAVE_EVERY = 100, 500
@@ -95,7 +100,10 @@ def make_optimizers(model: LlamaActionForCausalLM) -> list[torch.optim.Optimizer
     chosen = {*matrices, model.action_projection.weight}
     rest = [weight for weight in model.parameters() if weight not in chosen]
     # metres are large numbers: a step as long as the others' would throw the vehicle about
-    groups = [{"params": rest}, {"params": [model.action_projection.weight], "lr": ADAMW_LR / (VIEW_METRES / 2)}]
+    groups: list[dict[str, Any]] = [
+        {"params": rest},
+        {"params": [model.action_projection.weight], "lr": ADAMW_LR / (VIEW_METRES / 2)},
+    ]
     adamw = torch.optim.AdamW(groups, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
     optimizers = [Muon(matrices, lr=MUON_LR), adamw]
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -103,31 +111,57 @@ def make_optimizers(model: LlamaActionForCausalLM) -> list[torch.optim.Optimizer
     return optimizers
 
 
-def loss_of(logits: Tensor, frames: Tensor) -> Tensor:
-    """Cross entropy, in which tokens count more that differ from the last frame's."""
+def by_ego(actions: Tensor, rows: int, cols: int) -> Tensor:
+    """Which tokens of the next frame may show the ego vehicle.
+
+    Args:
+        actions: float32 (..., waypoints, 3).
+        rows, cols: tokens of a frame along either axis.
+
+    Returns:
+        bool (..., rows * cols).
+    """
+    middles = (torch.cartesian_prod(torch.arange(rows), torch.arange(cols)) + 0.5) / torch.tensor([rows, cols])
+    places = actions[..., -1, :2].flip(-1)  # rows are y
+    distances: Tensor = (VIEW_METRES * (middles - 0.5) - places[..., None, :]).norm(dim=-1)
+    return distances <= EGO_METRES
+
+
+def damaged(frames: Tensor, rng: np.random.Generator) -> Tensor:
+    """Replace tokens of windows, in some windows more than in others, by those of other windows in the same place."""
+    shares = torch.from_numpy(MOST_DAMAGE * rng.random((len(frames), 1, 1)) ** 3)
+    others = frames[torch.from_numpy(rng.permutation(len(frames)))]
+    return torch.where(torch.from_numpy(rng.random(frames.shape)) < shares, others, frames)
+
+
+def loss_of(logits: Tensor, frames: Tensor, is_ego: Tensor) -> Tensor:
+    """Cross entropy, in which tokens count more that differ from the last frame's or are by the ego vehicle."""
     truth = frames[:, 1:]
     losses = nn.functional.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
-    weights = 1 + (CHANGED_WEIGHT - 1) * (truth != frames[:, :-1]).flatten()
-    return (losses * weights).sum() / weights.sum()
+    weights = 1 + (CHANGED_WEIGHT - 1) * (truth != frames[:, :-1]) + (EGO_WEIGHT - 1) * is_ego
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
 @torch.no_grad()
-def check(model: LlamaActionForCausalLM, tokens: Tokens) -> tuple[float, float]:
-    """The share of right tokens on windows that are not trained on: of all, and of those that changed."""
+def check(model: LlamaActionForCausalLM, tokens: Tokens, grid: tuple[int, int]) -> dict[str, float]:
+    """The share of right tokens on windows that are not trained on: of all, of those that changed, of the ego's."""
     frames, actions, moments = tokens.windows(np.random.default_rng(0), 24, WINDOW_FRAMES[0])
-    is_right = predict(model, frames, actions, moments).argmax(-1) == frames[:, 1:]
+    is_right = (predict(model, frames, actions, moments).argmax(-1) == frames[:, 1:]).float()
     is_changed = frames[:, 1:] != frames[:, :-1]
-    return is_right.float().mean().item(), is_right[is_changed].float().mean().item()
+    groups = {"right": torch.ones_like(is_changed), "changed": is_changed, "ego": is_changed & by_ego(actions, *grid)}
+    return {name: is_right[group].mean().item() for name, group in groups.items()}
 
 
-def train(tokens: Tokens, model: LlamaActionForCausalLM, steps: int, seed: int, out: Path) -> None:
+def train(
+    tokens: Tokens, model: LlamaActionForCausalLM, grid: tuple[int, int], steps: int, seed: int, out: Path
+) -> None:
     """Train a model, from where the last run broke off if there was one; saves it into a folder."""
     optimizers = make_optimizers(model)
     trained = Tokens(tokens.frames[:-VALIDATION_DRIVES], tokens.actions[:-VALIDATION_DRIVES])
     validation = Tokens(tokens.frames[-VALIDATION_DRIVES:], tokens.actions[-VALIDATION_DRIVES:])
     unfinished = out / "training.pt"
     first = _resume(unfinished, model, optimizers, (steps, seed))
-    right = changed = 0.0
+    shares: dict[str, float] = {}
     average = math.nan
     began = time.monotonic()
     bar = tqdm(range(first, steps), "world model", initial=first, total=steps, unit="step")
@@ -137,7 +171,8 @@ def train(tokens: Tokens, model: LlamaActionForCausalLM, steps: int, seed: int, 
         num_frames = WINDOW_FRAMES[0] if is_short else int(rng.choice(WINDOW_FRAMES, p=WINDOW_SHARES))
         size = POSITIONS_PER_STEP // (model.config.num_spatio_embeddings * num_frames)
         frames, actions, moments = trained.windows(rng, size, num_frames)
-        loss = loss_of(predict(model, frames, actions, moments), frames)
+        logits = predict(model, damaged(frames, rng), actions, moments)
+        loss = loss_of(logits, frames, by_ego(actions, *grid))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         factor = min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, 2 * (1 - step / steps))
@@ -148,11 +183,12 @@ def train(tokens: Tokens, model: LlamaActionForCausalLM, steps: int, seed: int, 
             optimizer.zero_grad()
         average = loss.item() if math.isnan(average) else 0.98 * average + 0.02 * loss.item()
         if (step + 1) % CHECK_EVERY == 0:
-            right, changed = check(model, validation)
+            shares = check(model, validation, grid)
         if (step + 1) % SAVE_EVERY == 0:
             _save(unfinished, model, optimizers, (steps, seed), step + 1)
             model.save_pretrained(out)
-        bar.set_postfix(loss=f"{average:.3f}", right=f"{right:.1%}", changed=f"{changed:.1%}", refresh=False)
+        percentages = {name: f"{share:.1%}" for name, share in shares.items()}
+        bar.set_postfix(loss=f"{average:.3f}", **percentages, refresh=False)
     model.save_pretrained(out)
     unfinished.unlink(missing_ok=True)
     print(f"{steps - first} steps in {(time.monotonic() - began) / 60:.0f} minutes")
@@ -195,7 +231,8 @@ def main(
     images = Tokenizer.load(tokenizer)
     tokens = read(files, images)
     torch.manual_seed(seed)
-    train(tokens, make_model(images), steps, seed, out)
+    grid = images.config.rows, images.config.cols
+    train(tokens, make_model(images), grid, steps, seed, out)
 
 
 if __name__ == "__main__":
