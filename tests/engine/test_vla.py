@@ -107,8 +107,16 @@ def test_names_that_are_no_output_change_nothing(vla: Any) -> None:
         assert ids_of(vla, REQUESTS[:3], odd) == alone
 
 
-def test_drafts_keep_to_an_output_of_one_range(checkpoint: Path, engines: ExitStack, outputs: Any) -> None:
-    """vLLM makes no logits processors for speculative decoding: `allowed_token_ids` says it, or nothing does."""
+def test_drafts_keep_to_an_output_of_one_range(
+    checkpoint: Path, engines: ExitStack, outputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM makes no logits processors for speculative decoding: `allowed_token_ids` says it, or nothing does.
+
+    In a process of its own: n-grams import numba, beside which vLLM 0.32 starts no further engine on a CPU.
+    """
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.setenv("MMKIT_MODULES", "tests.engine.vla")
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     options = {"seed": 0, "hf_overrides": OVERRIDES, "speculative_config": drafts}
     llm = engines.enter_context(engine(checkpoint, **options))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
@@ -19,7 +20,7 @@ from tests.night.malformed import HEADERS
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 QUIET = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--no-proxy-server",
     # a window that no one sees goes on, too
     "--disable-background-timer-throttling", "--disable-renderer-backgrounding",
     "--disable-backgrounding-occluded-windows",
@@ -93,7 +94,11 @@ class Player:
         options.binary_location = CHROMIUM
         for argument in (*QUIET, f"--user-data-dir={profile}", "--window-size=600,860"):
             options.add_argument(argument)
-        self.browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        options.ignore_local_proxy_environment_variables()
+        try:
+            self.browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        except WebDriverException as error:
+            pytest.skip(f"Chromium does not start on this machine: {error.msg}")
         self.browser.set_page_load_timeout(WAIT)
         self.browser.get(url)
 
