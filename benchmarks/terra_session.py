@@ -120,6 +120,9 @@ def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
         "every": int(np.diff(np.flatnonzero(slid)).max()),
         "first_ms": float(ms[WARM : WARM + SPAN].mean()),
         "last_ms": float(ms[-SPAN:].mean()),
+        "spans_ms": [
+            float(ms[first : first + SPAN].mean()) for first in range(WARM, frames - SPAN + 1, SPAN)
+        ],
         # beside other work on the machine, the processors' time says more
         "first_cpu_ms": (spent[1] - spent[0]) / SPAN * 1000,
         "last_cpu_ms": (spent[-1] - spent[-2]) / SPAN * 1000,

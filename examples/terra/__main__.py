@@ -11,8 +11,9 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from . import CHECKPOINT, register
+from . import register
 from .drafts import FRAME_TOKENS
+from .drive import CHECKPOINT
 from .world import CONTEXT_FRAMES
 
 FIGURES = {
@@ -28,7 +29,9 @@ Result = tuple[np.ndarray, dict[str, Any]]
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Directory of a checkpoint.")] = CHECKPOINT,
+    model: Annotated[
+        Path, typer.Option(help="Directory of a checkpoint; by default that of camera frames.")
+    ] = CHECKPOINT,
     frames: Annotated[int, typer.Option(min=1, help="Frames to generate after the three of the context.")] = 22,
     streams: Annotated[int, typer.Option(min=1, help="Videos to generate at once.")] = 1,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,

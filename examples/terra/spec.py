@@ -24,6 +24,8 @@ TERRA = ModelSpec(
             any_id(0, cfg.pad_token_id) * cfg.num_image_patches,
             decode_frame,
             encode_frame,
+            # camera frames go through a learned tokenizer
+            lossy=True,
         ),
     ],
 )

@@ -29,7 +29,8 @@ def run_demo(out: Path, *options: str) -> dict[str, Any]:
 
 def test_tensor_parallel_terra_gives_the_same_ids(tmp_path: Path) -> None:
     """Two processes share each layer; two streams at once."""
-    report = run_demo(tmp_path, "--tensor-parallel-size", "2", "--streams", "2", "--frames", "4", "--seed", "7")
+    options = ("--tensor-parallel-size", "2", "--streams", "2", "--frames", "4", "--seed", "7")
+    report = run_demo(tmp_path, "--model", str(CHECKPOINT), *options)
     assert report["identical_tokens"]
     assert report["vLLM"]["token_accuracy"] == 1.0
 

@@ -17,7 +17,7 @@ def test_terra(tmp_path: Path) -> None:
     run("-m", "examples.terra", *options, cwd=tmp_path, **environment)
     report = json.loads((tmp_path / "out" / "terra.json").read_text())
     assert report["identical_tokens"]
-    assert report["vLLM"]["token_accuracy"] == 1.0
+    assert report["vLLM"]["psnr_db"] > 25
 
 
 def test_llava_like(tmp_path: Path) -> None:

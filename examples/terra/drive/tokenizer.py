@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-WEIGHTS, SIZES = "tokenizer.safetensors", "tokenizer.json"
-"""The files of a tokenizer, in the folder of its world model's checkpoint."""
+WEIGHTS, SIZES = Path("image_tokenizer/model.safetensors"), Path("image_tokenizer/config.json")
+"""The files of a tokenizer in its world model's checkpoint: in a folder of their own, as vLLM takes every file of
+weights beside the model's for the model's."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Tokenizer(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the weights, in 16 bits, and the sizes."""
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / WEIGHTS).parent.mkdir(parents=True, exist_ok=True)
         weights = {name: weight.half().contiguous() for name, weight in self.state_dict().items()}
         save_file(weights, folder / WEIGHTS)
         (folder / SIZES).write_text(json.dumps(asdict(self.config)) + "\n")

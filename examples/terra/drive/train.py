@@ -186,12 +186,17 @@ def train(
             shares = check(model, validation, grid)
         if (step + 1) % SAVE_EVERY == 0:
             _save(unfinished, model, optimizers, (steps, seed), step + 1)
-            model.save_pretrained(out)
+            save(model, out)
         percentages = {name: f"{share:.1%}" for name, share in shares.items()}
         bar.set_postfix(loss=f"{average:.3f}", **percentages, refresh=False)
-    model.save_pretrained(out)
+    save(model, out)
     unfinished.unlink(missing_ok=True)
     print(f"{steps - first} steps in {(time.monotonic() - began) / 60:.0f} minutes")
+
+
+def save(model: LlamaActionForCausalLM, out: Path) -> None:
+    """Write a checkpoint whose file has 16 bits a number; its config says float32, in which models compute."""
+    model.save_pretrained(out, state_dict={name: weight.half() for name, weight in model.state_dict().items()})
 
 
 def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], run: Any, step: int) -> None:
@@ -214,7 +219,7 @@ def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 2400,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 3900,
     seed: Annotated[int, typer.Option(help="Of weights and windows.", min=0)] = 0,
     data: Annotated[Path, typer.Option(help="Folder of the recordings.")] = DATA,
     tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer.")] = CHECKPOINT,

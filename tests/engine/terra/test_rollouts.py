@@ -151,7 +151,7 @@ def test_placeholder_is_never_sampled_beside_drafts(
 def test_the_demo(drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command, with the engine that is there."""
     monkeypatch.setattr("examples.terra.rollout.VllmTerra", lambda *args, **options: drafting)
-    demo.main(frames=2, streams=2, seed=7, out=tmp_path)
+    demo.main(model=CHECKPOINT, frames=2, streams=2, seed=7, out=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"terra.gif", "terra.mp4", "terra.png", "terra.json"}
     report = json.loads((tmp_path / "terra.json").read_text())
     assert report["identical_tokens"]
