@@ -70,7 +70,7 @@ def save_strip(rows: Rows, path: Path, context: int, shown: int = 8) -> None:
         for column, index in enumerate(chosen):
             left = MARGIN + column * (width + MARGIN)
             sheet.paste(frames[index], (left, top + LABEL_HEIGHT))
-            note = "last of the context" if index < context else f"frame {index + 1}"
+            note = "context" if index < context else f"frame {index + 1}"
             pen.text(
                 (left, top + 6), f"{name}, {note}" if column == 0 else note, INK if column == 0 else FAINT, _font()
             )
