@@ -80,6 +80,10 @@ def test_a_saved_tokenizer_comes_back(tmp_path: Path, drives: list[Drive]) -> No
     tokenizer.save(tmp_path)
     frames = torch.from_numpy(drives[0].frames[:2])
     assert torch.equal(Tokenizer.load(tmp_path).encode(frames), tokenizer.encode(frames))
+    with pytest.raises(
+        ValueError, match=r"^image tokenizer: expected image_tokenizer/config\.json in the checkpoint's folder"
+    ):
+        DriveWorld(tmp_path / "elsewhere")
 
 
 def test_windows_keep_actions_beside_their_frames() -> None:

@@ -154,7 +154,16 @@ class Tokenizer(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: a folder without it.
+        """
+        if not (folder / SIZES).exists():
+            remedy = "Name a checkpoint of examples.terra.drive, and load its config by AutoConfig from its folder."
+            raise ValueError(
+                f"image tokenizer: expected {SIZES} in the checkpoint's folder, got none in '{folder}'. {remedy}"
+            )
         sizes = json.loads((folder / SIZES).read_text())
         for name in ("levels", "widths"):
             sizes[name] = tuple(sizes[name])
