@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from examples.terra import CHECKPOINT, register
+from examples.terra import register
 from tests.engine.processes import engines_in_this_process
+
+from .rollouts import engine
 
 
 @pytest.fixture(scope="package")
@@ -19,8 +21,4 @@ def engines() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="package")
 def terra(engines: ExitStack) -> Any:
-    from examples.terra.rollout import VllmTerra
-
-    terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
-    engines.callback(terra.llm.llm_engine.engine_core.shutdown)
-    return terra
+    return engine(engines)

@@ -1,13 +1,30 @@
 """Episodes and requests for the tests of this folder."""
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from examples.terra import CHECKPOINT
 from examples.terra.world import CONTEXT_FRAMES, Episode, make_episode
 
 PAD = 31
 """The placeholder id of the checkpoint."""
+
+
+def engine(engines: ExitStack, model: Path = CHECKPOINT, **options: Any) -> Any:
+    """An engine of a checkpoint, which ends with the others."""
+    from examples.terra.rollout import VllmTerra
+
+    terra = VllmTerra(model, dtype="float32", seed=0, **options)
+    engines.callback(terra.llm.llm_engine.engine_core.shutdown)
+    return terra
+
+
+def shuffled(actions: np.ndarray) -> np.ndarray:
+    """Actions (streams, frames, ...) with those of each stream in another order."""
+    return np.stack([own[np.random.default_rng(i).permutation(len(own))] for i, own in enumerate(actions)])
 
 
 def stacked(seeds: range) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from examples.terra.drive import CHECKPOINT
 from examples.terra.reference import LlamaActionForCausalLM
 from examples.terra.world import CONTEXT_FRAMES
 
-from .rollouts import generate
+from .rollouts import engine, generate, shuffled
 
 EPISODES = 5
 
@@ -21,11 +21,7 @@ EPISODES = 5
 @pytest.fixture(scope="module")
 def drive(engines: ExitStack) -> Any:
     """An engine of the drives' checkpoint, with drafts of frames."""
-    from examples.terra.rollout import VllmTerra
-
-    drive = VllmTerra(CHECKPOINT, drafts=FRAME_TOKENS, dtype="float32", seed=0)
-    engines.callback(drive.llm.llm_engine.engine_core.shutdown)
-    return drive
+    return engine(engines, CHECKPOINT, drafts=FRAME_TOKENS)
 
 
 def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(
@@ -44,8 +40,7 @@ def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(
         pairs = zip(tokens, episodes, strict=True)
         return float(np.mean([world.compare(own, CONTEXT_FRAMES, e)["ego_in_place"] for own, e in pairs]))
 
-    shuffled = np.stack([a[np.random.default_rng(i).permutation(len(a))] for i, a in enumerate(actions)])
-    share, share_shuffled = in_place(tokens), in_place(generate(drive, frames, shuffled))
+    share, share_shuffled = in_place(tokens), in_place(generate(drive, frames, shuffled(actions)))
     with capsys.disabled():
         print(f"\n{EPISODES} drives: ego vehicle in place in {share:.0%}, {share_shuffled:.0%} with shuffled actions")
     assert share > 2 * share_shuffled

@@ -16,7 +16,7 @@ from examples.terra.drafts import FRAME_TOKENS
 from examples.terra.reference import LlamaActionForCausalLM
 from examples.terra.world import make_episode
 
-from .rollouts import PAD, generate, request, stacked
+from .rollouts import PAD, engine, generate, request, shuffled, stacked
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,8 @@ def test_follows_the_world_and_its_actions(
 ) -> None:
     """And something else with the actions of each episode shuffled."""
     frames, actions, tokens = held_out
-    shuffled = np.stack([a[np.random.default_rng(i).permutation(len(a))] for i, a in enumerate(actions)])
     accuracy = float((tokens == frames[:, 3:]).mean())
-    accuracy_shuffled = float((generate(terra, frames, shuffled) == frames[:, 3:]).mean())
+    accuracy_shuffled = float((generate(terra, frames, shuffled(actions)) == frames[:, 3:]).mean())
     with capsys.disabled():
         print(f"\n20 held-out episodes, 22 frames: {accuracy:.2%} right, {accuracy_shuffled:.2%} with shuffled actions")
     assert accuracy >= 0.99
@@ -113,11 +112,7 @@ def test_placeholder_is_never_sampled(terra: Any, temperature: float) -> None:
 @pytest.fixture(scope="module")
 def drafting(engines: ExitStack) -> Any:
     """An engine that drafts frames."""
-    from examples.terra.rollout import VllmTerra
-
-    drafting = VllmTerra(CHECKPOINT, drafts=FRAME_TOKENS, dtype="float32", seed=0)
-    engines.callback(drafting.llm.llm_engine.engine_core.shutdown)
-    return drafting
+    return engine(engines, drafts=FRAME_TOKENS)
 
 
 def test_drafts_of_frames_save_steps_and_change_no_id(
