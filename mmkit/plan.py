@@ -22,6 +22,7 @@ from .bound.calls import Calls, LazyProcessor, Taken, call
 from .bound.memo import Memo
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
+from .bound.processing import Processed
 from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
@@ -237,9 +238,18 @@ class Plan:
                 was bound without one.
         """
         taken = self._take(data)
-        done = self._calls.process(self.modalities, taken)
+        done = self.process(taken)
         fields = {name: processed.parts for name, processed in done.items()}
         return Preview(*self._placed(self.encode(prompt), taken, fields), fields)
+
+    def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
+        """The processed fields of canonical items, by modality.
+
+        Raises:
+            InputError: the Hugging Face processor, or a function of the spec, refuses them.
+            SpecError: the outputs contradict the declared fields, or there is no processor.
+        """
+        return self._calls.process(self.modalities, taken)
 
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items in it. Items are processed only where

@@ -56,7 +56,7 @@ class Tiles:
             ([self.frames(video) for video in videos], "pixel_values_flat_video", "video_num_patches"),
         ):
             if items:
-                outputs[pixels] = torch.cat(items)
+                outputs[pixels] = items[0] if len(items) == 1 else torch.cat(items)
                 outputs[count] = torch.tensor([len(item) for item in items])
         return outputs
 
@@ -85,9 +85,12 @@ class Tiles:
         return self.normalised([PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video])
 
     def normalised(self, images: list[PILImage.Image]) -> torch.Tensor:
-        pixels = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in images]))
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-        return (pixels.permute(0, 3, 1, 2).float().div(255) - mean) / std
+        pixels = torch.empty(len(images), 3, self.size, self.size)
+        for tile, image in zip(pixels, images, strict=True):  # one by one, each fits a processor's cache
+            tile.copy_(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
+            tile.div_(255).sub_(mean).div_(std)
+        return pixels
 
 
 @later

@@ -4,6 +4,9 @@ vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no 
 the variable does not name. This names mmkit and, unless the variable is set, every installed
 plugin.
 
+``--render-processes N`` has items processed in N processes. It stands for an entry of vLLM's
+``--additional-config``.
+
 Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics
 (PROMETHEUS_MULTIPROC_DIR).
 """
@@ -21,10 +24,19 @@ def plugins(named: str | None) -> str:
     return ",".join(dict.fromkeys([*names, "mmkit"]))
 
 
+def arguments(given: list[str]) -> list[str]:
+    """Ours in the words of ``vllm serve``."""
+    flag, theirs = "--render-processes", "--additional-config.render_processes"
+    return [
+        theirs + word.removeprefix(flag) if word.partition("=")[0] == flag else word
+        for word in given
+    ]
+
+
 def main() -> None:
     """Run vLLM's command."""
     os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
-    sys.argv[1:1] = ["serve"]
+    sys.argv[1:] = ["serve", *arguments(sys.argv[1:])]
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:
         # before prometheus_client is imported, which then decides where its values are
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)

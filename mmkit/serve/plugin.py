@@ -3,6 +3,7 @@ that adds routes."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from typing import Any
@@ -31,6 +32,7 @@ class MmkitEndpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Find the spec of the model that is served; without one the routes answer 404."""
+        from ..vllm_api import elsewhere
         from ..vllm_api.processor import CommonProcessor
         from .door import Door
         from .engine import Engine
@@ -44,7 +46,9 @@ class MmkitEndpoints:
                 getattr(args, "model", "the model"),
             )
             return
-        install()
+        if processes := elsewhere.of(engine_client.renderer):
+            await asyncio.to_thread(processes.wait)
+        install(leave_images=processes is not None)
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
         engine = Engine(engine_client, processor, state.online_renderer, trust_kwargs=trust)

@@ -30,6 +30,7 @@ from ..items import Embedding
 from ..placement import Alternative
 from ..plan import Plan
 from ..updates import Insert
+from .elsewhere import Elsewhere
 from .moved import KEEPS_ON_CPU, ResolvedPromptUpdate, UpdateMode
 
 
@@ -74,8 +75,13 @@ class Parser(MultiModalDataParser):
 
     @override
     def parse_mm_data(self, mm_data: Any) -> Any:
-        self.plan.check_names(mm_data)
-        return super().parse_mm_data(mm_data)
+        if not isinstance(mm_data, Elsewhere):
+            self.plan.check_names(mm_data)
+            return super().parse_mm_data(mm_data)
+        if mm_data.parsed is None:
+            mm_data.parsed = self.parse_mm_data(dict(mm_data))
+            mm_data.parsed.mmkit_elsewhere = mm_data
+        return mm_data.parsed
 
     def _parse(self, modality: BoundModality, data: Any) -> Any:
         items, embeds = modality.intake.take(data, self.hidden_size)
@@ -134,6 +140,11 @@ def item_slices(sizes: Sequence[int], dim: int) -> list[Any]:
 def taken(items: ModalityDataItems[Any, Any]) -> Taken:
     """The items of a modality, as they are to be processed."""
     return Taken(items.get_all(), isinstance(items, EmbedItems), total(items))
+
+
+def indices_of(items: ModalityDataItems[Any, Any]) -> tuple[int, ...]:
+    """Where the items of a modality stand among those of the request, where some are cached."""
+    return tuple(getattr(items, "mmkit_indices", range(len(items))))
 
 
 def total(items: ModalityDataItems[Any, Any]) -> int:

@@ -12,7 +12,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import wraps
@@ -29,6 +29,7 @@ from ..spec import Declaration
 from ..updates import Insert
 from . import chat, guard, harness, kit
 from .moved import find
+from .replaced import replaced
 
 _renderer: Any = None
 _OnlineRenderer: Any = None
@@ -100,19 +101,13 @@ class Doors:
         )
         self._online = _online(config, renderer)
 
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def _in_place(self) -> AbstractContextManager[None]:
         """vLLM finds the model class."""
-        stand_ins = {
-            "get_model_cls": lambda config: self._model,
-            "get_model_architecture": lambda config: (self._model, self._model.__name__),
-        }
-        theirs = {name: getattr(model_loader, name) for name in stand_ins}
-        vars(model_loader).update(stand_ins)
-        try:
-            yield
-        finally:
-            vars(model_loader).update(theirs)
+        return replaced(
+            model_loader,
+            get_model_cls=lambda config: self._model,
+            get_model_architecture=lambda config: (self._model, self._model.__name__),
+        )
 
     def _watched(self, render: Callable[..., Any]) -> Callable[..., Any]:
         """A renderer's method that tells how it read messages."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import InputError, VllmApiError
 from ..plan import Plan
-from . import rendered
+from . import elsewhere, rendered
 from .hashes import TenantNames
 from .moved import find
 from .processor import CommonProcessor
@@ -105,7 +105,7 @@ def _scope_names() -> None:
     """Make the uuids of every prompt those of its tenant: chat tokenizes with parameters of its
     own."""
     for name in _STEPS:
-        setattr(Renderer, name, _scoped(getattr(Renderer, name)))
+        setattr(Renderer, name, _scoped(elsewhere.with_processes(getattr(Renderer, name))))
     if Renderer is not None:
         Renderer.default_chat_tok_params = property(_begun_once(Renderer.default_chat_tok_params))
         Renderer._process_mm_uuids = _kept(Renderer._process_mm_uuids)

@@ -170,12 +170,14 @@ class Hashes:
             # the bytes of a file, where there are some
             of_vllm = getattr(items, "get_item_for_hash", items.get)
             kind = f"{common} {type(items).__name__}"
+            # a request may be asked for its hashes more than once
+            known = vars(items).setdefault("mmkit_contents", {})
             hashes[modality] = of_items = []
             for index, name in enumerate(names):
                 value = of_vllm(index)
-                content = None
-                if value is not None:
-                    content = (
+                content = known.get((kind, index))
+                if content is None and value is not None:
+                    content = known[kind, index] = (
                         self._content(kind, value)
                         or by_vllm({modality: HashForms([value])})[modality][0]
                     )
@@ -223,6 +225,9 @@ class Hashes:
             what, data = f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             what, data = f"{value.dtype.str} {value.shape}", value.tobytes()
+        elif hasattr(value, "getbands") and hasattr(value, "io_config"):
+            # vLLM's loader tells the file, and how it was converted
+            what, data = f"file {value.io_config}", value.original_bytes
         elif hasattr(value, "getbands") and value.palette is None:
             what, data = f"{value.mode} {value.size}", value.tobytes()
         else:

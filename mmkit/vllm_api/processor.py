@@ -41,10 +41,12 @@ from .common import (
     embeds_size,
     field_configs,
     fixed_details,
+    indices_of,
     some_of,
     taken,
     total,
 )
+from .elsewhere import Elsewhere
 from .hashes import ByVllm, Hashes, check_name
 from .moved import (
     BaseDummyInputsBuilder,
@@ -299,6 +301,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 indices = [i for i, flag in enumerate(flags) if not flag]
                 missing[name] = some_of(mm_data_items[name], indices)
                 missing[name].mmkit_total = len(flags)
+                missing[name].mmkit_indices = indices
+        missing.mmkit_elsewhere = getattr(mm_data_items, "mmkit_elsewhere", None)
         return cached, missing
 
     # -- processing --------------------------------------------------------------------------------
@@ -337,8 +341,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
         """What a Hugging Face processor would return for the items."""
+        elsewhere: Elsewhere | None = getattr(mm_items, "mmkit_elsewhere", None)
         try:
-            processed = self._process(mm_items, kwargs)
+            if elsewhere is None:
+                processed = self._process(mm_items, kwargs)
+            else:
+                indices = {name: indices_of(own) for name, own in mm_items.items()}
+                items = {name: taken(own) for name, own in mm_items.items()}
+                processed = elsewhere.processed(indices, items)
         except InputError:
             # where the spec's own item is refused as well, the spec is at fault, and says so
             for name in mm_items:

@@ -1,0 +1,294 @@
+"""Processing of items in several processes.
+
+vLLM processes the items of requests in one thread, and more threads of Python are slower. A spec
+is data, so other processes can process items as well: they import the module that declares it, and
+get the config and the Hugging Face processor of the model. vLLM is not needed there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import local
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import torch
+
+from .bound.calls import Taken
+from .bound.processing import Processed
+from .errors import InputError, MmkitError, SpecError
+from .generate import module_of
+from .plan import Plan
+from .shared_memory import FOLDER, Packed, pack, unpack
+from .spec import Declaration
+
+NICENESS = int(os.environ.get("NICE", 10))
+"""By how much render processes give way to others, such as the engine and the server."""
+
+_CONTEXT = get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a process makes its plan of; the arguments of `Plan`.
+
+    Attributes:
+        spec: a spec that a variable of a module holds.
+        tokenizer: that of the model, without the classes that vLLM puts around it.
+        processor: its Hugging Face processor, or None.
+    """
+
+    spec: Declaration
+    config: Any
+    tokenizer: Any
+    processor: Any
+    kwargs: Mapping[str, Any]
+    max_model_len: int | None
+    dtype: torch.dtype | None
+
+    def pickled(self) -> bytes:
+        """For another process.
+
+        Raises:
+            SpecError: it could not import the spec, or the config or the processor cannot be
+                pickled.
+        """
+        where = f"{self.spec.name}, render processes"
+        if (home := module_of(self.spec)) is None:
+            remedy = "Assign it to a variable at the top of a module that is not the main one."
+            raise SpecError(where, "a spec that another process can import", "another one", remedy)
+        file = io.BytesIO()
+        try:
+            _Pickler(file).dump((home[0].__name__, home[1], replace(self, spec=None)))  # type: ignore[arg-type]
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}".rstrip(".")
+            raise SpecError(where, "a config and a processor that pickle", got) from error
+        return file.getvalue()
+
+    @staticmethod
+    def plan(pickled: bytes) -> Plan:
+        """The plan of a recipe from another process."""
+        module, variable, recipe = pickle.loads(pickled)
+        spec = getattr(import_module(module), variable)
+        return Plan(**{**vars(recipe), "spec": spec})
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles tokenizers without the classes that vLLM derives from theirs for its own threads."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kinds = type(value).__mro__
+        if not hasattr(value, "all_special_tokens") or not _is_local(kinds[0]):
+            return super().reducer_override(value)
+        plain: Any = next(kind for kind in kinds if not _is_local(kind))
+        copy = plain.__new__(plain)
+        vars(copy).update(vars(value))
+        return _itself, (copy,)
+
+
+def _is_local(kind: type) -> bool:
+    return "<locals>" in kind.__qualname__
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class RenderProcesses:
+    """Processes that process items. One item that ends its process is the affair of its request
+    alone: another process takes its place.
+
+    Args:
+        recipe: of the plan that they process by.
+        count: how many.
+
+    Raises:
+        SpecError: they cannot be given the recipe.
+    """
+
+    def __init__(self, recipe: Recipe, count: int) -> None:
+        self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
+        self._own, self._all = local(), set[_Process]()
+        # each thread waits for a process of its own
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
+        self._started = [self._threads.submit(self._begin) for _ in range(count)]
+
+    def wait(self) -> None:
+        """Return when they are ready.
+
+        Raises:
+            MmkitError: one of them is not; says why.
+        """
+        for started in self._started:
+            started.result()
+
+    def process(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
+        """The processed fields of the items of a request, as `Plan.process` returns them. Its
+        errors are those of `Plan.process`, and MmkitError where the process ended."""
+        return self._threads.submit(self._run, items)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [process.pid for process in list(self._all)]
+
+    def close(self) -> None:
+        """End them. What waits is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._all):
+            process.end()
+
+    def _begin(self) -> None:
+        self._new().wait(self._where)
+
+    def _new(self) -> _Process:
+        """Another process for this thread. It needs seconds, in which nobody waits for it."""
+        self._own.process = _Process(self._recipe)
+        self._all.add(self._own.process)
+        return self._own.process  # type: ignore[no-any-return]
+
+    def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        sent = {name: replace(taken, values=_sent(taken.values)) for name, taken in items.items()}
+        process: _Process = self._own.process
+        try:
+            process.wait(self._where)
+            return process.run(sent)
+        except (EOFError, OSError) as error:
+            self._all.discard(process)
+            process.end()
+            self._new()
+            remedy = "Send the request again; the server's log may tell why."
+            raise MmkitError(self._where, "one that answers", "one that ended", remedy) from error
+
+
+class _Process:
+    """One process, seen from the one that started it."""
+
+    def __init__(self, recipe: bytes) -> None:
+        self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=FOLDER)
+        self._connection, theirs = _CONTEXT.Pipe()
+        arguments = theirs, recipe, self._folder
+        self._process = _CONTEXT.Process(target=_work, args=arguments, daemon=True)
+        self._process.start()
+        self._is_ready = False
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def wait(self, where: str) -> None:
+        """Return when it is ready."""
+        if self._is_ready:
+            return
+        if (problem := self._connection.recv()) is not None:
+            raise MmkitError(where, "one that starts", problem)
+        self._is_ready = True
+
+    def run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        self._connection.send(pack(items, self._folder))
+        answer = unpack(self._connection.recv())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.terminate()
+        self._process.join(1)
+        self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image as a file, which the other process decodes."""
+
+    content: np.ndarray
+
+    def load(self) -> Any:
+        from PIL import Image
+
+        image = Image.open(io.BytesIO(self.content.tobytes()))
+        image.load()
+        return image
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """An RGB image as its pixels."""
+
+    pixels: np.ndarray
+
+    def load(self) -> Any:
+        from PIL import Image
+
+        return Image.fromarray(self.pixels)
+
+
+def _sent(values: Sequence[Any]) -> list[Any]:
+    return [_form(value) for value in values]
+
+
+def _form(value: Any) -> Any:
+    if (file := getattr(value, FILE, None)) is not None:
+        return _File(np.frombuffer(file, np.uint8))
+    if getattr(value, "mode", None) == "RGB":
+        return _Pixels(np.asarray(value))
+    return value
+
+
+FILE = "mmkit_file"
+"""Attribute of a PIL image that has not been decoded yet: the bytes of its file."""
+
+
+def _loaded(taken: Taken, name: str) -> Taken:
+    values = []
+    for index, value in enumerate(taken.values):
+        try:
+            values.append(value.load() if isinstance(value, (_File, _Pixels)) else value)
+        except (OSError, ValueError, SyntaxError) as error:  # the kinds of formats differ
+            raise InputError(f"{name}[{index}]", "an image", str(error).rstrip(".")) from error
+    return replace(taken, values=values)
+
+
+def _work(connection: Connection, recipe: bytes, folder: str) -> None:
+    """What a render process does."""
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    try:
+        plan = Recipe.plan(recipe)
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}".rstrip("."))
+        return
+    connection.send(None)
+    try:
+        while True:
+            connection.send(_answer(plan, connection.recv(), folder))
+    except (EOFError, OSError, KeyboardInterrupt):  # the server is gone
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(plan: Plan, sent: Packed, folder: str) -> Packed:
+    try:
+        items = {
+            name: _loaded(taken, plan.modalities[name].where)
+            for name, taken in unpack(sent).items()
+        }
+        return pack(plan.process(items), folder)
+    except Exception as error:
+        with suppress(Exception):
+            return pack(error, folder)
+        return pack(MmkitError(f"{type(error).__name__}: {error}"), folder)
