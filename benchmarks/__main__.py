@@ -15,6 +15,7 @@ import typer
 ALL = (
     "startup",
     "overhead",
+    "render",
     "growth",
     "terra_cpu",
     "terra_drafts",

@@ -34,7 +34,7 @@ from .plan import Plan
 from .shared_memory import FOLDER, Packed, pack, unpack
 from .spec import Declaration
 
-NICENESS = int(os.environ.get("NICE", 10))
+NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""
 
 _CONTEXT = get_context("spawn")
@@ -265,19 +265,19 @@ def _loaded(taken: Taken, name: str) -> Taken:
 
 
 def _work(connection: Connection, recipe: bytes, folder: str) -> None:
-    """What a render process does."""
+    """What a render process does, until the other end is gone."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
     try:
         plan = Recipe.plan(recipe)
-    except Exception as error:
-        connection.send(f"{type(error).__name__}: {error}".rstrip("."))
-        return
-    connection.send(None)
-    try:
+        connection.send(None)
         while True:
             connection.send(_answer(plan, connection.recv(), folder))
-    except (EOFError, OSError, KeyboardInterrupt):  # the server is gone
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass
+    except Exception as error:  # of the spec, or of what its module imports
+        connection.send(f"{type(error).__name__}: {error}".rstrip("."))
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -34,6 +34,7 @@ class MmkitEndpoints:
         """Find the spec of the model that is served; without one the routes answer 404."""
         from ..vllm_api import elsewhere
         from ..vllm_api.processor import CommonProcessor
+        from ..vllm_api.undecoded import leave_images_undecoded
         from .door import Door
         from .engine import Engine
         from .limits import Limits
@@ -46,9 +47,10 @@ class MmkitEndpoints:
                 getattr(args, "model", "the model"),
             )
             return
+        install()
         if processes := elsewhere.of(engine_client.renderer):
             await asyncio.to_thread(processes.wait)
-        install(leave_images=processes is not None)
+            leave_images_undecoded()
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
         engine = Engine(engine_client, processor, state.online_renderer, trust_kwargs=trust)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 from typing_extensions import override
 
 from ..errors import InputError
 from ..vllm_api.moved import find
-from ..vllm_api.undecoded import undecoded
 
 _MODULES = ("multimodal.media.connector", "multimodal.media")
 MediaConnector: Any = find(*(f"{module}:MediaConnector" for module in _MODULES))
@@ -19,9 +18,6 @@ REGISTRY: Any = find(*(f"{module}:MEDIA_CONNECTOR_REGISTRY" for module in _MODUL
 class Connector(MediaConnector):
     """vLLM's loader, which follows every http(s) URL unless its flags name hosts. This one follows
     none then, and no redirect, which may lead anywhere."""
-
-    leaves_images: ClassVar[bool] = False
-    """Whether images are not decoded, where that is left to render processes."""
 
     def check(self, url: str, where: str) -> None:
         """Refuse a URL that the server's flags do not allow.
@@ -40,25 +36,17 @@ class Connector(MediaConnector):
             raise InputError(where, expected, url[:40], remedy)
 
     @override
-    def load_from_url(self, url: str, media_io: Any, **kwargs: Any) -> Any:
+    def load_from_url(self, url: str, *args: Any, **kwargs: Any) -> Any:
         self.check(url, "url")
-        return super().load_from_url(url, self._io(media_io), **kwargs)
+        return super().load_from_url(url, *args, **kwargs)
 
     @override
-    async def load_from_url_async(self, url: str, media_io: Any, **kwargs: Any) -> Any:
+    async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
         self.check(url, "url")
-        return await super().load_from_url_async(url, self._io(media_io), **kwargs)
-
-    def _io(self, media_io: Any) -> Any:
-        return undecoded(media_io) if self.leaves_images else media_io
+        return await super().load_from_url_async(url, *args, **kwargs)
 
 
-def install(*, leave_images: bool) -> None:
-    """Have vLLM's own routes load media by this loader. Can be called again.
-
-    Args:
-        leave_images: leave images to be decoded where they are processed.
-    """
-    Connector.leaves_images = leave_images
+def install() -> None:
+    """Have vLLM's own routes load media by this loader. Can be called again."""
     REGISTRY.register("http")(Connector)
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

@@ -69,6 +69,8 @@ class Doors:
         spec: its declaration, for a generated one.
 
     Attributes:
+        llm: vLLM's `LLM`, whose engine keeps what reaches it.
+        online: what renders for vLLM's server; None where this vLLM has nothing of the kind.
         last: how the last messages were read; None where they were refused before.
     """
 
@@ -85,13 +87,13 @@ class Doors:
         self._engine = _Engine(VllmConfig(model_config=config))
         # off for some models and platforms, as latent attention on CPUs: hashes are made up then
         self._engine.vllm_config.cache_config.enable_prefix_caching = True
-        with self._in_place():
+        with self.in_place():
             self._engine.renderer = renderer = _renderer(self._engine.vllm_config)
         self.last: Read | None = None
         for name in ("render_messages", "render_messages_async"):
             setattr(renderer, name, self._watched(getattr(renderer, name)))
-        self._llm: Any = LLM.__new__(LLM)
-        vars(self._llm).update(
+        self.llm: Any = LLM.__new__(LLM)
+        vars(self.llm).update(
             llm_engine=self._engine,
             model_config=config,
             renderer=renderer,
@@ -99,9 +101,9 @@ class Doors:
             runner_type="generate",
             chat_template=None,
         )
-        self._online = _online(config, renderer)
+        self.online = _online(config, renderer)
 
-    def _in_place(self) -> AbstractContextManager[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """vLLM finds the model class."""
         return replaced(
             model_loader,
@@ -134,7 +136,7 @@ class Doors:
     @property
     def serves(self) -> bool:
         """Whether this vLLM's server renders in one place."""
-        return self._online is not None
+        return self.online is not None
 
     def generate(
         self,
@@ -149,8 +151,8 @@ class Doors:
         sent |= {"multi_modal_data": dict(data), "mm_processor_kwargs": deepcopy(dict(kwargs))}
         if uuids is not None:
             sent["multi_modal_uuids"] = uuids
-        with self._in_place():
-            self._llm.generate([sent], SamplingParams(), use_tqdm=False)
+        with self.in_place():
+            self.llm.generate([sent], SamplingParams(), use_tqdm=False)
         return self._engine.outcome()
 
     def chat(
@@ -158,8 +160,8 @@ class Doors:
     ) -> harness.Outcome:
         """What `LLM.chat` hands to the engine for one message of such parts."""
         self.last = None
-        with self._in_place():
-            self._llm.chat(
+        with self.in_place():
+            self.llm.chat(
                 [{"role": "user", "content": list(message)}],
                 SamplingParams(),
                 use_tqdm=False,
@@ -179,9 +181,9 @@ class Doors:
         # items themselves, which JSON has no form for
         request.messages = [{"role": "user", "content": list(message)}]
         request.chat_template, request.chat_template_content_format = template, "string"
-        with self._in_place(), ThreadPoolExecutor(1) as thread:
+        with self.in_place(), ThreadPoolExecutor(1) as thread:
             # the caller may have an event loop of its own
-            rendered = thread.submit(asyncio.run, self._online.render_chat(request)).result()
+            rendered = thread.submit(asyncio.run, self.online.render_chat(request)).result()
         if not isinstance(rendered, tuple):
             raise harness.NotTaken(str(rendered))
         (prompt,) = rendered[1]
@@ -199,7 +201,7 @@ class Doors:
 
     def part(self, name: str, value: Any) -> dict[str, Any] | None:
         """An item as a part of a message, as it is; None where chat has none for it."""
-        if self._llm.model_config.is_encoder_decoder:
+        if self.llm.model_config.is_encoder_decoder:
             return None
         if self._spec is not None:
             return {"type": name, name: value} if _is_chattable(self._spec, name) else None

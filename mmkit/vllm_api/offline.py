@@ -38,16 +38,24 @@ def render_processes(llm: Any, count: int) -> Iterator[Any]:
     """
     if missing := [name for name in _STEPS if not hasattr(llm, name)]:
         raise VllmApiError(installed(), f"LLM.{missing[0]}", "none", REMEDY)
-    with elsewhere.lent(llm.renderer, count), images_undecoded():
-        line = _Line(2 * count, llm.renderer)
-        steps = {name: partial(line.begin, getattr(llm, name)) for name in _STEPS}
-        theirs = llm._render_and_add_requests
+    with elsewhere.lent(llm.renderer, count), rendered_ahead(llm, 2 * count):
+        yield llm
 
-        def add(prompts: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-            return theirs(line.rendered(prompts), *args, **kwargs)
 
-        with replaced(llm, **steps, _render_and_add_requests=add), line.threads:
-            yield llm
+@contextmanager
+def rendered_ahead(llm: Any, length: int) -> Iterator[None]:
+    """Prompts of an LLM that has render processes are rendered ahead of the engine, so many at
+    once."""
+    line = _Line(length, llm.renderer)
+    steps: dict[str, Any] = {name: partial(line.begin, getattr(llm, name)) for name in _STEPS}
+    theirs = llm._render_and_add_requests
+
+    def add(prompts: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        return theirs(line.rendered(prompts), *args, **kwargs)
+
+    steps["_render_and_add_requests"] = add
+    with images_undecoded(), replaced(llm, **steps), line.threads:
+        yield
 
 
 class _Line:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -53,19 +52,27 @@ def _is_turned(image: Any, file: bytes) -> bool:
     return any(mark in file for mark in (b"eXIf", b"exif", b"XML:com.adobe.xmp"))
 
 
-def undecoded(media_io: Any) -> Any:
-    """A loader of images that leaves them undecoded; another one as it is."""
-    return _Undecoded(media_io) if type(media_io) is ImageMediaIO else media_io
+def _steps() -> dict[str, Any]:
+    """The methods that load media, leaving images undecoded."""
+
+    def step(theirs: Any) -> Any:
+        @wraps(theirs)
+        def load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
+            own = _Undecoded(media_io) if type(media_io) is ImageMediaIO else media_io
+            return theirs(self, url, own, **options)
+
+        return load
+
+    names = ("load_from_url", "load_from_url_async")
+    return {name: step(getattr(MediaConnector, name)) for name in names}
 
 
-@contextmanager
-def images_undecoded() -> Iterator[None]:
-    """vLLM's loader leaves images undecoded."""
-    theirs = MediaConnector.load_from_url
+def images_undecoded() -> AbstractContextManager[None]:
+    """vLLM's loader leaves images undecoded, inside a block."""
+    return replaced(MediaConnector, **_steps())
 
-    @wraps(theirs)
-    def load_from_url(self: Any, url: str, media_io: Any, **options: Any) -> Any:
-        return theirs(self, url, undecoded(media_io), **options)
 
-    with replaced(MediaConnector, load_from_url=load_from_url):
-        yield
+def leave_images_undecoded() -> None:
+    """The same for good, in a server."""
+    for name, step in _steps().items():
+        setattr(MediaConnector, name, step)

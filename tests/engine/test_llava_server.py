@@ -1,11 +1,15 @@
 """Texts, images and precomputed embeddings over HTTP: the LLaVA-like model, against transformers."""
 
+import os
 import re
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image as PILImage
@@ -15,6 +19,7 @@ from examples.llava_like import ARCHITECTURE
 from examples.llava_like.cases import draw_picture, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.reference import Reference
+from mmkit.render_processes import NICENESS
 from mmkit.serve import Client, RequestError
 from mmkit.serve.process import Server
 from mmkit.serve.wire import encode
@@ -23,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = ("--dtype", "float32", "--block-size", "32", "--enable-mm-embeds", "--served-model-name", "llava",
     "--hf-overrides", f'{{"architectures": ["{ARCHITECTURE}"]}}', "--max-num-seqs", "16",
-    "--enforce-eager")  # fmt: skip
+    "--enforce-eager", "--render-processes", "2")  # fmt: skip
 SAMPLING = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 PICTURES = [draw_picture(seed) for seed in range(3)]
 QUESTION = "USER: <image>\nwhat is it? ASSISTANT:"
@@ -97,6 +102,33 @@ def test_embeddings_computed_before(client, reference):
     with pytest.raises(RequestError, match="llava_like") as caught:
         client.generate(QUESTION, {"image": {"image_embeds": rows[None, :-1]}}, **SAMPLING)
     assert (caught.value.code, caught.value.param) == (400, "items.image[0]")
+
+
+def test_an_end_of_a_render_process_costs_one_request(server, client, reference, tokenizer):
+    """The other requests get their answers, and soon there are as many processes as before."""
+    ids = tokenizer.encode(QUESTION)
+
+    def ask(seed):
+        picture = draw_picture(seed)
+        try:
+            (choice,) = client.generate(QUESTION, {"image": [picture]}, **SAMPLING).choices
+        except RequestError as error:
+            return error.code
+        return choice.token_ids == answer(reference, ids, [picture])
+
+    def renderers():
+        children = psutil.Process(server.process.pid).children()
+        return {child.pid for child in children if child.nice() == NICENESS}
+
+    before = renderers()
+    with ThreadPoolExecutor(8) as threads:
+        first = list(threads.map(ask, range(100, 104)))
+        os.kill(min(before), signal.SIGKILL)
+        outcomes = list(threads.map(ask, range(104, 136)))
+    assert first == [True] * 4
+    assert sorted(outcomes, key=repr) in ([True] * 32, [500, *[True] * 31])
+    assert len(before) == len(renderers()) == 2
+    assert len(renderers() - before) == 1
 
 
 ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}

@@ -13,6 +13,7 @@ from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import InputError
+from mmkit.vllm_api.offline import render_processes
 
 IMAGE = 3
 """The placeholder id of the checkpoint."""
@@ -218,3 +219,15 @@ def test_malformed_requests_are_refused(llava: Any, cases: list[Case], answers: 
     assert str(refusal.value) == sentence
     assert not llava.llm_engine.has_unfinished_requests()
     assert answer(llava, [cases[3].request()]) == [answers[3]]
+
+
+def test_answers_with_render_processes(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
+    """Requests are rendered ahead, some of their images are cached; one that is refused costs none of the others."""
+    with render_processes(llava, 1):
+        llava.llm_engine.reset_mm_cache()
+        assert answer(llava, [case.request() for case in cases]) == answers
+        bad = {"prompt": "<image><image>", "multi_modal_data": {"image": [PICTURE]}}
+        with pytest.raises(InputError, match=r"expected 1 placeholder\(s\) \[3\] in the prompt for 1 item, got 2"):
+            answer(llava, [cases[0].request(), bad, cases[1].request()])
+        assert answer(llava, [case.request() for case in reversed(cases)]) == answers[::-1]
+    assert answer(llava, [cases[0].request()]) == answers[:1]

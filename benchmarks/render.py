@@ -1,0 +1,198 @@
+"""Rendering on several cores: ``python -m benchmarks.render --help``.
+
+Requests with one photograph of 1 to 4 megapixels each, as a JPEG in a data URL, from the message to
+what the engine would get: decoded, processed, placed. There is no engine. The same requests go
+through vLLM's hand-written class, through the generated one, and through the generated one with
+render processes, in turns:
+
+- offline: `LLM.chat` of all requests, which vLLM renders in one thread;
+- online: the renderer of vLLM's server with eight requests at a time. It decodes in threads beside
+  the one that processes, so that two cores have work without render processes, too.
+
+The models have the sizes of published ones: LLaVA's images of 336 x 336 pixels, InternVL's up to 13
+tiles of 448 x 448.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import io
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import typer
+
+from . import measure
+
+SYSTEMS = ("llava", "internvl2")
+SIZES = ((1152, 896), (1600, 1280), (2304, 1728))
+AT_ONCE = 8
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+BASE = "hand_written"
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=3, help="Requests of each round.")] = 24,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each kind, in turns.")] = 5,
+    processes: Annotated[
+        list[int] | None, typer.Option(help="Render processes; may be given several times.")
+    ] = None,
+) -> None:
+    """Requests per second of a renderer, as ratios to vLLM's hand-written class."""
+    counts = processes or [1, 2]
+    report: dict[str, Any] = {"requests": requests, "rounds": rounds, "rows": []}
+    with tempfile.TemporaryDirectory(prefix="mmkit-bench-") as folder:
+        for name in SYSTEMS:
+            report["rows"] += system(name, Path(folder) / name, requests, rounds, counts)
+    measure.store("render", report)
+    measure.table(
+        ["model", "door", "what", "requests/s", "times hand-written", "memory of each, MiB"],
+        [
+            [row["model"], row["door"], row["what"], f"{row['per_second']:.1f}",
+             measure.shown(row), row["mib"] or ""]
+            for row in report["rows"]
+        ],
+    )  # fmt: skip
+
+
+def system(
+    name: str, folder: Path, requests: int, rounds: int, counts: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model."""
+    from mmkit.vllm_api import elsewhere
+    from mmkit.vllm_api.doors import Doors
+
+    oracles = importlib.import_module("tests.oracles")
+    checkpoint = str(enlarged(name, oracles.SYSTEMS[name].checkpoint, folder))
+    spec = oracles.SYSTEMS[name].load_spec()
+    doors = {BASE: Doors(oracles.hand_written(name, checkpoint), None)}
+    doors["generated"] = Doors(oracles.processor(name, checkpoint), spec)
+    with ExitStack() as stack:
+        pids: dict[str, list[int]] = {}
+        for count in counts:
+            what = f"{count} render process(es)"
+            doors[what] = Doors(oracles.processor(name, checkpoint), spec)
+            renderer = doors[what].llm.renderer
+            stack.enter_context(elsewhere.lent(renderer, count))
+            pids[what] = elsewhere.of(renderer).pids
+        chats = [message(seed) for seed in range(requests)]
+        for kind, render in (("offline", offline), ("online", online)):
+            seconds: dict[str, list[float]] = {what: [] for what in doors}
+            for number in measure.progress(range(rounds + 1), f"{name}, {kind}"):
+                for what, door in doors.items():
+                    start = time.perf_counter()
+                    render(door, chats, len(pids.get(what, ())))
+                    if number:  # the first one warms up
+                        seconds[what].append(time.perf_counter() - start)
+            for what, own in seconds.items():
+                memory = [
+                    psutil.Process(pid).memory_full_info().uss >> 20 for pid in pids.get(what, ())
+                ]
+                ratio = measure.ratio({"base": seconds[BASE], "own": own}, "base", "own")
+                rate = requests / statistics.median(own)
+                row = {"model": name, "door": kind, "what": what, "per_second": rate, **ratio}
+                yield {**row, "mib": max(memory, default=None)}
+
+
+def offline(door: Any, chats: Sequence[Any], processes: int) -> None:
+    """All requests in one call of `LLM.chat`."""
+    from vllm.sampling_params import SamplingParams
+
+    from mmkit.vllm_api.offline import rendered_ahead
+
+    ahead = rendered_ahead(door.llm, 2 * processes) if processes else nullcontext()
+    with door.in_place(), ahead:
+        form = {"chat_template": TEMPLATE, "chat_template_content_format": "string"}
+        door.llm.chat(chats, SamplingParams(), use_tqdm=False, **form)
+
+
+def online(door: Any, chats: Sequence[Any], processes: int) -> None:
+    """Eight requests at a time, as they reach the renderer of vLLM's server."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    from mmkit.vllm_api.undecoded import images_undecoded
+
+    async def all_of() -> None:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(chat: Any) -> None:
+            async with places:
+                request = ChatCompletionRequest(model="", messages=chat, chat_template=TEMPLATE)
+                rendered = await door.online.render_chat(request)
+                assert isinstance(rendered, tuple), rendered
+
+        await asyncio.gather(*map(one, chats))
+
+    with door.in_place(), images_undecoded() if processes else nullcontext():
+        asyncio.run(all_of())
+
+
+def message(seed: int) -> list[dict[str, Any]]:
+    """A conversation about a photograph: large shapes, and noise as of a camera."""
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    width, height = SIZES[seed % len(SIZES)]
+    shapes = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC))
+    noisy = smooth + random.integers(-6, 7, smooth.shape)
+    file = io.BytesIO()
+    Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+
+
+LARGE: dict[str, dict[str, dict[str, Any]]] = {
+    "llava": {
+        "config.json": {"image_seq_length": 576, "vision_config": {"image_size": 336}},
+        "processor_config.json": {
+            "image_processor": {
+                "crop_size": {"height": 336, "width": 336},
+                "size": {"shortest_edge": 336},
+            }
+        },
+    },
+    "internvl2": {
+        "config.json": {
+            "force_image_size": 448,
+            "max_dynamic_patch": 12,
+            "vision_config": {"image_size": 448},
+        },
+        "preprocessor_config.json": {"crop_size": 448, "size": 448},
+    },
+}
+"""What the tiny checkpoints have in common with published ones here."""
+
+
+def enlarged(name: str, checkpoint: str, folder: Path) -> Path:
+    """A checkpoint with the sizes of a published one."""
+    shutil.copytree(checkpoint, folder)
+    for file, changes in LARGE[name].items():
+        path = folder / file
+        path.write_text(json.dumps(_merged(json.loads(path.read_text()), changes)))
+    return folder
+
+
+def _merged(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    parts = {
+        key: _merged(whole[key], value) if isinstance(value, dict) and key in whole else value
+        for key, value in changes.items()
+    }
+    return {**whole, **parts}
+
+
+if __name__ == "__main__":
+    measure.quiet()
+    typer.run(main)
