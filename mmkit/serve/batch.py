@@ -273,6 +273,7 @@ def _cluster(engines: int) -> Iterator[None]:
     """Ray, on the cluster of RAY_ADDRESS or, without it, on this machine alone."""
     variables = {n: value for n, value in os.environ.items() if n.startswith(HANDED_ON)}
     alone: dict[str, Any] = {
+        "address": "local",  # not one that runs here by chance
         "num_cpus": engines + 1,  # one reads
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
