@@ -1,4 +1,4 @@
-"""Answers a dataset, and tells which process of which node answered: ``scripts_batch.py WORKER INPUTS OUTPUTS OPTIONS``."""
+"""Answers a dataset, and tells which process of which node answered: WORKER INPUTS OUTPUTS OPTIONS."""
 
 import json
 import os
