@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import typer
 
 from mmkit import InputError
-from mmkit.serve.batch import Row, report, run
+from mmkit.serve.batch import Row, command
 
 from . import CHECKPOINT, register
 
@@ -42,7 +42,7 @@ def main(
     from .batch import Rollouts  # by the name of its module: what belongs to __main__ would travel by value
 
     options = {"model": str(model.resolve()), "frames": frames}
-    report(out, *run(episodes, out, Rollouts, options, engines=num_engines, batch_size=batch_size))
+    command(episodes, out, Rollouts, options, engines=num_engines, batch_size=batch_size)
 
 
 class Rollouts:

@@ -7,9 +7,9 @@ column     holds
 ========== =====================================================================================
 `id`       what names the row: integers or texts, each once
 `prompt`   a text, or a list of token ids
-a modality a list of items, or null. An item is nested lists of numbers, an element of pyarrow's
-           ``fixed_shape_tensor``, the bytes of an image file, a text, or a struct of the parts of
-           a record, each in one of these forms
+a modality a list of items, one item that is no list, or null. An item is nested lists of numbers,
+           an element of pyarrow's ``fixed_shape_tensor``, the bytes of an image file, a text, or a
+           struct of the parts of a record, each in one of these forms
 ========== =====================================================================================
 
 Outputs have the `id`, the columns of the answer, and `error`: null, or why there is no answer in
@@ -23,6 +23,7 @@ import fcntl
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -46,7 +47,8 @@ Row = dict[str, Any]
 Options = Mapping[str, Any]
 
 HANDED_ON = ("HF_", "MMKIT_", "OMP_", "PYTHONPATH", "TOKENIZERS_", "VLLM_")
-"""How the environment variables begin that Ray hands to the actors, wherever these run."""
+"""How the environment variables begin that Ray hands to the actors, wherever these run; those of
+one machine, VLLM_HOST_IP among them, stay there."""
 
 OPTIONS = b"mmkit"
 """The key of a part file's metadata that holds what the run was asked for."""
@@ -93,13 +95,13 @@ class Generate:
 
     def _refused(self, row: Row) -> str | None:
         """Hand a row to the engine; say why not if that cannot be."""
-        prompt, items = row.get("prompt"), {k: row[k] for k in row.keys() - {"id", "prompt"}}
+        prompt, items = row.get("prompt"), {k: row[k] for k in row if k not in ("id", "prompt")}
         try:
             if not isinstance(prompt, (str, list)):
                 expected = "a text or a list of token ids"
                 raise InputError("prompt", expected, f"a {type(prompt).__name__}")
             request: Row = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-            data = {k: [_item(i) for i in items[k]] for k in items if items[k] is not None}
+            data = {k: _items(value) for k, value in items.items() if value is not None}
             request |= {"multi_modal_data": data} if data else {}
             self.llm.enqueue([request], self.sampling, use_tqdm=False)
         except (ValueError, TypeError) as error:
@@ -115,15 +117,21 @@ def _answer(output: Any) -> Row:
     return {"tokens": list(of.token_ids), "text": text, "finish_reason": of.finish_reason}
 
 
+def _items(value: Any) -> list[Any]:
+    return [_item(item) for item in (value if isinstance(value, list) else [value])]
+
+
 def _item(value: Any) -> Any:
     """An item as vLLM takes it."""
     if isinstance(value, bytes):
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
-            return Image.open(BytesIO(value)).convert("RGB")
-        except (OSError, UnidentifiedImageError) as error:
+            image = Image.open(BytesIO(value))
+            image.load()
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InputError("item", "the bytes of an image file", str(error)) from None
+        return image
     return {k: _item(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -190,17 +198,20 @@ def run(
         MmkitError: inputs without unique ids, or outputs of another run.
     """
     inputs, outputs = Path(inputs).resolve(), Path(outputs)
+    files = sorted(inputs.rglob("*.parquet")) if inputs.is_dir() else [inputs]
     asked = json.dumps([getattr(worker, "__qualname__", str(worker)), dict(options)], default=str)
     with _held(outputs):
-        ids = _ids(inputs)
+        ids = _ids(inputs, files)
         number, done = _done(outputs, asked, ids.type)
-        left = len(ids.filter(pc.invert(pc.is_in(ids, value_set=done))))
+        left = pc.sum(pc.invert(pc.is_in(ids, value_set=done))).as_py() or 0
         count = failed = 0
+        if left == 0:
+            return count, failed
         with (
             _cluster(engines),
             tqdm(total=len(ids), initial=len(ids) - left, unit="row") as bar,
         ):
-            data = _left_of(inputs, done, batch_size).map_batches(
+            answers = _left_of(files, done, batch_size).map_batches(
                 Actor,
                 fn_constructor_args=[worker, dict(options)],
                 batch_size=batch_size,
@@ -210,12 +221,14 @@ def run(
                 num_cpus=1,
                 num_gpus=_gpus() if gpus is None else gpus,
             )
-            parts = data.iter_batches(batch_size=None, batch_format="pyarrow") if left else ()
+            parts = answers.iter_batches(batch_size=None, batch_format="pyarrow")
             for i, part in enumerate(parts, number):
                 _write(outputs / f"part-{i:06}.parquet", part, asked)
                 count += len(part)
                 failed += len(part) - part["error"].null_count
                 bar.update(len(part))
+    if count != left:
+        raise MmkitError(str(outputs), f"{left} answers", str(count), "Start the run again.")
     return count, failed
 
 
@@ -231,9 +244,11 @@ def _held(outputs: Path) -> Iterator[None]:
         yield
 
 
-def _ids(inputs: Path) -> pa.Array:
+def _ids(inputs: Path, files: list[Path]) -> pa.Array:
     """The ids of all rows."""
-    source = ds.dataset(inputs, format="parquet")
+    if not all(file.is_file() for file in files) or not files:
+        raise MmkitError(f"{inputs}", "a parquet file, or a folder of them", "none")
+    source = ds.dataset(list(map(str, files)), format="parquet")
     if "id" not in source.schema.names:
         raise MmkitError(f"{inputs}", "a column id", ", ".join(source.schema.names))
     ids = source.to_table(columns=["id"])["id"].combine_chunks()
@@ -271,7 +286,11 @@ def _write(path: Path, part: pa.Table, asked: str) -> None:
 @contextmanager
 def _cluster(engines: int) -> Iterator[None]:
     """Ray, on the cluster of RAY_ADDRESS or, without it, on this machine alone."""
-    variables = {n: value for n, value in os.environ.items() if n.startswith(HANDED_ON)}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(HANDED_ON) and not name.startswith("VLLM_HOST_")
+    }
     alone: dict[str, Any] = {
         "address": "local",  # not one that runs here by chance
         "num_cpus": engines + 1,  # one reads
@@ -295,13 +314,13 @@ def _gpus() -> int:
     return 1 if ray.cluster_resources().get("GPU") else 0
 
 
-def _left_of(inputs: Path, done: pa.Array, batch_size: int) -> Any:
+def _left_of(files: list[Path], done: pa.Array, batch_size: int) -> Any:
     """The rows that have no answer yet, in blocks of the size of a batch."""
 
     def left(table: pa.Table) -> pa.Table:
         return table.filter(pc.invert(pc.is_in(table["id"], value_set=done)))
 
-    data = ray.data.read_parquet(str(inputs))
+    data = ray.data.read_parquet(list(map(str, files)), partitioning=None, file_extensions=None)
     data = data.map_batches(left, batch_format="pyarrow", batch_size=None)
     return data.repartition(target_num_rows_per_block=batch_size)
 
@@ -313,8 +332,10 @@ def main(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint.")],
     inputs: Annotated[Path, typer.Argument(help="Parquet file, or a folder of them.")],
     outputs: Annotated[Path, typer.Argument(help="Folder for the part files.")],
-    engine: Annotated[str, typer.Option(help="JSON: arguments of vllm.LLM.")] = "{}",
-    sampling: Annotated[str, typer.Option(help="JSON: arguments of vllm.SamplingParams.")] = "{}",
+    engine: Annotated[Any, typer.Option(parser=json.loads, help="Of vllm.LLM, in JSON.")] = "{}",
+    sampling: Annotated[
+        Any, typer.Option(parser=json.loads, help="Of vllm.SamplingParams, in JSON.")
+    ] = "{}",
     engines: Annotated[int, typer.Option(min=1, help="Engines, each in an actor.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that an engine takes at once.")] = 64,
     gpus: Annotated[
@@ -323,19 +344,18 @@ def main(
 ) -> None:
     """Answer the rows of a dataset with a model in vLLM. A run that was stopped goes on where it
     was, and a row that cannot be answered gets one sentence."""
-    options = {
-        "model": str(model.resolve()),
-        "engine": json.loads(engine),
-        "sampling": json.loads(sampling),
-    }
-    report(
-        outputs,
-        *run(inputs, outputs, Generate, options, engines=engines, batch_size=batch_size, gpus=gpus),
-    )
+    options = {"model": str(model.resolve()), "engine": engine, "sampling": sampling}
+    command(inputs, outputs, Generate, options, engines=engines, batch_size=batch_size, gpus=gpus)
 
 
-def report(outputs: Path, count: int, failed: int) -> None:
-    """Print what a run did; the exit status is 1 if a row has an `error`."""
+def command(inputs: Path, outputs: Path, *arguments: Any, **options: Any) -> None:
+    """`run` in a program of the command line: tells what was done, and ends with status 1 if a row
+    has an `error`, with 2 if nothing was done."""
+    try:
+        count, failed = run(inputs, outputs, *arguments, **options)
+    except MmkitError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
     print(f"{count} row(s) written to {outputs}, {failed} of them refused")
     raise typer.Exit(1 if failed else 0)
 

@@ -49,13 +49,15 @@ def test_images_are_files() -> None:
 REFUSED = [
     ({"name": [1]}, ": expected a column id, got name."),
     ({"id": [2, 1, 2]}, ", id: expected another one in each row, got 2 more than once."),
+    (None, ": expected a parquet file, or a folder of them, got none."),
     ({"id": ["a", None]}, ", id: expected another one in each row, got null."),
 ]
 
 
 @pytest.mark.parametrize(("columns", "sentence"), REFUSED)
-def test_refuses_inputs(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
-    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+def test_refuses_inputs(tmp_path: Path, columns: dict[str, Any] | None, sentence: str) -> None:
+    if columns is not None:
+        pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     with pytest.raises(MmkitError) as refusal:
         batch.run(tmp_path / "in.parquet", tmp_path / "out", dict, {})
     assert str(refusal.value) == f"{tmp_path / 'in.parquet'}{sentence}"
