@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def main(
     episodes: Annotated[Path, typer.Argument(help="Parquet file, or a folder of them.")],
     out: Annotated[Path, typer.Argument(help="Folder for the part files.")],
-    model: Annotated[Path, typer.Option(help="Directory of a checkpoint.")] = CHECKPOINT,
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Directory of a checkpoint.")] = CHECKPOINT,
     frames: Annotated[int, typer.Option(min=1, help="Frames to generate after those of the context.")] = 22,
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes that an engine rolls out at once.")] = 16,
     num_engines: Annotated[int, typer.Option(min=1, help="Engines, each in a Ray actor of its own.")] = 1,

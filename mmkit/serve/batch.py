@@ -32,6 +32,10 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from ..errors import InputError, MmkitError
 
+if "RAY_ADDRESS" not in os.environ:
+    # read when Ray is imported: what it starts here listens on 127.0.0.1, not on all interfaces
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 try:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -295,7 +299,6 @@ def _cluster(engines: int) -> Iterator[None]:
         "address": "local",  # not one that runs here by chance
         "num_cpus": engines + 1,  # one reads
         "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",
     }
     ray.init(
         logging_level=logging.WARNING,
@@ -329,7 +332,9 @@ def _left_of(files: list[Path], done: pa.Array, batch_size: int) -> Any:
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint.")],
+    model: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Directory of a checkpoint.")
+    ],
     inputs: Annotated[Path, typer.Argument(help="Parquet file, or a folder of them.")],
     outputs: Annotated[Path, typer.Argument(help="Folder for the part files.")],
     engine: Annotated[Any, typer.Option(parser=json.loads, help="Of vllm.LLM, in JSON.")] = "{}",
