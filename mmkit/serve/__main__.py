@@ -16,11 +16,15 @@ import sys
 from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
 
+LOADED = ("general", "io_processor", "platform", "stat_logger")
+"""The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""
+
 
 def plugins(named: str | None) -> str:
-    """The value of VLLM_PLUGINS: what it names, or all general plugins, and mmkit."""
-    general = [entry.name for entry in entry_points(group="vllm.general_plugins")]
-    names = general if named is None else [name for name in named.split(",") if name]
+    """The value of VLLM_PLUGINS: what it names, or all that vLLM would load, and mmkit."""
+    groups = (entry_points(group=f"vllm.{kind}_plugins") for kind in LOADED)
+    installed = [entry.name for group in groups for entry in group]
+    names = installed if named is None else [name for name in named.split(",") if name]
     return ",".join(dict.fromkeys([*names, "mmkit"]))
 
 
