@@ -11,6 +11,7 @@ the model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 
 from __future__ import annotations
 
+import codecs
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -93,10 +94,11 @@ def as_text(ids: Sequence[int]) -> str:
 
     No vocabulary has more ids than there are characters, 1,114,112.
     """
-    return array("I", ids).tobytes().decode(_CHARACTERS, "surrogatepass")
+    text, _ = _decoded(array("I", ids), "surrogatepass", True)
+    return text
 
 
-_CHARACTERS = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
+_decoded = codecs.utf_32_le_decode if sys.byteorder == "little" else codecs.utf_32_be_decode
 
 # longer than any context; a count from a caller's arguments must not take all memory
 _MOST_IDS = 1 << 22

@@ -27,6 +27,9 @@ from ..errors import InputError
 _NAMES = 2**16
 """Uuids that are remembered, some 300 bytes each."""
 
+_LARGE = 2**14
+"""Bytes that take longer to copy than a view of them to make."""
+
 NAME_LENGTH = 256
 """The most characters of a uuid."""
 
@@ -97,17 +100,29 @@ def _digest(*parts: str | None) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=24).hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _parts(value: Any) -> Iterator[Any]:
     """A field as bytes; the repr of a tensor would leave out most of it."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}\n".encode()
-        yield value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        yield _bytes_of(_as_array(value))
     elif isinstance(value, list | tuple):
         yield f"{len(value)} parts\n".encode()
         for part in value:
             yield from _parts(part)
     else:
         yield f"{value!r}\n".encode()
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as an array with its bytes; numpy has no bfloat16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
+    """The bytes of an array; those of a large one are not copied."""
+    if array.nbytes < _LARGE or not array.flags.c_contiguous:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8)
 
 
 class HashForms(list[Any]):
@@ -218,11 +233,9 @@ class Hashes:
         elif isinstance(value, str):
             what, data = "text", value.encode()
         elif isinstance(value, torch.Tensor):
-            # numpy has no bfloat16
-            known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-            what, data = f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
+            what, data = f"{value.dtype} {tuple(value.shape)}", _bytes_of(_as_array(value))
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            what, data = f"{value.dtype.str} {value.shape}", value.tobytes()
+            what, data = f"{value.dtype.str} {value.shape}", _bytes_of(value)
         elif hasattr(value, "getbands") and value.palette is None:
             what, data = f"{value.mode} {value.size}", value.tobytes()
         else:
