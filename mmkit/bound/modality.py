@@ -13,6 +13,7 @@ from ..items import ItemType
 from ..layout import Placeholder
 from ..placement import Alternative
 from ..spec import Modality
+from ..updates import AlreadyExpanded, Replace, Target, Update
 from .binding import Binding
 from .intake import Intake
 from .memo import Memo
@@ -112,6 +113,25 @@ class BoundModality:
             rows = known[0].placeholder.num_embeds
             self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows(process))
             yield known
+
+    def written(
+        self, value: Any, index: int, process: Callable[[Any], Mapping[str, Any]]
+    ) -> tuple[Update, Target, Sequence[int]]:
+        """The first update of a raw item, its target, and what a caller writes for the item.
+
+        Args:
+            value: the canonical item.
+            index: its position among the items of the modality.
+            process: as for `largest`; called only where what is written depends on it.
+        """
+        update = self.placeholders.updates[0]
+        roots = {leaf.root for leaf in update.leaves()}
+        if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
+            scope = self.scope(value, index, self._fields_by(process)(value))
+            first = self.placeholders.alternatives(scope)[0]
+            return update, first.target, first.written
+        target = update.resolve(self.scope(value, index))
+        return update, target, target if isinstance(update, Replace) else ()
 
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         """The processed fields of items as far as their layouts read them, without vLLM."""

@@ -211,17 +211,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         )
         prompt: list[int] = []
-        with self._of_the_spec():
-            done = self._process(mm_items, {})
-        for name, processed in done.items():
-            modality, values = self.plan.modalities[name], mm_items[name].get_all()
-            for index, (value, fields) in enumerate(zip(values, processed.parts, strict=True)):
-                preferred = modality.placeholders.alternatives(
-                    modality.scope(value, index, fields)
-                )[0]
-                prompt += preferred.written
-                if isinstance(preferred.update, Insert) and not index:  # a prefix, if there is one
-                    prompt = [*preferred.target, *prompt]
+        for name, items in mm_items.items():
+            modality, process = self.plan.modalities[name], partial(self._process_one, name)
+            for index, value in enumerate(items.get_all()):
+                update, target, written = modality.written(value, index, process)
+                prompt += written
+                if isinstance(update, Insert) and not index:  # a prefix, if there is one
+                    prompt = [*target, *prompt]
         return prompt, mm_items
 
     # -- one request -------------------------------------------------------------------------------
