@@ -375,9 +375,15 @@ class Loop(Expr):
         return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
 
 
+@lru_cache(maxsize=256)
+def _is_keyed(kind: Any) -> bool:
+    return issubclass(kind, Mapping)
+
+
 def _named(holder: Any, name: str) -> Any:
     """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
-    if isinstance(holder, Mapping):
+    kind: Any = type(holder)
+    if _is_keyed(kind):
         return holder.get(name, _MISSING)
     return getattr(holder, name, _MISSING)
 
@@ -408,10 +414,11 @@ class Index(Expr):
     _key: Any
 
     def _value(self, scope: Scope) -> Any:
-        holder, key = evaluate(self._base, scope), self._key
-        index = (
-            slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
-        )
+        holder, index = evaluate(self._base, scope), self._key
+        if isinstance(index, Slice):
+            index = slice(index.start, index.stop, index.step)
+        elif isinstance(index, Expr):
+            index = index._value(scope)
         try:
             element = holder[index]
         except (KeyError, IndexError, TypeError) as error:
@@ -446,10 +453,10 @@ class Binary(Expr):
     _right: Any
 
     def _value(self, scope: Scope) -> Any:
-        left = evaluate(self._left, scope)
-        if (self._op == "&" and left is False) or (self._op == "|" and left is True):
+        left, op = evaluate(self._left, scope), self._op
+        if (op == "&" and left is False) or (op == "|" and left is True):
             return left  # as `and` and `or`: the right side may have no value then
-        return _compute(self, _BINARY[self._op][0], left, evaluate(self._right, scope))
+        return _compute(self, _BINARY[op][0], left, evaluate(self._right, scope))
 
     def __repr__(self) -> str:
         level = _BINARY[self._op][1]

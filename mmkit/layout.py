@@ -12,6 +12,7 @@ the model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -76,6 +77,11 @@ class Placeholder:
         if self.num_embeds == len(self.mask):
             return None
         return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where positions that receive encoder rows follow one another: offsets, and lengths."""
+        return [(run.start(), len(run[0])) for run in re.finditer(b"\x01+", self.mask)]
 
     @cached_property
     def text(self) -> str:
@@ -495,6 +501,8 @@ def whole(value: Any, source: Any, what: str) -> int:
     Raises:
         SpecError: names the expression that the value came from.
     """
+    if type(value) is int and value >= 0:
+        return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
         remedy = (

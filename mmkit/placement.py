@@ -127,6 +127,8 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     text = as_text(prompt)
+    if readings == READINGS and not _may_be_expanded(text, items, runs):
+        readings = readings[1:]
     refusals: list[Callable[[], NoReturn]] = []
     for reading in readings:
         try:
@@ -135,6 +137,15 @@ def place(
             if reading != "either":
                 refusals.append(unfit.refuse)
     refusals[-1]()
+
+
+def _may_be_expanded(text: str, items: Items, runs: Runs) -> bool:
+    """Whether a prompt holds a layout of the first item of each modality."""
+    return all(
+        any(runs.core(one.placeholder) in text for one in alternatives)
+        for of_modality in items.values()
+        for alternatives in of_modality[:1]
+    )
 
 
 def may_be_split(items: Items) -> bool:
@@ -404,6 +415,14 @@ class _Pass:
         return None
 
     def _check_leftovers(self, parts: list[slice]) -> None:
+        known = [one for items in self.items.values() for one in _distinct(items)]
+        begins = {one.target[0] for one in known if isinstance(one.update, Replace)}
+        begins.update(target[0] for target in self.reserved)
+        begins.update(*(one.placeholder.embed_ids for one in known))
+        if _holds("".join([self.text[part] for part in parts]), begins):
+            self._refuse_leftovers([self.prompt[part] for part in parts])
+
+    def _refuse_leftovers(self, rest: list[list[int]]) -> None:
         embeds: dict[str, frozenset[int]] = {}
         targets: dict[str, set[Target]] = {}
         for modality, items in self.items.items():
@@ -412,10 +431,6 @@ class _Pass:
             replaced = {one.target for one in distinct if isinstance(one.update, Replace)}
             embeds[modality] = own
             targets[modality] = {target for target in replaced if own.isdisjoint(target)}
-        begins = {target[0] for known in (*targets.values(), self.reserved) for target in known}
-        if not _holds("".join([self.text[part] for part in parts]), begins.union(*embeds.values())):
-            return
-        rest = [self.prompt[part] for part in parts]
         for modality in self.items:
             stray = not all(map(embeds[modality].isdisjoint, rest))
             if stray or _first_of(targets[modality], rest):

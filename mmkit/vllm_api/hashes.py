@@ -22,10 +22,14 @@ import numpy as np
 import torch
 from blake3 import blake3
 
+from ..bound.memo import Memo, options_key
 from ..errors import InputError
 
 _NAMES = 2**16
 """Uuids that are remembered, some 300 bytes each."""
+
+_COMMON = 64
+"""Modalities and options whose part of hashes is kept."""
 
 _LARGE = 2**14
 """Bytes that take longer to copy than a view of them to make."""
@@ -148,7 +152,7 @@ class Hashes:
         self._new: Callable[[bytes], Any] = (
             blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
         )
-        self._common: dict[str, str] = {}
+        self._common = Memo(_COMMON)
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def of(
@@ -157,7 +161,7 @@ class Hashes:
         uuids: Mapping[str, Any],
         by_vllm: ByVllm,
         *,
-        options: bool,
+        options: Mapping[str, Any],
     ) -> tuple[dict[str, list[str]], dict[str, str]]:
         """The hashes of the items of a request, and the names that it gives, which are forgotten
         unless `keep` follows.
@@ -170,17 +174,15 @@ class Hashes:
             mm_items: vLLM's items, by modality.
             uuids: names of items, by modality; None for an item without.
             by_vllm: how vLLM hashes.
-            options: the request has `mm_processor_kwargs`, or others that `by_vllm` takes into
+            options: the `mm_processor_kwargs` of the request, and others that `by_vllm` takes into
                 account.
         """
         hashes: dict[str, list[str]] = {}
         given: dict[str, str] = {}
+        of_options = options_key(options) if options else None
         for modality, items in mm_items.items():
-            common = None if options else self._common.get(modality)
-            if common is None:
-                common = by_vllm({modality: HashForms([""])})[modality][0]
-                if not options:
-                    self._common[modality] = common
+            of_nothing = partial(by_vllm, {modality: HashForms([""])})
+            common = self._common.get((modality, of_options), of_nothing)[modality][0]
             names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
             # the bytes of a file, where there are some
             of_vllm = getattr(items, "get_item_for_hash", items.get)

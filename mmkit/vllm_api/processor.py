@@ -27,9 +27,10 @@ from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from ..bound.calls import Calls, LazyProcessor
+from ..bound.memo import Memo, options_key
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
-from ..plan import Plan
+from ..plan import CONFIGURED, Plan
 from ..training.processor import own_processor
 from ..training.saving import announce
 from ..updates import Insert
@@ -174,6 +175,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
+        self._plans = Memo(CONFIGURED)
         self._samples: dict[str, Mapping[str, Any]] = {}
 
     @cached_property
@@ -269,7 +271,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         )
 
     def hashed(
-        self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
+        self,
+        mm_items: Any,
+        uuids: Mapping[str, Any],
+        by_vllm: ByVllm,
+        *,
+        options: Mapping[str, Any],
     ) -> dict[str, list[str]]:
         """The hashes of the items of a request; see `Hashes.of`."""
         hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
@@ -303,9 +310,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The plan for the `mm_processor_kwargs` of one request."""
         if not kwargs:
             return self.plan
-        merged = self.info.merged_kwargs(kwargs)
-        return self.plan.configured(
-            merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs))
+        own = dict(kwargs)
+        processor = LazyProcessor(lambda: self.info.get_hf_processor(**own))
+        return self._plans.get(
+            options_key(own), lambda: self.plan.configured(self.info.merged_kwargs(own), processor)
         )
 
     def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
@@ -343,8 +351,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             raise
         for name, done in processed.items():
             mm_items[name].mmkit_parts = done.parts
-        data = {key: value for done in processed.values() for key, value in done.data.items()}
-        return BatchFeature({**data, _PROCESSED: processed})
+        features = BatchFeature()
+        features.data = {key: own for done in processed.values() for key, own in done.data.items()}
+        features.data[_PROCESSED] = processed
+        return features
 
     @override
     def _get_mm_fields_config(
@@ -400,8 +410,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 sent = len(value.rows) if embeds else None
                 placeholders.check_rows(index, rows, sent=sent, most=most)
                 if modality.positions is not None:
-                    mask = alternatives[0].alternative.placeholder.mask
-                    modality.positions.grids(items.mmkit_parts[index], list(mask))
+                    placeholder = alternatives[0].alternative.placeholder
+                    modality.positions.check(items.mmkit_parts[index], placeholder)
                 contents.append(alternatives)
             if contents:
                 updates += [
@@ -443,8 +453,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
         for name, items in mm_items.items():
-            modality, values = self.plan.modalities[name], items.get_all()
-            uuids = mm_uuids.get(name) or [None] * len(values)
+            modality, values, uuids = (
+                self.plan.modalities[name],
+                items.get_all(),
+                mm_uuids.get(name),
+            )
+            if not uuids and not any(value is None for value in values):
+                continue
+            uuids = uuids or [None] * len(values)
             for i, (value, uuid) in enumerate(zip(values, uuids, strict=True)):
                 if value is not None and uuid is None:
                     continue
