@@ -31,7 +31,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
-from functools import lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, dataclass_transform
 
 from .errors import SpecError
@@ -188,6 +188,10 @@ class Node(Structural):
             part = getattr(self, name)
             yield from part if isinstance(part, tuple) else (part,)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what is cached beside them is found again."""
+        return {name: getattr(self, name) for name in self.__match_args__}
+
     def _changed(self, change: Callable[[Any], Any]) -> Any:
         """The same node with every part after a function."""
         fields = [getattr(self, name) for name in self.__match_args__]
@@ -334,6 +338,10 @@ class Expr(Node):
 
     def _value(self, scope: Scope) -> Any:
         raise NotImplementedError
+
+    @cached_property
+    def _leaves(self) -> frozenset[Leaf]:
+        return _leaves_of(self)
 
 
 Value: TypeAlias = (
@@ -729,8 +737,10 @@ def leaves(value: Any) -> frozenset[Leaf]:
     """Everything that a value depends on, the longest chains:
     ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
     """
-    if not isinstance(value, Expr):
-        return _leaves_inside(value)
+    return value._leaves if isinstance(value, Expr) else _leaves_inside(value)
+
+
+def _leaves_of(value: Expr) -> frozenset[Leaf]:
     if isinstance(value, Option) and (leaf := _leaf(Attribute(value._base, value._name))):
         return leaves(value._default) | {replace(leaf, expr=value)}
     if leaf := _leaf(value):

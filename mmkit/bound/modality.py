@@ -168,6 +168,23 @@ class BoundModality:
         self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]
 
+    def note_largest(self, value: Any, rows: int) -> None:
+        """Keep how many encoder rows the largest item has, where somebody has processed it."""
+        if not self.placeholders.by_company:
+            self._largest.setdefault((), (value, rows))
+
+    def largest_item(
+        self,
+        process: Callable[[Any], Mapping[str, Any]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Any:
+        """The item with the most encoder rows, as for `largest`; the only candidate is not
+        processed to be found."""
+        if self.needs_hf:
+            item = self.item.within(sizes, self.where) if sizes else self.item
+            return item.candidates()[0]
+        return self.largest(process, sizes)[0]
+
     def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         """What gives the fields that the layout of an item reads, at the least cost."""
         return (process or self._process_one) if self._needs_fields else self.processing.of_facts

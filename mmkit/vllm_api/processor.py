@@ -160,9 +160,8 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
 
 def dummy_sizes(options: Any) -> dict[str, int]:
     """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
-    return {
-        name: size for name, size in vars(options).items() if name != "count" and size is not None
-    }
+    stated = {} if options is None else vars(options)
+    return {name: size for name, size in stated.items() if name != "count" and size is not None}
 
 
 class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
@@ -188,9 +187,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most some sizes; see
-        `BoundModality.largest`."""
+        `BoundModality.largest_item`."""
         with self._of_the_spec():
-            return self.plan.modalities[name].largest(partial(self._process_one, name), sizes)[0]
+            process = partial(self._process_one, name)
+            return self.plan.modalities[name].largest_item(process, sizes)
 
     def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
         """The processed fields of an item that the spec itself states."""
@@ -215,6 +215,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         prompt: list[int] = []
         for name, items in mm_items.items():
             modality, process = self.plan.modalities[name], partial(self._process_one, name)
+            items.mmkit_largest = not dummy_sizes((mm_options or {}).get(name))
             for index, value in enumerate(items.get_all()):
                 update, target, written = modality.written(value, index, process)
                 prompt += written
@@ -397,8 +398,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
             placeholders, contents, most = modality.placeholders, [], None
             fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
+            is_largest = getattr(items, "mmkit_largest", False)
             # options of the request may make more rows of an item than those of the server do
-            if fixed is None and len(items) and not hf_processor_mm_kwargs:
+            if fixed is None and len(items) and not hf_processor_mm_kwargs and not is_largest:
                 most = modality.most_rows(partial(self._process_one, name))
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
@@ -407,6 +409,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     scope = modality.scope(value, index, fields, total(items))
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
+                if is_largest:
+                    modality.note_largest(value, rows)
                 sent = len(value.rows) if embeds else None
                 placeholders.check_rows(index, rows, sent=sent, most=most)
                 if modality.positions is not None:
