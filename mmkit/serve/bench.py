@@ -12,6 +12,7 @@ vLLM has no door for other data sets: what makes its requests is replaced. `serv
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -94,14 +95,16 @@ def drawn(args: Any, tokenizer: Any = None) -> list[Any]:
     ]
 
 
-async def sent(request: Any, session: Any, pbar: Any = None) -> Any:
+async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     """One request of `serve` and its timing: vLLM's `RequestFunc`."""
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
+    request = request_func_input
     output = RequestFuncOutput(prompt_len=request.prompt_len)
     options = {"max_tokens": request.output_len, "ignore_eos": True, **(request.extra_body or {})}
-    items = request.multi_modal_content
-    async with AsyncClient(request.api_url.removesuffix(_ROUTE)) as client:
+    url, items = request.api_url.removesuffix(_ROUTE), request.multi_modal_content
+    key = os.environ.get("OPENAI_API_KEY")  # vLLM's benchmark reads it, too
+    async with AsyncClient(url, api_key=key, timeout=None) as client:
         output.start_time = last = time.perf_counter()
         try:
             async for event in client.stream(request.prompt, items, **options):
