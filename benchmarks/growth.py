@@ -2,8 +2,8 @@
 
 Requests of a generated processor with more and more items, prompts of more and more tokens, and two
 modalities mixed, against what vLLM does to any request: hashing its items, and copying the ids of
-its prompt once (the floor). Uncached; parsed and processed as vLLM's renderer does it; times are those
-of the one thread on its core. An exponent of 1 is linear growth.
+its prompt once (the floor). Uncached; parsed and processed as vLLM's renderer does it. Times are
+those of the one thread on its core. An exponent of 1 is linear growth.
 """
 
 from __future__ import annotations
