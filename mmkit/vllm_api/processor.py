@@ -52,6 +52,7 @@ from .moved import (
     SenderCache,
     hasher_algorithm,
 )
+from .names import shared_file
 
 if TYPE_CHECKING:
     from ..spec import Declaration
@@ -181,6 +182,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The spec, bound to this model's config and tokenizer."""
         plan: Plan = self.info.plan
         return plan
+
+    def share_names(self, config: Any) -> None:
+        """Know the names of items that the other API servers of vLLM's config are told."""
+        if (path := shared_file(config, "names")) is not None:
+            self._hashes.share(path)
 
     # -- dummy inputs ------------------------------------------------------------------------------
 
