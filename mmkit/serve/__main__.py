@@ -10,8 +10,12 @@ Some metrics of mmkit are counted in the workers, so the processes share a folde
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
+
+from ..errors import MmkitError
+from .limits import Limits
 
 
 def plugins(named: str | None) -> str:
@@ -21,8 +25,25 @@ def plugins(named: str | None) -> str:
     return ",".join(dict.fromkeys([*names, "mmkit"]))
 
 
+def check(environment: Mapping[str, str]) -> None:
+    """Refuse variables with which the server would not do, before it loads the model.
+
+    Raises:
+        MmkitError: names the variable.
+    """
+    Limits.of(environment)
+    rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
+    if rust not in ("", "0"):
+        remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
+        raise MmkitError("VLLM_USE_RUST_FRONTEND", "0", repr(rust), remedy)
+
+
 def main() -> None:
     """Run vLLM's command."""
+    try:
+        check(os.environ)
+    except MmkitError as error:
+        sys.exit(str(error))
     os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
     sys.argv[1:1] = ["serve"]
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:

@@ -113,11 +113,13 @@ class Engine:
     @property
     def spare_sessions(self) -> int:
         """Sessions that leave each copy of the model half of its sequences and of its KV cache."""
-        config = self._client.vllm_config
-        tokens = (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 1)
+        config, copies = self._client.vllm_config, self._copies
+        # vLLM adds up the blocks of all copies
+        blocks = (config.cache_config.num_gpu_blocks or 0) // copies
+        tokens = blocks * (config.cache_config.block_size or 1)
         most: int = config.scheduler_config.max_num_seqs // 2
         each = max(1, min(most, tokens // (2 * self.max_model_len)) if tokens else most)
-        return each * self._copies
+        return each * copies
 
     @property
     def _copies(self) -> int:
