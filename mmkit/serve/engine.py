@@ -129,6 +129,12 @@ class Engine:
         copies: int = config.data_parallel_size
         return local if config.local_engines_only else copies
 
+    @property
+    def encodes_only(self) -> bool:
+        """Whether the language model is another server's, to which vLLM hands encoded items."""
+        transfer = getattr(self._client.vllm_config, "ec_transfer_config", None)
+        return transfer is not None and transfer.is_ec_producer and not transfer.is_ec_consumer
+
     def copy_of(self, place: int) -> int | None:
         """The copy of the model that computes a session, whose KV cache stays there; None if there
         is but one.

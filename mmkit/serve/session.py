@@ -107,6 +107,11 @@ class Session:
         await self._socket.accept()
         end = _End("the client left", NORMAL)
         door = self._door
+        if door.engine.encodes_only:
+            remedy = "Open it at the consumer of what is encoded here."
+            away = InputError("session", "a server that generates", "one that encodes", remedy)
+            await self._finish(await self._refuse(away, fatal=True, code=POLICY))
+            return
         place = door.places.take(door.most_sessions)
         if place is None:
             most = f"at most {door.most_sessions} open at once"
