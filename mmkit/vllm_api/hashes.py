@@ -16,6 +16,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from blake3 import blake3
 
 from ..bound.memo import Memo, options_key
 from ..errors import InputError
+from .names import SharedNames
 
 _NAMES = 2**16
 """Uuids that are remembered, some 300 bytes each."""
@@ -141,6 +143,16 @@ ByVllm: TypeAlias = Callable[[dict[str, HashForms]], Mapping[str, list[str]]]
 """vLLM's hashes of forms, by modality, under the options of one request."""
 
 
+class _Names(OrderedDict[str, str]):
+    """Hashes of items by name, those that were given last."""
+
+    def __setitem__(self, key: str, item_hash: str) -> None:
+        super().__setitem__(key, item_hash)
+        self.move_to_end(key)
+        if len(self) > _NAMES:
+            self.popitem(last=False)
+
+
 class Hashes:
     """Hashes of the items of the requests of one processor.
 
@@ -153,7 +165,12 @@ class Hashes:
             blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
         )
         self._common = Memo(_COMMON)
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._names: _Names | SharedNames = _Names()
+
+    def share(self, path: Path) -> None:
+        """Have the names in common with the processes that share a file."""
+        if isinstance(self._names, _Names):
+            self._names = SharedNames(path)
 
     def of(
         self,
@@ -222,9 +239,6 @@ class Hashes:
         """Remember the names of a request that was not refused."""
         for key, item_hash in given.items():
             self._names[key] = item_hash
-            self._names.move_to_end(key)
-            if len(self._names) > _NAMES:
-                self._names.popitem(last=False)
 
     def _content(self, kind: str, value: Any) -> str | None:
         """The hash of a tensor, an array, an image or a text, or of a dict of these; None for

@@ -55,6 +55,7 @@ from .moved import (
     SenderCache,
     hasher_algorithm,
 )
+from .names import shared_file
 
 if TYPE_CHECKING:
     from ..spec import Declaration
@@ -184,6 +185,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The spec, bound to this model's config and tokenizer."""
         plan: Plan = self.info.plan
         return plan
+
+    def share_names(self, config: Any) -> None:
+        """Know the names of items that the other API servers of vLLM's config are told."""
+        if (path := shared_file(config, "names")) is not None:
+            self._hashes.share(path)
 
     # -- dummy inputs ------------------------------------------------------------------------------
 
