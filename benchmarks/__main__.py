@@ -16,6 +16,7 @@ ALL = (
     "startup",
     "overhead",
     "render",
+    "stages",
     "growth",
     "terra_cpu",
     "terra_drafts",

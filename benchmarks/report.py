@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import measure
+from . import stages as stages_
 from .terra_drafts import KINDS
 
 PARTS = {
@@ -122,8 +123,24 @@ def terra_drafts(report: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
+def render(report: dict[str, Any]) -> str:
+    rows = [
+        [row["model"], row["door"], row["what"].replace("_", "-"), f"{row['per_second']:.1f}",
+         measure.shown(row), f"{row['mib']} MiB" if row["mib"] else ""]
+        for row in report["rows"]
+    ]  # fmt: skip
+    head = ["model", "rendered", "by", "requests/s", "times hand-written", "memory of each process"]
+    return markdown(head, rows)
+
+
+def stages(report: dict[str, Any]) -> str:
+    return markdown(["", *(row["what"] for row in report["rows"])], stages_.lines(report))
+
+
 MAKERS = {
     "overhead": overhead,
+    "render": render,
+    "stages": stages,
     "growth": growth,
     "startup": startup,
     "terra_cpu": terra_cpu,

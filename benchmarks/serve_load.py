@@ -50,7 +50,7 @@ def main(
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    counts = clients or [1, 4, 16]
+    counts = clients or [1, 4, 16, 64]
     if client is not None:
         uvloop.run(clients_of(client, counts[0], requests, stream))
         return
@@ -161,6 +161,12 @@ def row(count: int, taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "p99_ms": p99,
             "cpu_ms_of_the_caller": statistics.median(one["cpu"] for one in taken[kind]) * 1000,
         }
+    last = taken["door"][-1]
+    figures["door"] |= {
+        "server_cpu_ms": statistics.median(one["server_cpu"] for one in taken["door"]) * 1000,
+        "bytes_sent": last["sent"],
+        "bytes_received": last["received"],
+    }
     return {
         "clients": count,
         "ratio": statistics.median(ratios),
@@ -230,11 +236,12 @@ async def door(url: str, count: int, requests: int, stream: bool) -> dict[str, A
     assert process.stdin is not None
     assert process.stdout is not None
     assert (await process.stdout.readline()).strip() == b"ready"
+    used = time.process_time()  # of the server, which runs in this process
     process.stdin.write(b"go\n")
     line = await process.stdout.readline()
+    used = time.process_time() - used
     await process.wait()
-    outcome: dict[str, Any] = json.loads(line)
-    return outcome
+    return {**json.loads(line), "server_cpu": used / requests}
 
 
 async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
@@ -253,13 +260,16 @@ async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
         head = f"POST /v1/mm/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         encoded.append(head.encode() + body)
 
+    sizes: list[int] = []
+
     async def one(client: int, request: bytes) -> None:
         reader, writer = connections[client]
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
         if stream:
-            await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            events = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            sizes.append(len(head) + len(events))
         else:
             length = int(
                 re.search(
@@ -269,12 +279,15 @@ async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
                     re.IGNORECASE,
                 ).group(1)
             )  # type: ignore[union-attr]
+            sizes.append(len(head) + length)
             answer = json.loads(await reader.readexactly(length))
             assert answer["usage"]["completion_tokens"] == 64
 
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    print(json.dumps(await loop(count, encoded, one)), flush=True)
+    outcome = await loop(count, encoded, one)
+    outcome |= {"sent": statistics.mean(map(len, encoded)), "received": statistics.mean(sizes)}
+    print(json.dumps(outcome), flush=True)
 
 
 if __name__ == "__main__":

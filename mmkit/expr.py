@@ -31,7 +31,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
-from functools import lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, dataclass_transform
 
 from .errors import SpecError
@@ -188,6 +188,10 @@ class Node(Structural):
             part = getattr(self, name)
             yield from part if isinstance(part, tuple) else (part,)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what is cached beside them is found again."""
+        return {name: getattr(self, name) for name in self.__match_args__}
+
     def _changed(self, change: Callable[[Any], Any]) -> Any:
         """The same node with every part after a function."""
         fields = [getattr(self, name) for name in self.__match_args__]
@@ -335,6 +339,10 @@ class Expr(Node):
     def _value(self, scope: Scope) -> Any:
         raise NotImplementedError
 
+    @cached_property
+    def _leaves(self) -> frozenset[Leaf]:
+        return _leaves_of(self)
+
 
 Value: TypeAlias = (
     "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
@@ -375,9 +383,15 @@ class Loop(Expr):
         return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
 
 
+@lru_cache(maxsize=256)
+def _is_keyed(kind: Any) -> bool:
+    return issubclass(kind, Mapping)
+
+
 def _named(holder: Any, name: str) -> Any:
     """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
-    if isinstance(holder, Mapping):
+    kind: Any = type(holder)
+    if _is_keyed(kind):
         return holder.get(name, _MISSING)
     return getattr(holder, name, _MISSING)
 
@@ -408,10 +422,11 @@ class Index(Expr):
     _key: Any
 
     def _value(self, scope: Scope) -> Any:
-        holder, key = evaluate(self._base, scope), self._key
-        index = (
-            slice(key.start, key.stop, key.step) if isinstance(key, Slice) else evaluate(key, scope)
-        )
+        holder, index = evaluate(self._base, scope), self._key
+        if isinstance(index, Slice):
+            index = slice(index.start, index.stop, index.step)
+        elif isinstance(index, Expr):
+            index = index._value(scope)
         try:
             element = holder[index]
         except (KeyError, IndexError, TypeError) as error:
@@ -446,10 +461,10 @@ class Binary(Expr):
     _right: Any
 
     def _value(self, scope: Scope) -> Any:
-        left = evaluate(self._left, scope)
-        if (self._op == "&" and left is False) or (self._op == "|" and left is True):
+        left, op = evaluate(self._left, scope), self._op
+        if (op == "&" and left is False) or (op == "|" and left is True):
             return left  # as `and` and `or`: the right side may have no value then
-        return _compute(self, _BINARY[self._op][0], left, evaluate(self._right, scope))
+        return _compute(self, _BINARY[op][0], left, evaluate(self._right, scope))
 
     def __repr__(self) -> str:
         level = _BINARY[self._op][1]
@@ -722,8 +737,10 @@ def leaves(value: Any) -> frozenset[Leaf]:
     """Everything that a value depends on, the longest chains:
     ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
     """
-    if not isinstance(value, Expr):
-        return _leaves_inside(value)
+    return value._leaves if isinstance(value, Expr) else _leaves_inside(value)
+
+
+def _leaves_of(value: Expr) -> frozenset[Leaf]:
     if isinstance(value, Option) and (leaf := _leaf(Attribute(value._base, value._name))):
         return leaves(value._default) | {replace(leaf, expr=value)}
     if leaf := _leaf(value):

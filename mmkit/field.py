@@ -129,11 +129,14 @@ class Field(Structural):
         fixed = all(isinstance(end, int) for pair in ends for end in pair)
         return self.is_derived or not fixed
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether there is a dtype or a shape to compare parts with."""
+        return self.dtype is not None or self.shape is not None
+
     @cached_property
-    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None] | None:
-        """The stated dtype and shape as a tensor has them; None where neither is."""
-        if self.dtype is None and self.shape is None:
-            return None
+    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None]:
+        """The stated dtype and shape as a tensor has them, where they are."""
         return getattr(torch, self.dtype) if self.dtype else None, self.shape
 
     def check(self, part: Any, scope: Scope, index: int) -> None:
@@ -142,8 +145,6 @@ class Field(Structural):
         Raises:
             SpecError: they differ.
         """
-        if self._stated is None:
-            return
         if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
             dtype, shape = self._stated
             if part.dtype == (dtype or part.dtype) and part.shape == (

@@ -11,6 +11,8 @@ the model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +79,11 @@ class Placeholder:
         return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
 
     @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where positions that receive encoder rows follow one another: offsets, and lengths."""
+        return [(run.start(), len(run[0])) for run in re.finditer(b"\x01+", self.mask)]
+
+    @cached_property
     def text(self) -> str:
         """The ids as a string; see `as_text`."""
         return as_text(self.ids)
@@ -93,10 +100,11 @@ def as_text(ids: Sequence[int]) -> str:
 
     No vocabulary has more ids than there are characters, 1,114,112.
     """
-    return array("I", ids).tobytes().decode(_CHARACTERS, "surrogatepass")
+    text, _ = _decoded(array("I", ids), "surrogatepass", True)
+    return text
 
 
-_CHARACTERS = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
+_decoded = codecs.utf_32_le_decode if sys.byteorder == "little" else codecs.utf_32_be_decode
 
 # longer than any context; a count from a caller's arguments must not take all memory
 _MOST_IDS = 1 << 22
@@ -493,6 +501,8 @@ def whole(value: Any, source: Any, what: str) -> int:
     Raises:
         SpecError: names the expression that the value came from.
     """
+    if type(value) is int and value >= 0:
+        return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
         remedy = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
@@ -18,7 +18,7 @@ from .runs import Runs
 from .updates import AlreadyExpanded, Insert, Replace, Target, Update
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alternative:
     """One alternative of `update` for one item.
 
@@ -36,6 +36,11 @@ class Alternative:
     def written(self) -> Sequence[int]:
         """What a caller writes into the prompt for the item: nothing where it is inserted."""
         return self.update.written(self.target, self.placeholder)
+
+    @cached_property
+    def target_text(self) -> str:
+        """The ids of the target as a string."""
+        return as_text(self.target)
 
     @property
     def sought(self) -> tuple[int, ...]:
@@ -65,6 +70,12 @@ class Placement:
         """Offset after the layout's last token."""
         return self.start + len(self.placeholder)
 
+
+_STEP = 256
+"""How much of a prompt is searched at least for one of several that an item may stand for."""
+
+_FEW = 32
+"""Ids that are sought one after the other."""
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 NO_RUNS = Runs()
@@ -116,6 +127,8 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     text = as_text(prompt)
+    if readings == READINGS and not _may_be_expanded(text, items, runs):
+        readings = readings[1:]
     refusals: list[Callable[[], NoReturn]] = []
     for reading in readings:
         try:
@@ -124,6 +137,15 @@ def place(
             if reading != "either":
                 refusals.append(unfit.refuse)
     refusals[-1]()
+
+
+def _may_be_expanded(text: str, items: Items, runs: Runs) -> bool:
+    """Whether a prompt holds a layout of the first item of each modality."""
+    return all(
+        any(runs.core(one.placeholder) in text for one in alternatives)
+        for of_modality in items.values()
+        for alternatives in of_modality[:1]
+    )
 
 
 def may_be_split(items: Items) -> bool:
@@ -205,6 +227,9 @@ class _Match(NamedTuple):
 _Item: TypeAlias = tuple[_Match, str, int]
 """A match, and the modality and the index of its item."""
 
+_Sought: TypeAlias = tuple[str, Alternative, bool]
+"""Ids as a string, the alternative, and whether they are its layout."""
+
 
 @dataclass
 class _Writing:
@@ -270,21 +295,32 @@ class _Pass:
     reserved: Mapping[Target, str]
     reading: Reading
     runs: Runs
+    _sought: dict[int, list[_Sought]] = field(default_factory=dict)
+    """What each list of alternatives is sought as; most items share theirs."""
 
     def run(self) -> tuple[list[int], list[Placement]]:
-        written = _Writing(self.runs)
-        rest: list[list[int]] = []
+        matches = self._matches()
+        rest: list[slice] = []
         position = 0
-        for match, modality, index in self._matches():
+        for match, modality, index in matches:
             if match.begin < position:  # an anchor inside a target that another layout replaces
                 raise _Unfit(self._not_found, modality, index)
-            rest.append(self.prompt[position : match.begin])
-            written.text(rest[-1])
-            written.layout(match, modality, index)
+            rest.append(slice(position, match.begin))
             position = match.end
-        rest.append(self.prompt[position:])
+        rest.append(slice(position, len(self.prompt)))
         self._check_leftovers(rest)
-        written.text(rest[-1])
+        if all(match.standing is not None for match, *_ in matches):
+            at = [
+                Placement(modality, index, match.begin, match.standing)
+                for match, modality, index in matches
+                if match.standing is not None
+            ]
+            return self.prompt.copy(), at
+        written = _Writing(self.runs)
+        for part, (match, modality, index) in zip(rest, matches, strict=False):
+            written.text(self.prompt[part])
+            written.layout(match, modality, index)
+        written.text(self.prompt[rest[-1]])
         return written.ids, written.placements
 
     def _matches(self) -> list[_Item]:
@@ -338,15 +374,13 @@ class _Pass:
 
     def _search(self, alternatives: Sequence[Alternative], cursor: int) -> _Match | None:
         """The first match at or after the cursor."""
-        sought: list[tuple[str, Alternative, bool]] = []
-        for one in alternatives:
-            if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
-                sought.append((self.runs.core(one.placeholder), one, True))
-            if self.reading != "layouts" and isinstance(one.update, Replace):
-                sought.append((as_text(one.target), one, False))
-        sought = [part for part in sought if part[0]]
+        sought = self._sought.get(id(alternatives))
+        if sought is None:
+            sought = self._sought[id(alternatives)] = self._sought_for(alternatives)
+        if len(sought) == 1:
+            return self._first(*sought[0], cursor, cursor, len(self.text))
         # in steps that grow: no item looks to the end of the prompt for what is not there
-        begin, step = cursor, max((len(text) for text, *_ in sought), default=0)
+        begin, step = cursor, max((_STEP, *(len(text) for text, *_ in sought)))
         while sought and begin < len(self.text):
             end = begin + step
             matches = [self._first(*part, cursor, begin, end) for part in sought]
@@ -354,6 +388,16 @@ class _Pass:
                 return min(known, key=lambda match: match.begin)  # the first of equals
             begin, step = end, 2 * step
         return None
+
+    def _sought_for(self, alternatives: Sequence[Alternative]) -> list[_Sought]:
+        """What stands in the prompt for an item, as this reading has it."""
+        sought: list[_Sought] = []
+        for one in alternatives:
+            if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
+                sought.append((self.runs.core(one.placeholder), one, True))
+            if self.reading != "layouts" and isinstance(one.update, Replace):
+                sought.append((one.target_text, one, False))
+        return [part for part in sought if part[0]]
 
     def _first(
         self, text: str, one: Alternative, layout: bool, cursor: int, begin: int, end: int
@@ -370,7 +414,15 @@ class _Pass:
             begin = at + 1
         return None
 
-    def _check_leftovers(self, rest: list[list[int]]) -> None:
+    def _check_leftovers(self, parts: list[slice]) -> None:
+        known = [one for items in self.items.values() for one in _distinct(items)]
+        begins = {one.target[0] for one in known if isinstance(one.update, Replace)}
+        begins.update(target[0] for target in self.reserved)
+        begins.update(*(one.placeholder.embed_ids for one in known))
+        if _holds("".join([self.text[part] for part in parts]), begins):
+            self._refuse_leftovers([self.prompt[part] for part in parts])
+
+    def _refuse_leftovers(self, rest: list[list[int]]) -> None:
         embeds: dict[str, frozenset[int]] = {}
         targets: dict[str, set[Target]] = {}
         for modality, items in self.items.items():
@@ -379,9 +431,6 @@ class _Pass:
             replaced = {one.target for one in distinct if isinstance(one.update, Replace)}
             embeds[modality] = own
             targets[modality] = {target for target in replaced if own.isdisjoint(target)}
-        begins = {target[0] for known in (*targets.values(), self.reserved) for target in known}
-        if all(map(begins.union(*embeds.values()).isdisjoint, rest)):
-            return
         for modality in self.items:
             stray = not all(map(embeds[modality].isdisjoint, rest))
             if stray or _first_of(targets[modality], rest):
@@ -428,6 +477,13 @@ def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where
     """
     if reserved and (target := _first_of(reserved, [list(prompt)])):
         _refuse(target, reserved, where)
+
+
+def _holds(text: str, ids: Collection[int]) -> bool:
+    """Whether ids as a string have one of some ids."""
+    if len(ids) > _FEW:
+        return not {*map(chr, ids)}.isdisjoint(text)
+    return any(chr(token) in text for token in ids)  # each a search in C
 
 
 def _first_of(targets: Collection[Target], rest: list[list[int]]) -> Target | None:

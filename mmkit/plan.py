@@ -6,7 +6,6 @@ bound; layouts are evaluated once per item geometry and cached.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -19,7 +18,7 @@ import torch
 
 from .bound.binding import At, calling
 from .bound.calls import Calls, LazyProcessor, Taken, call
-from .bound.memo import Memo
+from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
 from .bound.processing import Processed
@@ -41,7 +40,7 @@ from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
 from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
 
-_CONFIGURED = 32
+CONFIGURED = 32
 """Plans cached for distinct `mm_processor_kwargs`."""
 
 
@@ -96,14 +95,14 @@ class Plan:
             else Vocabulary(tokenizer)
         )
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
-        self._configured = Memo(_CONFIGURED)
+        self._configured = Memo(CONFIGURED)
         self._bind(scope)
         owners: dict[int, list[str]] = {}
         for modality in self.modalities.values():
             layouts = (modality.placeholders.layout, modality.placeholders.embeds)
             fixed = [part for layout in layouts if layout for part in layout.fixed()]
             for part in fixed:
-                check_ids(part.ids, config, f"{modality.where}, layout")
+                check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
             for placeholder in fixed + modality.rehearse():
                 for token in placeholder.embed_ids:
                     owners.setdefault(token, []).append(modality.name)
@@ -180,11 +179,7 @@ class Plan:
         that they configure as `proc`."""
         if kwargs == self._scope.kwargs:
             return self
-        try:
-            key = json.dumps(kwargs, sort_keys=True)
-        except TypeError:  # values that JSON lacks: do not keep the plan
-            return self._with(kwargs, processor)
-        return self._configured.get(key, lambda: self._with(kwargs, processor))
+        return self._configured.get(options_key(kwargs), lambda: self._with(kwargs, processor))
 
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         plan = copy(self)
@@ -219,7 +214,7 @@ class Plan:
             literal = layout.lay(scope)
         if literal.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
-        check_ids(literal.ids, self._scope.cfg, where)
+        check_ids(literal.ids, self.vocab_size, where)
         if not isinstance(declared, EndingWith):
             return list(literal.ids)
         ends = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids

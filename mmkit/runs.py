@@ -85,6 +85,8 @@ class Runs:
                 may share it.
             placeholder: the layout.
         """
+        if not self._lengths:
+            return at, placeholder
         lead, tail = self._edges(placeholder)
         if not lead and not tail:
             return at, placeholder

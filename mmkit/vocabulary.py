@@ -115,12 +115,12 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     return size
 
 
-def check_ids(ids: Sequence[int], config: Any, where: str) -> None:
-    """Refuse ids of a spec that the language model does not have.
+def check_ids(ids: Sequence[int], size: int, where: str) -> None:
+    """Refuse ids of a spec outside a vocabulary of this size.
 
     Raises:
         SpecError: names the largest.
     """
-    if ids and max(ids) >= (size := vocab_size(config, sys.maxunicode + 1)):
+    if ids and max(ids) >= size:
         remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
         raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy)

@@ -49,10 +49,7 @@ class Intake:
             expected = f"{self.item.expected} or a list of them"
             remedy = "Send the item, or leave the modality out."
             raise InputError(self.where, expected, "None", remedy)
-        values = enumerate(self.item.split(data, self.where))
-        return [
-            None if v is None else self.item.canonical(v, f"{self.where}[{i}]") for i, v in values
-        ]
+        return self.item.canonical_all(self.item.split(data, self.where), self.where)
 
     def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
         """A caller's data as canonical items, or as precomputed embeddings, each an `Embedding`;

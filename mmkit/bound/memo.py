@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_encoded = json.JSONEncoder(sort_keys=True).encode
+
+
+def options_key(options: Mapping[str, Any]) -> Any:
+    """The key of some options in a `Memo`; one that cannot be hashed for values that JSON lacks."""
+    try:
+        return _encoded(options)
+    except TypeError:
+        return []
 
 
 class Memo:

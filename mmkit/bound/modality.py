@@ -13,6 +13,7 @@ from ..items import ItemType
 from ..layout import Placeholder
 from ..placement import Alternative
 from ..spec import Modality
+from ..updates import AlreadyExpanded, Replace, Target, Update
 from .binding import Binding
 from .intake import Intake
 from .memo import Memo
@@ -113,6 +114,25 @@ class BoundModality:
             self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows(process))
             yield known
 
+    def written(
+        self, value: Any, index: int, process: Callable[[Any], Mapping[str, Any]]
+    ) -> tuple[Update, Target, Sequence[int]]:
+        """The first update of a raw item, its target, and what a caller writes for the item.
+
+        Args:
+            value: the canonical item.
+            index: its position among the items of the modality.
+            process: as for `largest`; called only where what is written depends on it.
+        """
+        update = self.placeholders.updates[0]
+        roots = {leaf.root for leaf in update.leaves()}
+        if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
+            scope = self.scope(value, index, self._fields_by(process)(value))
+            first = self.placeholders.alternatives(scope)[0]
+            return update, first.target, first.written
+        target = update.resolve(self.scope(value, index))
+        return update, target, target if isinstance(update, Replace) else ()
+
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         """The processed fields of items as far as their layouts read them, without vLLM."""
         if self._needs_fields:
@@ -147,6 +167,23 @@ class BoundModality:
             value, placeholder = self._largest_within(most, item, run)
         self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]
+
+    def note_largest(self, value: Any, rows: int) -> None:
+        """Keep how many encoder rows the largest item has, where somebody has processed it."""
+        if not self.placeholders.by_company:
+            self._largest.setdefault((), (value, rows))
+
+    def largest_item(
+        self,
+        process: Callable[[Any], Mapping[str, Any]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Any:
+        """The item with the most encoder rows, as for `largest`; the only candidate is not
+        processed to be found."""
+        if self.needs_hf:
+            item = self.item.within(sizes, self.where) if sizes else self.item
+            return item.candidates()[0]
+        return self.largest(process, sizes)[0]
 
     def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         """What gives the fields that the layout of an item reads, at the least cost."""

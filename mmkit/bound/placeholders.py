@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from ..layout import Layout, Placeholder, nothing
 from ..placement import Alternative
 from ..spec import Modality
 from ..updates import Insert, Replace, Target, Update
-from ..vocabulary import check_ids
+from ..vocabulary import check_ids, vocab_size
 from .binding import Binding
 from .memo import Memo
 
@@ -45,6 +46,7 @@ class Placeholders:
 
     def __init__(self, spec: Modality, binding: Binding, limit: int | None) -> None:
         self._binding, self._where = binding, binding.where
+        self._vocab_size = vocab_size(binding.static.cfg, sys.maxunicode + 1)
         self._numbered = _NUMBERED if limit is None else min(limit, _NUMBERED)
         self.layout: Layout = binding.bind("layout", spec.layout)
         self._wanted = spec.has_positions
@@ -107,13 +109,13 @@ class Placeholders:
         if self._wanted and not placeholder.num_embeds:
             got = f"{len(placeholder)} literal ids"
             raise SpecError(at.where, "at least one embed() position per item", got)
-        check_ids(placeholder.ids, scope.cfg, at.where)
+        check_ids(placeholder.ids, self._vocab_size, at.where)
         alternatives = []
         at = self._binding.at("update")
         for update in self.updates:
             with at:
                 target = update.resolve(scope)
-            check_ids(target, scope.cfg, at.where)
+            check_ids(target, self._vocab_size, at.where)
             if isinstance(update, Replace) and not target:
                 raise SpecError(at.where, "a target of at least one token", "none")
             alternatives.append(Alternative(update, target, placeholder))

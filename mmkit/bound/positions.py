@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SpecError
 from ..expr import evaluate, fold, plain
-from ..layout import whole
+from ..layout import Placeholder, whole
 from ..spec import Modality
 from .binding import Binding
 
@@ -22,6 +22,18 @@ class Positions:
         self._binding, self._at = binding, binding.at("positions")
         with self._at:
             self._sizes = [fold(part, binding.static) for part in spec.positions or ()]
+
+    def check(self, fields: Mapping[str, Any], placeholder: Placeholder) -> None:
+        """Compare the grid of an item with its layout.
+
+        Args:
+            fields: its processed fields.
+            placeholder: its evaluated layout.
+
+        Raises:
+            SpecError: the grid is not that of the rows.
+        """
+        self._sizes_of(fields, [length for _, length in placeholder.runs])
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """The runs of embed() positions of an item.
@@ -37,23 +49,28 @@ class Positions:
         Raises:
             SpecError: the grid is not that of the rows.
         """
-        scope = self._binding.scope(SimpleNamespace(), 0, fields)
         edges = np.flatnonzero(np.diff(np.asarray(mask, np.int8), prepend=0, append=0)).tolist()
         starts, stops = edges[::2], edges[1::2]
+        lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        t, h, w, *scale = self._sizes_of(fields, lengths)
+        if len(starts) != 1:
+            return [(start, np.indices((1, h, w)).reshape(3, -1)) for start in starts]
+        grid = np.indices((t, h, w))
+        if scale:
+            grid[0] = (grid[0] * scale[0]).astype(np.int64)
+        return [(starts[0], grid.reshape(3, -1))]
+
+    def _sizes_of(self, fields: Mapping[str, Any], lengths: list[int]) -> list[Any]:
+        """The declared sizes of an item whose runs of embed() positions have these lengths: one run
+        of all its rows, or one of each time."""
+        scope = self._binding.scope(SimpleNamespace(), 0, fields)
         with self._at:
             values = [plain(evaluate(part, scope)) for part in self._sizes]
             t, h, w = (
                 whole(value, part, "a size of a grid")
                 for value, part in zip(values[:3], self._sizes, strict=False)
             )
-            frames = [np.indices((1, h, w)).reshape(3, -1)] * t
-            if len(starts) == 1:
-                grid = np.indices((t, h, w))
-                if values[3:]:
-                    grid[0] = (grid[0] * values[3]).astype(np.int64)
-                frames = [grid.reshape(3, -1)]
-            lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
-            if lengths != [frame.shape[1] for frame in frames]:
+            if lengths not in ([t * h * w], [h * w] * t):
                 expected = f"embed() positions for a grid of {(t, h, w)}"
                 raise SpecError("layout", expected, f"runs of {lengths}")
-        return list(zip(starts, frames, strict=True))
+        return [t, h, w, *values[3:]]

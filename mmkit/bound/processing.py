@@ -57,6 +57,7 @@ class Processing:
         )
         self.from_facts = self._from_facts()
         self._processed = [name for name, field in self.fields.items() if not field.is_derived]
+        self._stated = {name: field for name, field in self.fields.items() if field.is_stated}
         self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
         self._unpad = self.hf.unpad if self.hf else {}
         varies = any(field.varies for field in self.fields.values())
@@ -132,20 +133,16 @@ class Processing:
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
         """The same as `finish` for the outputs of one call per item."""
-        each = [
-            self.finish(raw, [value], count, first=i)
-            for i, (raw, value) in enumerate(zip(raws, values, strict=True))
-        ]
-        sizes = {name: [one.sizes[name][0] for one in each] for name in each[0].sizes}
-        return self._gathered([one.parts[0] for one in each], {}, sizes)
+        parts, sizes = [], dict[str, list[int]]()
+        for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
+            own, own_sizes = self._split(self._named(raw), [value], count, i)
+            parts += own
+            for name, extents in own_sizes.items():
+                sizes.setdefault(name, []).extend(extents)
+        return self._gathered(parts, {}, sizes)
 
     def finish(
-        self,
-        raw: Mapping[str, Any],
-        values: Sequence[Any],
-        count: int | None = None,
-        *,
-        first: int = 0,
+        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
     ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
@@ -153,14 +150,26 @@ class Processing:
             raw: what `process` returned, by field.
             values: canonical items.
             count: number of items of the modality in the request, where these are not all.
-            first: position of the first of them.
 
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        if self.hf is not None and self.hf.outputs:
-            raw = {self.hf.outputs.get(name, name): value for name, value in raw.items()}
+        raw = self._named(raw)
+        parts, sizes = self._split(raw, values, count, 0)
+        return self._gathered(parts, raw, sizes)
+
+    def _named(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What `process` returned, under the names of the fields."""
+        if self.hf is None or not self.hf.outputs:
+            return raw
+        return {self.hf.outputs.get(name, name): value for name, value in raw.items()}
+
+    def _split(
+        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None, first: int
+    ) -> tuple[list[Fields], dict[str, list[int]]]:
+        """The fields of each item, and the extents of flat ones; `first` is the position of the
+        first item."""
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
@@ -187,11 +196,11 @@ class Processing:
         for name, corner in self._unpad.items():
             for fields, scope_of_item in zip(parts, scopes, strict=True):
                 fields[name] = unpadded(fields[name], corner, scope_of_item)
-        for name, declared in self.fields.items():
+        for name, declared in self._stated.items():
             with self._at[name]:
                 for i, (fields, scope_of_item) in enumerate(zip(parts, scopes, strict=True)):
                     declared.check(fields[name], scope_of_item, first + i)
-        return self._gathered(parts, raw, extents)
+        return parts, extents
 
     def _gathered(
         self,

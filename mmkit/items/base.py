@@ -114,6 +114,17 @@ class ItemType(Structural):
         """
         raise NotImplementedError
 
+    def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
+        """The one form of each item; None stands for one whose content the caller only names.
+
+        Raises:
+            InputError: an item is malformed.
+        """
+        return [
+            None if value is None else self.canonical(value, f"{where}[{i}]")
+            for i, value in enumerate(values)
+        ]
+
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         """What expressions see as `item`, for a canonical item at a position among those of its
         modality."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -159,6 +159,30 @@ class Tensor(ItemType):
             self._check_integers(tensor, where)
         # a copy: what is cached must not change when the caller reuses its memory
         return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
+        first = values[0] if len(values) > 1 else None
+        if isinstance(first, torch.Tensor) and self._are_taken(first.shape):
+            plain = [value for value in values if self._is_plain(value, first.shape)]
+            # all are compared with the bound at once; who is at fault is found one by one
+            if len(plain) == len(values) and float(torch.stack(plain).abs().max()) <= self.bound:
+                return [value.clone(memory_format=torch.contiguous_format) for value in plain]
+        return super().canonical_all(values, where)
+
+    def _are_taken(self, shape: torch.Size) -> bool:
+        """Whether items are floats, and may have this shape; none are empty."""
+        return self.torch_dtype.is_floating_point and fits(shape, self.shape) and 0 not in shape
+
+    def _is_plain(self, value: object, shape: torch.Size) -> TypeGuard[torch.Tensor]:
+        """Whether a value is a tensor of a shape that needs no conversion."""
+        return (
+            type(value) is torch.Tensor
+            and value.dtype is self.torch_dtype
+            and value.shape == shape
+            and value.layout is torch.strided
+            and value.device.type == "cpu"
+            and not (value.requires_grad or value.is_nested or value.is_neg())
+        )
 
     def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
         if tensor.dtype.is_floating_point:

@@ -62,12 +62,11 @@ def check_finite(value: Any, where: str) -> None:
     array = as_array(value, where, "real numbers")
     if array.dtype.kind not in "fiub":
         raise InputError(where, "real numbers", f"dtype {array.dtype}")
-    if array.dtype.kind == "f" and array.size and not np.abs(array).max() <= LARGEST_FLOAT16:
-        got = (
-            "NaN or an infinity"
-            if not np.isfinite(array).all()
-            else f"{float(np.abs(array).max()):g}"
-        )
+    if array.dtype.kind != "f" or not array.size:
+        return
+    most = max(array.max(), -array.min())  # without a copy of it; NaN is both
+    if not most <= LARGEST_FLOAT16:
+        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(most):g}"
         raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
 
 

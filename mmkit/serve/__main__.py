@@ -13,14 +13,22 @@ Some metrics of mmkit are counted in the workers, so the processes share a folde
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
 
+from ..errors import MmkitError
+from .limits import Limits
+
+LOADED = ("general", "io_processor", "platform", "stat_logger")
+"""The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""
+
 
 def plugins(named: str | None) -> str:
-    """The value of VLLM_PLUGINS: what it names, or all general plugins, and mmkit."""
-    general = [entry.name for entry in entry_points(group="vllm.general_plugins")]
-    names = general if named is None else [name for name in named.split(",") if name]
+    """The value of VLLM_PLUGINS: what it names, or all that vLLM would load, and mmkit."""
+    groups = (entry_points(group=f"vllm.{kind}_plugins") for kind in LOADED)
+    installed = [entry.name for group in groups for entry in group]
+    names = installed if named is None else [name for name in named.split(",") if name]
     return ",".join(dict.fromkeys([*names, "mmkit"]))
 
 
@@ -33,8 +41,25 @@ def arguments(given: list[str]) -> list[str]:
     ]
 
 
+def check(environment: Mapping[str, str]) -> None:
+    """Refuse variables with which the server would not do, before it loads the model.
+
+    Raises:
+        MmkitError: names the variable.
+    """
+    Limits.of(environment)
+    rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
+    if rust not in ("", "0"):
+        remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
+        raise MmkitError("VLLM_USE_RUST_FRONTEND", "0", repr(rust), remedy)
+
+
 def main() -> None:
     """Run vLLM's command."""
+    try:
+        check(os.environ)
+    except MmkitError as error:
+        sys.exit(str(error))
     os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
     sys.argv[1:] = ["serve", *arguments(sys.argv[1:])]
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:

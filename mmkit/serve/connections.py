@@ -52,12 +52,12 @@ def settle(app: Any, limits: Limits) -> None:
         limits: of which `body_bytes` holds for messages, and `idle_seconds` for clients that do not
             read.
     """
-    server = getattr(app.state, "server", None)
-    if server is None:
+    # under Ray Serve, something else stands in the place of the server
+    config = getattr(getattr(app.state, "server", None), "config", None)
+    if config is None:
         unbounded = "what clients send and leave unread is not bounded"
         logger.warning("mmkit: this vLLM does not tell of its HTTP server, so %s.", unbounded)
         return
-    config = server.config
     config.timeout_graceful_shutdown = UNREAD
     config.ws_max_size = limits.body_bytes + _MARGIN
     config.ws_per_message_deflate = False  # a few KB would become `ws_max_size`

@@ -19,6 +19,7 @@ from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import pixels
 from .modalities import describe, describe_output
+from .places import Places
 from .protocol import Modalities, Prompted, Said, Sampling, ServerLimits
 from .wire import Decoder, Media, TooLarge, by_modality
 
@@ -35,7 +36,7 @@ class Door:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
-        sessions: how many are open.
+        places: those of open sessions.
         over: done when the engine is dead or shut down.
     """
 
@@ -45,7 +46,7 @@ class Door:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self.sessions = 0
+        self.places = Places(engine.shared_file("sessions"))
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._described: Modalities | None = None
         self._watch = asyncio.ensure_future(self._watching())

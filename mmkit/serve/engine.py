@@ -14,6 +14,7 @@ from collections.abc import (
 )
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -34,6 +35,7 @@ from ..plan import Plan
 from ..vllm_api.chat import SENT
 from ..vllm_api.guard import VLLMValidationError, mark
 from ..vllm_api.moved import find
+from ..vllm_api.names import shared_file
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
 from .media import FRAMES
@@ -52,6 +54,10 @@ from .wire import Media
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
 
 T = TypeVar("T")
+
+COPY = "X-data-parallel-rank"
+"""The header by which a request names the copy of the model that has its prefix, as at vLLM's own
+routes."""
 
 TRIES = 3
 """How often a request is sent whose items the engine's cache lacks, although vLLM's front end
@@ -106,11 +112,50 @@ class Engine:
 
     @property
     def spare_sessions(self) -> int:
-        """Sessions that leave the engine half of its sequences and of its KV cache."""
-        config = self._client.vllm_config
-        tokens = (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 1)
+        """Sessions that leave each copy of the model half of its sequences and of its KV cache."""
+        config, copies = self._client.vllm_config, self._copies
+        # vLLM adds up the blocks of all copies
+        blocks = (config.cache_config.num_gpu_blocks or 0) // copies
+        tokens = blocks * (config.cache_config.block_size or 1)
         most: int = config.scheduler_config.max_num_seqs // 2
-        return max(1, min(most, tokens // (2 * self.max_model_len)) if tokens else most)
+        each = max(1, min(most, tokens // (2 * self.max_model_len)) if tokens else most)
+        return each * copies
+
+    @property
+    def _copies(self) -> int:
+        """Copies of the model over which vLLM spreads the requests of this address."""
+        config = self._client.vllm_config.parallel_config
+        local: int = config.data_parallel_size_local
+        copies: int = config.data_parallel_size
+        return local if config.local_engines_only else copies
+
+    @property
+    def encodes_only(self) -> bool:
+        """Whether the language model is another server's, to which vLLM hands encoded items."""
+        transfer = getattr(self._client.vllm_config, "ec_transfer_config", None)
+        return transfer is not None and transfer.is_ec_producer and not transfer.is_ec_consumer
+
+    def copy_of(self, place: int) -> int | None:
+        """The copy of the model that computes a session, whose KV cache stays there; None if there
+        is but one.
+
+        Sessions are spread over the copies by their places, so that each has its share of them.
+        """
+        return place % self._copies if self._copies > 1 else None
+
+    def copy_asked(self, asked: str | None) -> int | None:
+        """The copy of the model that a request asks for; None for any.
+
+        Raises:
+            InputError: one that there is not.
+        """
+        if asked is not None and asked not in map(str, range(self._copies)):
+            raise InputError(COPY, f"a copy from 0 to {self._copies - 1}", repr(asked[:20]))
+        return None if asked is None else int(asked)
+
+    def shared_file(self, kind: str) -> Path | None:
+        """See `mmkit.vllm_api.names`."""
+        return shared_file(self._client.vllm_config, kind)
 
     def limits(self) -> Mapping[str, int]:
         """The most items of each modality in one request."""
@@ -373,9 +418,9 @@ class Engine:
         return _joined([*history.ids(cut), *rendered["prompt_token_ids"]], left, parts.values())
 
     async def generate(
-        self, prompt: Mapping[str, Any], sampling: Any, request_id: str
+        self, prompt: Mapping[str, Any], sampling: Any, request_id: str, copy: int | None = None
     ) -> AsyncIterator[Any]:
-        """vLLM's outputs for a request.
+        """vLLM's outputs for a request; `copy` is the copy of the model that computes it.
 
         Raises:
             ValueError: the request is refused.
@@ -387,7 +432,9 @@ class Engine:
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
             self._check_room(rendered, sampling)
-            outputs = self._client.generate(rendered, sampling, f"{request_id}-{attempt}")
+            outputs = self._client.generate(
+                rendered, sampling, f"{request_id}-{attempt}", data_parallel_rank=copy
+            )
             try:
                 async for output in outputs:
                     if not begun and is_lost(output):
@@ -451,10 +498,17 @@ class Engine:
         return outputs[-1]
 
     def chunks(
-        self, sampling: Any, request_id: str, feed: AsyncGenerator[Any, None]
+        self,
+        sampling: Any,
+        request_id: str,
+        feed: AsyncGenerator[Any, None],
+        copy: int | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a request whose prompt comes in parts, as `part` makes them."""
-        outputs: AsyncGenerator[Any, None] = self._client.generate(feed, sampling, request_id)
+        """vLLM's outputs for a request whose prompt comes in parts, as `part` makes them; `copy` is
+        the copy of the model that computes it."""
+        outputs: AsyncGenerator[Any, None] = self._client.generate(
+            feed, sampling, request_id, data_parallel_rank=copy
+        )
         return outputs
 
 

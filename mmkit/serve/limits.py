@@ -25,8 +25,9 @@ class Limits:
         elements: numbers in the items of one request.
         items: items of one request, all modalities together; a spec's own limits hold too.
         pixels: pixels of the images and video frames of one request, before they are decoded.
-        sessions: sessions open at once. 0 means as many as leave the engine half of its sequences
-            and of its KV cache, since a session holds both while it waits for its client.
+        sessions: sessions open at once, at all API servers of one address together. 0 means as many
+            as leave each copy of the model half of its sequences and of its KV cache, since a
+            session holds both while it waits for its client.
         idle_seconds: how long a session waits for its client's next message, a body for its next
             part, and what the server sends for a client that does not read, an event stream too.
     """

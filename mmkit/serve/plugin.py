@@ -38,8 +38,10 @@ class MmkitEndpoints:
         from .door import Door
         from .engine import Engine
         from .limits import Limits
+        from .orphans import end_with_head
         from .urls import install
 
+        end_with_head()
         processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
         if not isinstance(processor, CommonProcessor):
             logger.warning(

@@ -22,7 +22,7 @@ from ..plan import Plan
 from . import errors, parsing, protocol, weigh, wire
 from .answers import Output, choice, usage
 from .door import Door, of_scope
-from .engine import EngineDeadError
+from .engine import COPY, EngineDeadError
 from .protocol import Choice, GenerateRequest, Generation, Pooling, PoolingRequest
 from .session import POLICY, Session
 
@@ -100,9 +100,10 @@ async def generate(request: Request) -> Response:
             output=output.bound if output else None,
             stream=asked.stream,
         )
+        copy = here.engine.copy_asked(request.headers.get(COPY))
         prompt = await here.prompt(asked)
         answer = _Answer(model, asked.n, output)
-        outputs = here.engine.generate(prompt, sampling, answer.id)
+        outputs = here.engine.generate(prompt, sampling, answer.id, copy)
         if not asked.stream:
             whole = await _unless_gone(request, here, answer.whole(outputs))
             return Response(whole, media_type="application/json")

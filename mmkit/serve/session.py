@@ -94,6 +94,7 @@ class Session:
         self._outputs: AsyncGenerator[Any, None] | None = None
         self._history: History | None = None
         self._incoming: asyncio.Task[Any] | None = None
+        self._copy: int | None = None
 
     @property
     def remaining(self) -> int:
@@ -106,12 +107,18 @@ class Session:
         await self._socket.accept()
         end = _End("the client left", NORMAL)
         door = self._door
-        if door.sessions >= door.most_sessions:
+        if door.engine.encodes_only:
+            remedy = "Open it at the consumer of what is encoded here."
+            away = InputError("session", "a server that generates", "one that encodes", remedy)
+            await self._finish(await self._refuse(away, fatal=True, code=POLICY))
+            return
+        place = door.places.take(door.most_sessions)
+        if place is None:
             most = f"at most {door.most_sessions} open at once"
             error = TooBusy("session", most, "one more", "Try again later.")
             await self._finish(await self._refuse(error, fatal=True, code=BUSY))
             return
-        door.sessions += 1
+        self._copy = door.engine.copy_of(place)
         metrics.SESSIONS.inc()
         try:
             ready = ReadyMessage(session=self._id, model=self._model, remaining=self.remaining)
@@ -125,7 +132,7 @@ class Session:
         except Exception as error:
             end = await self._refuse(error, fatal=True, code=ERROR)
         finally:
-            door.sessions -= 1
+            door.places.give_back(place)
             metrics.SESSIONS.dec()
             await self._abort()
         await self._finish(end)
@@ -351,7 +358,7 @@ class Session:
         assert asked is not None
         if self._outputs is None:
             name = f"{self._id}-{self._index}"
-            self._outputs = self._door.engine.chunks(sampling, name, self._parts())
+            self._outputs = self._door.engine.chunks(sampling, name, self._parts(), self._copy)
         begins = slid is not None or not self._index
         length = len(step.rendered["prompt_token_ids"])
         ids: list[int] = []

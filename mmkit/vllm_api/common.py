@@ -15,6 +15,7 @@ from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import (
     AudioProcessorItems,
     EmbeddingItems,
+    ImageProcessorItems,
     ModalityDataItems,
     MultiModalDataParser,
     ProcessorBatchItems,
@@ -56,6 +57,9 @@ class EmbedItems(EmbeddingItems):
         return {}
 
 
+_CANONICAL = {"image": ImageProcessorItems, "audio": AudioProcessorItems}
+
+
 class Parser(MultiModalDataParser):
     """Turns what callers send into canonical items."""
 
@@ -87,9 +91,9 @@ class Parser(MultiModalDataParser):
         items, embeds = modality.intake.take(data, self.hidden_size)
         if embeds and items:
             return EmbedItems(items, modality.name)
-        if modality.item.media == "audio" and items:
-            # resampled already; vLLM 0.11 knows no None in place of a cached one
-            return AudioProcessorItems(items)
+        # canonical already: vLLM would copy each image, and resample audio
+        if modality.item.media in _CANONICAL and items:
+            return _CANONICAL[modality.item.media](items)
         if modality.item.media:
             return super()._get_subparsers()[modality.item.media](items)
         return ProcessorBatchItems(items, modality.name)

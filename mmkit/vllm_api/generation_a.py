@@ -97,7 +97,7 @@ class PartsProcessor(PromptProcessor):
         def by_vllm(forms: Any) -> Any:
             return super(PartsProcessor, self)._hash_mm_items(forms, hf_processor_mm_kwargs, {})
 
-        return self.hashed(mm_items, mm_uuids or {}, by_vllm, options=bool(hf_processor_mm_kwargs))
+        return self.hashed(mm_items, mm_uuids or {}, by_vllm, options=hf_processor_mm_kwargs)
 
     @override
     def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:

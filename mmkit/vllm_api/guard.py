@@ -150,6 +150,7 @@ def _scoped(theirs: Any) -> Any:
             if is_rendered(prompt):  # vLLM would keep its ids alone
                 return _ready({**prompt}) if is_async else {**prompt}
             if isinstance(prompt.get("multi_modal_uuids"), Mapping):
+                processor.share_names(getattr(self, "config", None))
                 prompt = {
                     **prompt,
                     "multi_modal_uuids": TenantNames(prompt, processor.plan.spec.name),

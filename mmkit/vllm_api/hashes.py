@@ -16,16 +16,25 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from blake3 import blake3
 
+from ..bound.memo import Memo, options_key
 from ..errors import InputError
+from .names import SharedNames
 
 _NAMES = 2**16
 """Uuids that are remembered, some 300 bytes each."""
+
+_COMMON = 64
+"""Modalities and options whose part of hashes is kept."""
+
+_LARGE = 2**14
+"""Bytes that take longer to copy than a view of them to make."""
 
 NAME_LENGTH = 256
 """The most characters of a uuid."""
@@ -97,17 +106,29 @@ def _digest(*parts: str | None) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=24).hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _parts(value: Any) -> Iterator[Any]:
     """A field as bytes; the repr of a tensor would leave out most of it."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}\n".encode()
-        yield value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        yield _bytes_of(_as_array(value))
     elif isinstance(value, list | tuple):
         yield f"{len(value)} parts\n".encode()
         for part in value:
             yield from _parts(part)
     else:
         yield f"{value!r}\n".encode()
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as an array with its bytes; numpy has no bfloat16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
+    """The bytes of an array; those of a large one are not copied."""
+    if array.nbytes < _LARGE or not array.flags.c_contiguous:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8)
 
 
 class HashForms(list[Any]):
@@ -122,6 +143,16 @@ ByVllm: TypeAlias = Callable[[dict[str, HashForms]], Mapping[str, list[str]]]
 """vLLM's hashes of forms, by modality, under the options of one request."""
 
 
+class _Names(OrderedDict[str, str]):
+    """Hashes of items by name, those that were given last."""
+
+    def __setitem__(self, key: str, item_hash: str) -> None:
+        super().__setitem__(key, item_hash)
+        self.move_to_end(key)
+        if len(self) > _NAMES:
+            self.popitem(last=False)
+
+
 class Hashes:
     """Hashes of the items of the requests of one processor.
 
@@ -133,8 +164,13 @@ class Hashes:
         self._new: Callable[[bytes], Any] = (
             blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
         )
-        self._common: dict[str, str] = {}
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._common = Memo(_COMMON)
+        self._names: _Names | SharedNames = _Names()
+
+    def share(self, path: Path) -> None:
+        """Have the names in common with the processes that share a file."""
+        if isinstance(self._names, _Names):
+            self._names = SharedNames(path)
 
     def of(
         self,
@@ -142,7 +178,7 @@ class Hashes:
         uuids: Mapping[str, Any],
         by_vllm: ByVllm,
         *,
-        options: bool,
+        options: Mapping[str, Any],
     ) -> tuple[dict[str, list[str]], dict[str, str]]:
         """The hashes of the items of a request, and the names that it gives, which are forgotten
         unless `keep` follows.
@@ -155,17 +191,15 @@ class Hashes:
             mm_items: vLLM's items, by modality.
             uuids: names of items, by modality; None for an item without.
             by_vllm: how vLLM hashes.
-            options: the request has `mm_processor_kwargs`, or others that `by_vllm` takes into
+            options: the `mm_processor_kwargs` of the request, and others that `by_vllm` takes into
                 account.
         """
         hashes: dict[str, list[str]] = {}
         given: dict[str, str] = {}
+        of_options = options_key(options) if options else None
         for modality, items in mm_items.items():
-            common = None if options else self._common.get(modality)
-            if common is None:
-                common = by_vllm({modality: HashForms([""])})[modality][0]
-                if not options:
-                    self._common[modality] = common
+            of_nothing = partial(by_vllm, {modality: HashForms([""])})
+            common = self._common.get((modality, of_options), of_nothing)[modality][0]
             names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
             # the bytes of a file, where there are some
             of_vllm = getattr(items, "get_item_for_hash", items.get)
@@ -205,9 +239,6 @@ class Hashes:
         """Remember the names of a request that was not refused."""
         for key, item_hash in given.items():
             self._names[key] = item_hash
-            self._names.move_to_end(key)
-            if len(self._names) > _NAMES:
-                self._names.popitem(last=False)
 
     def _content(self, kind: str, value: Any) -> str | None:
         """The hash of a tensor, an array, an image or a text, or of a dict of these; None for
@@ -220,11 +251,9 @@ class Hashes:
         elif isinstance(value, str):
             what, data = "text", value.encode()
         elif isinstance(value, torch.Tensor):
-            # numpy has no bfloat16
-            known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-            what, data = f"{value.dtype} {tuple(value.shape)}", known.numpy().tobytes()
+            what, data = f"{value.dtype} {tuple(value.shape)}", _bytes_of(_as_array(value))
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            what, data = f"{value.dtype.str} {value.shape}", value.tobytes()
+            what, data = f"{value.dtype.str} {value.shape}", _bytes_of(value)
         elif hasattr(value, "getbands") and hasattr(value, "io_config"):
             # vLLM's loader tells the file, and how it was converted
             what, data = f"file {value.io_config}", value.original_bytes

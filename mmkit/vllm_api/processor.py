@@ -27,9 +27,10 @@ from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from ..bound.calls import Calls, LazyProcessor
+from ..bound.memo import Memo, options_key
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
-from ..plan import Plan
+from ..plan import CONFIGURED, Plan
 from ..training.processor import own_processor
 from ..training.saving import announce
 from ..updates import Insert
@@ -54,6 +55,7 @@ from .moved import (
     SenderCache,
     hasher_algorithm,
 )
+from .names import shared_file
 
 if TYPE_CHECKING:
     from ..spec import Declaration
@@ -161,9 +163,8 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
 
 def dummy_sizes(options: Any) -> dict[str, int]:
     """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
-    return {
-        name: size for name, size in vars(options).items() if name != "count" and size is not None
-    }
+    stated = {} if options is None else vars(options)
+    return {name: size for name, size in stated.items() if name != "count" and size is not None}
 
 
 class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
@@ -176,6 +177,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
+        self._plans = Memo(CONFIGURED)
         self._samples: dict[str, Mapping[str, Any]] = {}
 
     @cached_property
@@ -184,13 +186,19 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         plan: Plan = self.info.plan
         return plan
 
+    def share_names(self, config: Any) -> None:
+        """Know the names of items that the other API servers of vLLM's config are told."""
+        if (path := shared_file(config, "names")) is not None:
+            self._hashes.share(path)
+
     # -- dummy inputs ------------------------------------------------------------------------------
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most some sizes; see
-        `BoundModality.largest`."""
+        `BoundModality.largest_item`."""
         with self._of_the_spec():
-            return self.plan.modalities[name].largest(partial(self._process_one, name), sizes)[0]
+            process = partial(self._process_one, name)
+            return self.plan.modalities[name].largest_item(process, sizes)
 
     def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
         """The processed fields of an item that the spec itself states."""
@@ -213,17 +221,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         )
         prompt: list[int] = []
-        with self._of_the_spec():
-            done = self._process(mm_items, {})
-        for name, processed in done.items():
-            modality, values = self.plan.modalities[name], mm_items[name].get_all()
-            for index, (value, fields) in enumerate(zip(values, processed.parts, strict=True)):
-                preferred = modality.placeholders.alternatives(
-                    modality.scope(value, index, fields)
-                )[0]
-                prompt += preferred.written
-                if isinstance(preferred.update, Insert) and not index:  # a prefix, if there is one
-                    prompt = [*preferred.target, *prompt]
+        for name, items in mm_items.items():
+            modality, process = self.plan.modalities[name], partial(self._process_one, name)
+            items.mmkit_largest = not dummy_sizes((mm_options or {}).get(name))
+            for index, value in enumerate(items.get_all()):
+                update, target, written = modality.written(value, index, process)
+                prompt += written
+                if isinstance(update, Insert) and not index:  # a prefix, if there is one
+                    prompt = [*target, *prompt]
         return prompt, mm_items
 
     # -- one request -------------------------------------------------------------------------------
@@ -275,7 +280,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         )
 
     def hashed(
-        self, mm_items: Any, uuids: Mapping[str, Any], by_vllm: ByVllm, *, options: bool
+        self,
+        mm_items: Any,
+        uuids: Mapping[str, Any],
+        by_vllm: ByVllm,
+        *,
+        options: Mapping[str, Any],
     ) -> dict[str, list[str]]:
         """The hashes of the items of a request; see `Hashes.of`."""
         hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
@@ -311,9 +321,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The plan for the `mm_processor_kwargs` of one request."""
         if not kwargs:
             return self.plan
-        merged = self.info.merged_kwargs(kwargs)
-        return self.plan.configured(
-            merged, LazyProcessor(lambda: self.info.get_hf_processor(**kwargs))
+        own = dict(kwargs)
+        processor = LazyProcessor(lambda: self.info.get_hf_processor(**own))
+        return self._plans.get(
+            options_key(own), lambda: self.plan.configured(self.info.merged_kwargs(own), processor)
         )
 
     def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
@@ -357,8 +368,10 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             raise
         for name, done in processed.items():
             mm_items[name].mmkit_parts = done.parts
-        data = {key: value for done in processed.values() for key, value in done.data.items()}
-        return BatchFeature({**data, _PROCESSED: processed})
+        features = BatchFeature()
+        features.data = {key: own for done in processed.values() for key, own in done.data.items()}
+        features.data[_PROCESSED] = processed
+        return features
 
     @override
     def _get_mm_fields_config(
@@ -401,8 +414,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
             placeholders, contents, most = modality.placeholders, [], None
             fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
+            is_largest = getattr(items, "mmkit_largest", False)
             # options of the request may make more rows of an item than those of the server do
-            if fixed is None and len(items) and not hf_processor_mm_kwargs:
+            if fixed is None and len(items) and not hf_processor_mm_kwargs and not is_largest:
                 most = modality.most_rows(partial(self._process_one, name))
             for index, value in enumerate(items.get_all()):
                 if (alternatives := fixed) is None:
@@ -411,11 +425,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                     scope = modality.scope(value, index, fields, total(items))
                     alternatives = details(modality, scope, embeds)
                 rows = alternatives[0].alternative.placeholder.num_embeds
+                if is_largest:
+                    modality.note_largest(value, rows)
                 sent = len(value.rows) if embeds else None
                 placeholders.check_rows(index, rows, sent=sent, most=most)
                 if modality.positions is not None:
-                    mask = alternatives[0].alternative.placeholder.mask
-                    modality.positions.grids(items.mmkit_parts[index], list(mask))
+                    placeholder = alternatives[0].alternative.placeholder
+                    modality.positions.check(items.mmkit_parts[index], placeholder)
                 contents.append(alternatives)
             if contents:
                 updates += [
@@ -457,8 +473,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
         for name, items in mm_items.items():
-            modality, values = self.plan.modalities[name], items.get_all()
-            uuids = mm_uuids.get(name) or [None] * len(values)
+            modality, values, uuids = (
+                self.plan.modalities[name],
+                items.get_all(),
+                mm_uuids.get(name),
+            )
+            if not uuids and not any(value is None for value in values):
+                continue
+            uuids = uuids or [None] * len(values)
             for i, (value, uuid) in enumerate(zip(values, uuids, strict=True)):
                 if value is not None and uuid is None:
                     continue

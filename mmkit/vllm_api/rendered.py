@@ -148,7 +148,7 @@ def _item(
         alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
         placeholder = alternatives[0].placeholder
         if modality.positions is not None:
-            modality.positions.grids(fields, list(placeholder.mask))
+            modality.positions.check(fields, placeholder)
     if embeds:
         rows, given = placeholder.num_embeds, len(item.rows)
         modality.placeholders.check_rows(index, rows, sent=given, most=None)

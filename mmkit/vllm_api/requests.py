@@ -90,7 +90,8 @@ class HashedInputs(ProcessorInputs):
             formed = replace(self, mm_data_items=forms, mm_uuid_items=None)  # type: ignore[call-arg]
             return ProcessorInputs.get_mm_hashes(formed, *args, **kwargs)
 
-        options = any(value for name, value in vars(self).items() if name not in _NOT_HASHED)
+        stated = vars(self).items()
+        options = {name: value for name, value in stated if value and name not in _NOT_HASHED}
         return self.processor.hashed(
             self.mm_data_items, self.mm_uuid_items or {}, by_vllm, options=options
         )

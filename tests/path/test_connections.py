@@ -137,3 +137,11 @@ def test_floods_are_cut(url: str, data: bytes, code: tuple[int, ...]) -> None:
         with pytest.raises(ConnectionClosedError) as closed:
             flooding.recv(60)
         assert (closed.value.rcvd.code if closed.value.rcvd else 1006) in code
+
+
+def test_a_server_that_is_not_of_uvicorn_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Under Ray Serve another object stands in its place."""
+    app = FastAPI()
+    app.state.server = object()
+    settle(app, LIMITS)
+    assert "is not bounded" in caplog.text

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import itertools
 import pickle
+import random
 import re
 import sys
 import tempfile
@@ -80,6 +81,7 @@ from mmkit.errors import VllmApiError
 from mmkit.vllm_api import guard, harness, rendered
 from mmkit.vllm_api.harness import StandIn
 from mmkit.vllm_api.hashes import Hashes
+from mmkit.vllm_api.names import SharedNames
 from tests import oracles
 
 VOCABULARY = 64
@@ -603,6 +605,28 @@ def test_an_item_that_only_a_uuid_names() -> None:
     with pytest.raises(InputError, match="placeholder"):
         ask(GOOD, "alice", "refused", [1])
     unknown("alice", "refused")
+
+
+def test_names_that_processes_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each knows the last hash of a name or none: where names are more than places, and of what is half written."""
+    monkeypatch.setattr("mmkit.vllm_api.names._PLACES", 16)
+    processes = [SharedNames(tmp_path / "names") for _ in range(2)]
+    rng, last, known = random.Random(0), {}, 0
+    keys = [rng.randbytes(24).hex() for _ in range(24)]
+    for _ in range(500):
+        key, value = rng.choice(keys), rng.randbytes(24).hex()
+        last[key] = value
+        rng.choice(processes)[key] = value
+        assert [process.get(key) for process in processes] == [value, value]
+        for other in keys:
+            found = {process.get(other) for process in processes}
+            assert found in ({None}, {last.get(other)})
+            known += found != {None}
+    assert known > 500 * 8
+    content = (tmp_path / "names").read_bytes()
+    halves = bytes(a if i % 2 else b for i, (a, b) in enumerate(zip(content, content[64:] + content[:64], strict=True)))
+    (tmp_path / "names").write_bytes(halves)
+    assert {process.get(key) for process in processes for key in keys} == {None}
 
 
 def test_names_take_little_memory() -> None:

@@ -42,7 +42,9 @@ def engine():
     """The server's side of an engine that is never reached."""
     config = processor().info.ctx.model_config
     renderer = SimpleNamespace(tokenizer=None, mm_processor_cache=None)
-    client = SimpleNamespace(renderer=renderer, model_config=config, errored=False)
+    parallel = SimpleNamespace(data_parallel_size=1, data_parallel_size_local=1, local_engines_only=False)
+    vllm_config = SimpleNamespace(parallel_config=parallel)
+    client = SimpleNamespace(renderer=renderer, model_config=config, vllm_config=vllm_config, errored=False)
     instance = Engine(client, processor(), None, trust_kwargs=False)
     instance.render = endless
     return instance

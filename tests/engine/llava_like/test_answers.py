@@ -13,7 +13,7 @@ from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import InputError
-from mmkit.vllm_api.offline import render_processes
+from mmkit.offline import render_processes
 
 IMAGE = 3
 """The placeholder id of the checkpoint."""

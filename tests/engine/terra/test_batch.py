@@ -1,86 +1,53 @@
-"""Batch inference: runs that go on where they were, files that are refused, the ids of the engine."""
+"""What an actor of batch inference makes of rows: the ids of the engine, also beside rows that are refused."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-import typer
-from safetensors.numpy import load_file
-from typer.testing import CliRunner
+import vllm
 
 from examples.terra import batch
 from examples.terra.world import make_episode
+from mmkit.serve.batch import Generate
 
-from .rollouts import generate
+from .rollouts import generate, request
 
 FRAMES = 2
 
 
-class Recorded(batch.Rollouts):
-    """Notes which episodes an engine takes at once."""
-
-    batches: list[list[str]]
-
-    def __call__(self, files: dict[str, np.ndarray]) -> dict[str, Any]:
-        Recorded.batches.append([Path(path).stem for path in files["path"]])
-        return super().__call__(files)
-
-
-@pytest.fixture
-def batches(terra: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Of all runs, which have the engine of this folder in place of one of their own."""
+def test_rollouts(terra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of contexts of two lengths."""
     monkeypatch.setattr("examples.terra.rollout.VllmTerra", lambda model: terra)
-    monkeypatch.setattr(batch, "Rollouts", Recorded)
-    Recorded.batches = []
-    return Recorded.batches
+    batch.write_episodes(tmp_path / "episodes.parquet", 4)
+    rows = pq.read_table(tmp_path / "episodes.parquet").to_pylist()
+    rows[1]["context"] = rows[1]["context"][:2]
+    rows[2]["actions"][0][0][0] = float("nan")
+    answers = batch.Rollouts("", FRAMES)(rows)
+    assert answers.pop(2)["error"].startswith("terra.actions[0]: expected finite values")
+    del rows[2]
+    for row, answer in zip(rows, answers, strict=True):
+        context, actions = (np.array([row[name]]) for name in ("context", "actions"))
+        assert np.array_equal([answer["tokens"]], generate(terra, context, actions.astype("float32"), FRAMES))
 
 
-def run(*arguments: object) -> Any:
-    app = typer.Typer()
-    app.command()(batch.main)
-    return CliRunner().invoke(app, [str(argument) for argument in ("--no-ray", "--frames", FRAMES, *arguments)])
-
-
-def test_goes_on_where_it_was(tmp_path: Path, batches: list[list[str]]) -> None:
-    episodes, out = tmp_path / "episodes", tmp_path / "out"
-    result = run(episodes, out, "--make-episodes", 5, "--batch-size", 2)
-    assert result.exit_code == 0, result.output
-    assert batches == [["episode_0000", "episode_0001"], ["episode_0002", "episode_0003"], ["episode_0004"]]
-
-    (out / "episode_0001.safetensors").unlink()
-    (out / "episode_0003.safetensors").write_text("not whole")
-    batches.clear()
-    assert run(episodes, out).exit_code == 0
-    assert batches == [["episode_0001", "episode_0003"]]
-
-    batches.clear()
-    assert "5 written before" in run(episodes, out).output
-    assert not batches  # nothing to do
-
-    assert run(episodes, out, "--frames", FRAMES + 1).exit_code == 0
-    assert len(batches[0]) == 5  # of another length
-
-
-def test_ids_are_those_of_the_engine(terra: Any, tmp_path: Path, batches: list[list[str]]) -> None:
-    """Also of an episode with a shorter context; bad files do not stop the others."""
-    episodes, out = tmp_path / "episodes", tmp_path / "out"
-    batch.write_episodes(episodes, range(3))
-    episode = make_episode(3)
-    batch.write(
-        episodes / "short.safetensors", {"context": episode.frames[:2].astype("int32"), "actions": episode.actions}
-    )
-    actions = np.full_like(episode.actions, np.nan)
-    batch.write(episodes / "nan.safetensors", {"context": episode.frames[:3], "actions": actions})
-    (episodes / "text.safetensors").write_text("no")
-
-    result = run(episodes, out)
-    assert result.exit_code == 1
-    assert f"4 written to {out}, 2 refused" in result.output
-    assert "nan.safetensors: terra.actions[0]: expected finite values" in result.output
-    assert "text.safetensors: expected a safetensors file" in result.output
-    written = {path.name: load_file(path)["tokens"] for path in out.iterdir()}
-    assert written.keys() == {path.name for path in episodes.iterdir()} - {"nan.safetensors", "text.safetensors"}
-    for name, tokens in written.items():
-        tensors = load_file(episodes / name)
-        assert np.array_equal(tokens[None], generate(terra, tensors["context"][None], tensors["actions"][None], FRAMES))
+def test_one_request_per_row(terra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "LLM", lambda model: terra.llm)
+    worker = Generate("", {}, {"max_tokens": 64, "temperature": 0, "ignore_eos": True, "detokenize": False})
+    episodes = [make_episode(seed) for seed in range(6)]
+    rows = []
+    for seed, episode in enumerate(episodes):
+        sent = request(episode)
+        rows.append({"id": seed, "prompt": sent["prompt_token_ids"], **sent["multi_modal_data"]})
+    rows[1]["prompt"], rows[2]["actions"], rows[4]["more"] = None, None, [1]
+    answers = worker(rows)
+    good = [
+        answer["tokens"] == e.frames[3].tolist()
+        for answer, e in zip(answers, episodes, strict=True)
+        if "tokens" in answer
+    ]
+    assert good == [True] * 3
+    assert answers[1]["error"] == "prompt: expected a text or a list of token ids, got a NoneType."
+    assert "got 18 placeholder id(s) 31 and no item" in answers[2]["error"]
+    assert "'more'" in answers[4]["error"]

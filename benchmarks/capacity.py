@@ -1,0 +1,134 @@
+"""How many machines so many users need: ``python -m benchmarks.capacity --help``.
+
+A model of the cost, from constants that `benchmarks.serve_load` and `benchmarks.growth` have
+measured. A request of one of n clients takes a + b * n seconds; a and b follow from the
+measurements with 1 and 16 clients, and the others are the check.
+
+For Terra at its published size, on a GPU, a step cannot be faster than the memory: weights and all
+KV caches are read once a step. That bound is `terra_gpu.frame_bytes`; it has not been measured.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Annotated, Any
+
+import typer
+
+from . import measure
+from .terra_gpu import config, frame_bytes, read_parameters
+
+BANDWIDTH, MEMORY = 3.35e12, 80e9
+"""Of an H100 SXM: bytes per second, and bytes (NVIDIA's data sheet)."""
+
+SHARE = 0.85
+"""Of the memory, for weights and KV caches."""
+
+FULL = 25
+"""Frames of a full context."""
+
+RATES = (0.25, 1, 2)
+"""Frames per second of each user."""
+
+TOKENS = (1, 4)
+"""Tokens that a step adds to a session: one, or with drafts several."""
+
+
+def main(
+    users: Annotated[int, typer.Option(min=1, help="Interactive sessions at once.")] = 1000,
+) -> None:
+    """GPUs, cores and network that Terra's users need, and a check of the model."""
+    report = {"users": users, "check": check(), "constants": constants(), "plan": plan(users)}
+    measure.store("capacity", report)
+    for head, lines in (checked(report), planned(report)):
+        measure.table(head, lines)
+    print(json.dumps(report["constants"], indent=2))
+
+
+def stored(name: str) -> Any:
+    """What another benchmark has measured."""
+    return json.loads((measure.RESULTS / f"{name}.json").read_text())
+
+
+def check() -> list[dict[str, float]]:
+    """Requests per second as the model has them, and as they were measured."""
+    rates = {
+        row["clients"]: row["door"]["requests_per_second"] for row in stored("serve_load")["rows"]
+    }
+    seconds = {clients: clients / rate for clients, rate in rates.items()}
+    each = (seconds[16] - seconds[1]) / 15
+    fixed = seconds[1] - each
+    return [
+        {"clients": n, "model": n / (fixed + each * n), "measured": rate}
+        for n, rate in rates.items()
+    ]
+
+
+def constants() -> dict[str, float]:
+    """What one frame of 64 tokens costs beside the language model."""
+    last = stored("serve_load")["rows"][-1]["door"]
+    whole = stored("growth")["lines"]["Terra's whole context"]["points"][-1]
+    return {
+        "render_ms": whole["ms"],
+        "server_cpu_ms": last["server_cpu_ms"],
+        "bytes_sent": last["bytes_sent"],
+        "bytes_received": last["bytes_received"],
+    }
+
+
+def plan(users: int) -> list[dict[str, Any]]:
+    """What Terra's users need of H100s: as many sessions on each as memory and bandwidth allow."""
+    cfg = config(tiny=False)
+    weights = 2 * read_parameters(cfg)
+    of_context = frame_bytes(cfg, 1, FULL - 1) - frame_bytes(cfg, 0, FULL - 1)
+    session = of_context / cfg.num_image_patches  # what a step reads of a session is its KV
+    rows = []
+    for kv, size in (("bfloat16", session), ("fp8", session / 2)):
+        for rate, tokens in product(RATES, TOKENS):
+            by_memory = (MEMORY * SHARE - weights) / size
+            bytes_of_a_step = BANDWIDTH * tokens / (rate * cfg.num_image_patches)
+            by_bandwidth = (bytes_of_a_step - weights) / size
+            sessions = int(min(by_memory, by_bandwidth))
+            rows.append(
+                {
+                    "kv": kv,
+                    "session_gb": size / 1e9,
+                    "rate": rate,
+                    "tokens_per_step": tokens,
+                    "sessions": sessions,
+                    "wall": "bandwidth" if by_bandwidth < by_memory else "memory",
+                    "gpus": -(-users // sessions) if sessions else None,
+                }
+            )
+    return rows
+
+
+def checked(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A table of the check."""
+    lines = [
+        [
+            str(r["clients"]),
+            f"{r['measured']:.1f}",
+            f"{r['model']:.1f}",
+            f"{r['model'] / r['measured']:.2f}",
+        ]
+        for r in report["check"]
+    ]
+    return ["clients", "requests/s, measured", "the model's", "ratio"], lines
+
+
+def planned(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A table of the plan."""
+    lines = [
+        [r["kv"], f"{r['rate']:g}", str(r["tokens_per_step"]), str(r["sessions"] or "none"),
+         r["wall"], str(r["gpus"] or "")]
+        for r in report["plan"]
+    ]  # fmt: skip
+    head = ["KV cache", "frames/s of each", "tokens per step", "sessions per H100", "first wall"]
+    return [*head, f"H100s for {report['users']:,} users"], lines
+
+
+if __name__ == "__main__":
+    measure.quiet()
+    typer.run(main)
