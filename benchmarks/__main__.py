@@ -22,6 +22,7 @@ ALL = (
     "terra_drafts",
     "terra_session",
     "serve_load",
+    "capacity",
     "terra_gpu",
 )
 

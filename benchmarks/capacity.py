@@ -1,8 +1,8 @@
 """How many machines so many users need: ``python -m benchmarks.capacity --help``.
 
-A model of the cost, from constants that `benchmarks.serve_load` and `benchmarks.growth` have
-measured. A request of one of n clients takes a + b * n seconds; a and b follow from the
-measurements with 1 and 16 clients, and the others are the check.
+A model of the cost, checked against what `benchmarks.serve_load` has measured. A request of one of
+n clients takes a + b * n seconds; a and b follow from the measurements with 1 and 16 clients, and
+the others are the check.
 
 For Terra at its published size, on a GPU, a step cannot be faster than the memory: weights and all
 KV caches are read once a step. That bound is `terra_gpu.frame_bytes`; it has not been measured.
@@ -39,11 +39,10 @@ def main(
     users: Annotated[int, typer.Option(min=1, help="Interactive sessions at once.")] = 1000,
 ) -> None:
     """GPUs, cores and network that Terra's users need, and a check of the model."""
-    report = {"users": users, "check": check(), "constants": constants(), "plan": plan(users)}
+    report = {"users": users, "check": check(), "plan": plan(users)}
     measure.store("capacity", report)
     for head, lines in (checked(report), planned(report)):
         measure.table(head, lines)
-    print(json.dumps(report["constants"], indent=2))
 
 
 def stored(name: str) -> Any:
@@ -63,18 +62,6 @@ def check() -> list[dict[str, float]]:
         {"clients": n, "model": n / (fixed + each * n), "measured": rate}
         for n, rate in rates.items()
     ]
-
-
-def constants() -> dict[str, float]:
-    """What one frame of 64 tokens costs beside the language model."""
-    last = stored("serve_load")["rows"][-1]["door"]
-    whole = stored("growth")["lines"]["Terra's whole context"]["points"][-1]
-    return {
-        "render_ms": whole["ms"],
-        "server_cpu_ms": last["server_cpu_ms"],
-        "bytes_sent": last["bytes_sent"],
-        "bytes_received": last["bytes_received"],
-    }
 
 
 def plan(users: int) -> list[dict[str, Any]]:

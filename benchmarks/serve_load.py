@@ -93,6 +93,7 @@ async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -
     import uvicorn
     from fastapi import FastAPI
     from vllm import AsyncEngineArgs
+    from vllm.renderers.online_renderer import OnlineRenderer
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from examples.terra import CHECKPOINT, register
@@ -107,6 +108,13 @@ async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -
     )
     app, plugin = FastAPI(), MmkitEndpoints()
     plugin.attach_router(app)
+    app.state.online_renderer = OnlineRenderer(
+        engine.model_config,
+        engine.renderer,
+        request_logger=None,
+        chat_template=None,
+        chat_template_content_format="auto",
+    )
     await plugin.init_state(
         engine, app.state, Namespace(model="terra", served_model_name=["terra"])
     )
