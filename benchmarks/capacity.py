@@ -10,13 +10,13 @@ KV caches are read once a step. That bound is `terra_gpu.frame_bytes`; it has no
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from typing import Annotated, Any
 
 import typer
 
 from . import measure
+from .report import stored
 from .terra_gpu import config, frame_bytes, read_parameters
 
 BANDWIDTH, MEMORY = 3.35e12, 80e9
@@ -43,11 +43,6 @@ def main(
     measure.store("capacity", report)
     for head, lines in (checked(report), planned(report)):
         measure.table(head, lines)
-
-
-def stored(name: str) -> Any:
-    """What another benchmark has measured."""
-    return json.loads((measure.RESULTS / f"{name}.json").read_text())
 
 
 def check() -> list[dict[str, float]]:
