@@ -13,7 +13,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -128,6 +128,7 @@ class RenderProcesses:
     def __init__(self, recipe: Recipe, count: int) -> None:
         self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
         self._own, self._all = local(), set[_Process]()
+        self._is_closed = False
         # each thread waits for a process of its own
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
         self._started = [self._threads.submit(self._begin) for _ in range(count)]
@@ -153,6 +154,7 @@ class RenderProcesses:
 
     def close(self) -> None:
         """End them. What waits is cancelled."""
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._all):
             process.end()
@@ -167,7 +169,10 @@ class RenderProcesses:
         return self._own.process  # type: ignore[no-any-return]
 
     def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
-        sent = {name: replace(taken, values=_sent(taken.values)) for name, taken in items.items()}
+        sent = {
+            name: replace(taken, values=[_sent(value) for value in taken.values])
+            for name, taken in items.items()
+        }
         process: _Process = self._own.process
         try:
             process.wait(self._where)
@@ -175,7 +180,8 @@ class RenderProcesses:
         except (EOFError, OSError) as error:
             self._all.discard(process)
             process.end()
-            self._new()
+            if not self._is_closed:  # else it was ended on purpose
+                self._new()
             remedy = "Send the request again; the server's log may tell why."
             raise MmkitError(self._where, "one that answers", "one that ended", remedy) from error
 
@@ -245,11 +251,8 @@ class _Pixels:
         return Image.fromarray(self.pixels)
 
 
-def _sent(values: Sequence[Any]) -> list[Any]:
-    return [_form(value) for value in values]
-
-
-def _form(value: Any) -> Any:
+def _sent(value: Any) -> Any:
+    """An item as it travels."""
     if (file := getattr(value, FILE, None)) is not None:
         return _File(np.frombuffer(file, np.uint8))
     if getattr(value, "mode", None) == "RGB":

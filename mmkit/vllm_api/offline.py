@@ -34,7 +34,7 @@ def render_processes(llm: Any, count: int) -> Iterator[Any]:
 
     Raises:
         SpecError: the processes cannot import the spec.
-        VllmApiError: this vLLM renders all prompts at once, as it did before 0.24.
+        VllmApiError: this vLLM has no method that renders one prompt of several.
     """
     if missing := [name for name in _STEPS if not hasattr(llm, name)]:
         raise VllmApiError(installed(), f"LLM.{missing[0]}", "none", REMEDY)

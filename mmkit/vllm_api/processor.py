@@ -473,11 +473,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
         for name, items in mm_items.items():
-            modality, values, uuids = (
-                self.plan.modalities[name],
-                items.get_all(),
-                mm_uuids.get(name),
-            )
+            modality, values = self.plan.modalities[name], items.get_all()
+            uuids = mm_uuids.get(name)
             if not uuids and not any(value is None for value in values):
                 continue
             uuids = uuids or [None] * len(values)
