@@ -1,5 +1,5 @@
-"""What docs/laws-on-vllm.md and the page of its findings state, and how a violation is told to be one
-of them."""
+"""What docs/laws-on-vllm.md and the page of its findings state, and how a violation is told to be
+one of them."""
 
 from __future__ import annotations
 
