@@ -1,5 +1,5 @@
-"""The stored results as the tables of docs/performance.md: ``python -m benchmarks.report`` prints
-them."""
+"""The stored results as the tables of docs/performance.md and docs/performance-terra.md:
+``python -m benchmarks.report`` prints them."""
 
 from __future__ import annotations
 
