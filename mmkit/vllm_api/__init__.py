@@ -45,8 +45,22 @@ def check(classes: Iterable[type]) -> None:
     Raises:
         VllmApiError: names the method.
     """
-    for where, expected, got in complaints(classes):
-        raise VllmApiError(where, expected, got, REMEDY)
+    if found := complaints(classes):
+        raise _error(found)
+
+
+def _error(found: list[tuple[str, str, str]]) -> VllmApiError:
+    """An error with the first complaint, which names the methods of the others, too."""
+    (where, expected, got), *others = found
+    more = [_method(*other) for other in others]
+    note = f"Different, too: {', '.join(more)}. " if more else ""
+    return VllmApiError(where, expected, got, note + REMEDY)
+
+
+def _method(where: str, expected: str, got: str) -> str:
+    """The method of a complaint, which a missing one has beside its class."""
+    name = where.partition(", ")[2]
+    return f"{name}.{expected.split()[2].partition('(')[0]}" if got == "none" else name
 
 
 def _fitting() -> Any:
@@ -70,10 +84,7 @@ def _fitting() -> Any:
             return module
         if not closest or len(reasons) < len(closest):
             closest = reasons
-    where, expected, got = (
-        closest[0] if closest else (installed(), "the processor API of a known vLLM", "another one")
-    )
-    raise VllmApiError(where, expected, got, REMEDY)
+    raise _error(closest or [(installed(), "the processor API of a known vLLM", "another one")])
 
 
 def _of_vllm(error: Exception) -> bool:

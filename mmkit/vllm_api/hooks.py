@@ -36,16 +36,21 @@ may."""
 
 
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
-    """What is wrong with the marked methods of some classes of ours: where, expected, got."""
+    """What is wrong with the marked methods of some classes of ours: where, expected, got.
+
+    A class with ``name = None`` has no such method any more, whatever its bases have.
+    """
     collected: dict[tuple[str, str, str], None] = {}
     for cls in classes:
         theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
-        for ours in cls.__mro__:
-            for name, value in vars(ours).items():
-                if ours not in theirs and getattr(value, "__override__", False):
-                    base = next((b for b in theirs if name in vars(b)), None)
-                    if complaint := _compared(name, value, theirs[0], base):
-                        collected[complaint] = None
+        ours = [base for base in cls.__mro__ if base not in theirs]
+        # the most derived definition is the one that vLLM calls; an older one below it may differ
+        definitions = {name: value for one in reversed(ours) for name, value in vars(one).items()}
+        for name, value in definitions.items():
+            if getattr(value, "__override__", False):
+                base = next((b for b in theirs if name in vars(b)), None)
+                if complaint := _compared(name, value, theirs[0], base):
+                    collected[complaint] = None
     return list(collected)
 
 

@@ -257,6 +257,8 @@ def _build(release: Release) -> None:
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             )
             (info / "entry_points.txt").write_text(entry_points if name == "vllm" else "")
+            # a distribution of metadata alone: else `mmkit doctor` takes it for a second vLLM
+            (info / "RECORD").write_text(f"{info.name}/METADATA,,\n")
         patches = []
         if release.borrows:
             for kernel in (RELEASES[release.kernels].folder / "vllm").glob("*.so"):
