@@ -38,10 +38,13 @@ may."""
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     """What is wrong with the marked methods of some classes of ours: where, expected, got.
 
-    A class with ``name = None`` has no such method any more, whatever its bases have.
+    A class is judged as a whole, and not again as the base of another one of them. One with
+    ``name = None`` has no such method any more, whatever its bases have.
     """
+    listed = list(dict.fromkeys(classes))
+    bases = {base for cls in listed for base in cls.__mro__[1:]}
     collected: dict[tuple[str, str, str], None] = {}
-    for cls in classes:
+    for cls in (own for own in listed if own not in bases):
         theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
         ours = [base for base in cls.__mro__ if base not in theirs]
         # the most derived definition is the one that vLLM calls; an older one below it may differ
