@@ -1,8 +1,8 @@
 """What changed in vLLM's multimodal base classes between two versions, and which files of mmkit
 name it.
 
-    python -m tools.api_diff A B        A, B: "installed", or a folder that holds vllm/, as in its
-    wheel
+    python -m tools.api_diff A B        A, B: a version of the matrix, as 0.33.0; "installed"; or a
+    folder that holds vllm/, as in its wheel
 
 griffe reads both, neither is imported. Classes are followed by name where they move to another
 module. Exits as diff does: with 0 if nothing changed, with 1 if something did.
@@ -15,6 +15,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ try:
     import griffe
 except ModuleNotFoundError:
     raise SystemExit("tools.api_diff: expected griffe, got none. Run pip install griffe.") from None
+
+from tools.matrix import trees
 
 SURFACE = (
     "BaseMultiModalProcessor",
@@ -92,6 +95,9 @@ class Change(NamedTuple):
 
 Surface = dict[str, Definition]
 
+LONGEST = 300
+"""Characters of a signature that is shown whole; of a longer one, the parameters that differ."""
+
 
 def read(place: str) -> Surface:
     """The surface of one vLLM: classes and functions by name, members as ``Class.member``.
@@ -99,13 +105,16 @@ def read(place: str) -> Surface:
     Raises:
         FileNotFoundError: there is no vLLM.
     """
+    if place in trees.RELEASES:
+        trees.build([place])
+        place = str(trees.RELEASES[place].folder)
     paths = None if place == "installed" else [place]
     # never fall back on importing: a second vLLM in one process ends it
     loader = griffe.GriffeLoader(search_paths=paths, allow_inspection=False)
     try:
         package = loader.load("vllm", try_relative_path=False)
     except ModuleNotFoundError:
-        expected = "vLLM" if paths is None else "a folder that holds vllm/"
+        expected = "vLLM" if paths is None else f"a folder that holds vllm/, or {trees.KNOWN}"
         raise FileNotFoundError(f"{place}: expected {expected}, got none.") from None
     return dict(_of_module(package))
 
@@ -208,6 +217,18 @@ def named_in(where: str) -> tuple[str, ...]:
     return tuple(path for path, text in SOURCES.items() if word.search(text))
 
 
+def shown(before: str, after: str) -> tuple[str, str]:
+    """Two signatures, or where one is long, the parameters in which they differ."""
+    if max(len(before), len(after)) <= LONGEST:
+        return before, after
+    old, new = before.split(", "), after.split(", ")
+    lines: tuple[list[str], list[str]] = [], []
+    for kind, *ends in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for line, parts, (first, last) in zip(lines, (old, new), (ends[:2], ends[2:]), strict=True):
+            line += ["..."] if kind == "equal" else parts[first:last]
+    return ", ".join(lines[0]), ", ".join(lines[1])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -215,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Compare the multimodal base classes of two versions of vLLM, by their "
         "sources.",
     )
-    parser.add_argument("old", metavar="A", help='"installed", or a folder that holds vllm/')
+    places = 'a version of the matrix, as 0.33.0; "installed"; or a folder that holds vllm/'
+    parser.add_argument("old", metavar="A", help=places)
     parser.add_argument("new", metavar="B", help="the same")
     options = parser.parse_args(arguments)
     try:
@@ -225,10 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = sum(bool(named_in(change.where)) for change in changes)
     print(f"{options.old} to {options.new}: {len(changes)} change(s), {named} of what mmkit names")
     for change in changes:
-        files = ", ".join(named_in(change.where))
+        files, lines = ", ".join(named_in(change.where)), shown(change.before, change.after)
         print(f"\n{change.what} {change.where}" + (f"  [{files}]" if files else ""))
         print(
-            *(f"  {sign} {text}" for sign, text in zip("-+", change[2:], strict=True) if text),
+            *(f"  {sign} {text}" for sign, text in zip("-+", lines, strict=True) if text),
             sep="\n",
         )
     return 1 if changes else 0

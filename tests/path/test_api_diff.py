@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import api_diff
+from tools.matrix import trees
 
 PROCESSING = "multimodal/processing.py"
 OLD = """
@@ -96,7 +97,19 @@ def test_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "moved EngineArgs  [vllm_api/kit.py]\n  - vllm.engine" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         api_diff.main([one, str(tmp_path)])
-    assert "expected a folder that holds vllm/, got none" in capsys.readouterr().err
+    assert "expected a folder that holds vllm/, or a version that _releases in" in capsys.readouterr().err
+
+
+def test_a_version_is_that_of_the_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "FOLDER", tmp_path)
+    monkeypatch.setattr(trees, "build", lambda versions: tree(tmp_path / versions[0], {PROCESSING: OLD}))
+    assert "BaseMultiModalProcessor._gone" in api_diff.read("0.33.0")
+
+
+def test_of_a_long_signature_the_parameters_that_differ_are_shown() -> None:
+    many = ", ".join(f"option_{i}=None" for i in range(50))
+    before, after = api_diff.shown(f"({many}, last=1)", f"(first, {many}, last=1)")
+    assert (before, after) == ("(option_0=None, ...", "(first, option_0=None, ...")
 
 
 def test_the_installed_version(tmp_path: Path) -> None:

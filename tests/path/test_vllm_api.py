@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm.multimodal.processing import BaseMultiModalProcessor
 
 import mmkit.vllm_api
 from mmkit.errors import VllmApiError
@@ -45,6 +46,14 @@ FUTURES: dict[str, tuple[Changes, str]] = {
         {CONTEXT: [(r"(def validate_num_items\(self, modality: str, num_items: int)", r"\1, request_id: str")]},
         ", BaseProcessingInfo.validate_num_items: expected the arguments (modality, num_items), got (modality, "
         "num_items, request_id).",
+    ),
+    "several": (
+        {
+            PROCESSOR: [(r"\b_postprocess_prompt\b", "_finalize_prompt")],
+            CONTEXT: [(r"(def validate_num_items\(self, modality: str, num_items: int)", r"\1, request_id: str")],
+        },
+        ", BaseProcessingInfo.validate_num_items: expected the arguments (modality, num_items), got (modality, "
+        "num_items, request_id). Different, too: BaseMultiModalProcessor._postprocess_prompt.",
     ),
     "dead": (
         {PROCESSOR: [NO_CALL]},
@@ -149,6 +158,17 @@ def test_every_override_is_called() -> None:
     }
     assert not complaints((*mmkit.vllm_api.generation.HOOKS, Connector))
     assert {"_get_prompt_updates", "_get_mm_fields_config", "_apply_prompt_updates", "get_data_parser"} <= marked
+
+
+def test_a_newer_generation_may_redefine_and_drop_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class that is used is judged, not those that it derives from."""
+    hooks = mmkit.vllm_api.generation.HOOKS
+    processor, base = mmkit.vllm_api.Processor, BaseMultiModalProcessor
+    monkeypatch.setattr(base, "_merge_all_kwargs", base._merge_mm_kwargs, raising=False)
+    monkeypatch.delattr(base, "_merge_mm_kwargs")
+    assert [where for where, _, _ in complaints(hooks)] == [f"vLLM {vllm.__version__}, BaseMultiModalProcessor"]
+    dropped = type("Next", (processor,), {"__module__": processor.__module__, "_merge_mm_kwargs": None})
+    assert not complaints((*hooks, dropped))
 
 
 def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:

@@ -61,6 +61,15 @@ def test_a_tree_of_another_recipe_is_built_again(tmp_path: Path, monkeypatch: py
     assert built == ["0.33.0"]
 
 
+def test_a_version_without_a_tree_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix", "0.99.0"])
+    with pytest.raises(SystemExit, match="2"):
+        matrix.main()
+    assert "_releases in tools/matrix/trees.py lists, 0.11.2 to 0.33.0, got '0.99.0'" in capsys.readouterr().err
+
+
 def test_the_table_in_the_docs_is_that_of_the_stored_results() -> None:
     entries = json.loads(matrix.STORED.read_text())
     assert matrix.table(entries) in (matrix.ROOT / "docs" / "versions.md").read_text()

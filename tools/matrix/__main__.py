@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .checks import CHECKS, EXAMPLES, PREFIX
-from .trees import RELEASES, ROOT, build, environment, facts
+from .trees import RELEASES, ROOT, build, environment, facts, known
 
 STORED = ROOT / "docs" / "versions.json"
 LOGS = Path("out", "matrix")
@@ -161,9 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.matrix", description="Run the specs on versions of vLLM."
     )
-    parser.add_argument(
-        "versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all"
-    )
+    parser.add_argument("versions", nargs="*", metavar="VERSION", type=known, help="default: all")
     parser.add_argument(
         "--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all"
     )

@@ -181,6 +181,22 @@ def _releases() -> Iterator[Release]:
 RELEASES = {release.version: release for release in _releases()}
 """Every version that there is a tree for, the newest first."""
 
+KNOWN = "a version that _releases in tools/matrix/trees.py lists"
+
+
+def known(version: str) -> str:
+    """A version of the command line, which there is a tree for.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none.
+    """
+    if version not in RELEASES:
+        newest, *_, oldest = RELEASES
+        raise argparse.ArgumentTypeError(
+            f"expected {KNOWN}, {oldest} to {newest}, got {version!r}. Add a new one there."
+        )
+    return version
+
 
 def environment(version: str) -> dict[str, str]:
     """The variables with which a process runs on a version's tree; add them to those of this
@@ -381,11 +397,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.matrix.trees", description=(__doc__ or "").split("\n")[0]
     )
+    parser.add_argument("versions", nargs="*", metavar="VERSION", type=known, help="default: all")
     parser.add_argument(
-        "versions", nargs="*", metavar="VERSION", choices=[[], *RELEASES], help="default: all"
-    )
-    parser.add_argument(
-        "--env", metavar="VERSION", choices=RELEASES, help="show the variables to run on a tree"
+        "--env", metavar="VERSION", type=known, help="show the variables to run on a tree"
     )
     options = parser.parse_args()
     if options.env:
