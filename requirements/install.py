@@ -72,7 +72,20 @@ def create(folder: Path) -> None:
         config.exists() and own in config.read_text().splitlines() and not complete(folder).exists()
     )
     if not goes_on:
+        check_owner(folder)
         run(sys.executable, "-m", "venv", "--clear", folder)
+
+
+def check_owner(folder: Path) -> None:
+    """Stop before the environment of another checkout is cleared, as of one worktree by another."""
+    for link in folder.glob("lib/python*/site-packages/_mmkit.pth"):
+        owner = link.read_text().strip()
+        if Path(owner) != HERE.resolve().parent:
+            sys.exit(
+                f"{folder}: expected the environment of this checkout, got that of {owner}, which "
+                "a set-up would clear. Choose another folder with make VENV=..., or run its "
+                "bin/python yourself."
+            )
 
 
 def requirements() -> list:
