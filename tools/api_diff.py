@@ -225,7 +225,8 @@ def shown(before: str, after: str) -> tuple[str, str]:
     lines: tuple[list[str], list[str]] = [], []
     for kind, *ends in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         for line, parts, (first, last) in zip(lines, (old, new), (ends[:2], ends[2:]), strict=True):
-            line += ["..."] if kind == "equal" else parts[first:last]
+            piece = ["..."] if kind == "equal" else parts[first:last]
+            line += piece if piece != line[-1:] else []
     return ", ".join(lines[0]), ", ".join(lines[1])
 
 
