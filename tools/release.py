@@ -61,11 +61,11 @@ def check_tree(root: Path, version: str) -> None:
         refuse(str(root), "a clean tree", f"{changed[0]!r}", "Commit your changes.")
     fragments = sorted(p.name for p in (root / "changelog.d").glob("*.md") if p.stem != "README")
     if fragments:
-        got, remedy = f"{fragments[0]} and {len(fragments) - 1} more", "Run make changelog."
-        refuse("changelog.d", "no fragments", got, f"{remedy} Then edit CHANGELOG.md.")
+        remedy = "Run make changelog, then edit CHANGELOG.md."
+        refuse("changelog.d", "no fragments", ", ".join(fragments), remedy)
     told = re.findall(r"(?m)^## (\S+) \(\d{4}-\d\d-\d\d\)$", (root / "CHANGELOG.md").read_text())
     if told[:1] != [version]:
-        refuse("CHANGELOG.md", f"its first version to be {version}", repr(told[:1]))
+        refuse("CHANGELOG.md", f"its first version to be {version}", ", ".join(told[:1]) or "none")
     tag = f"v{version}"
     tagged = run("git", "tag", "--list", tag, "--points-at", "HEAD", cwd=root)
     if not tagged and run("git", "tag", "--list", tag, cwd=root):
