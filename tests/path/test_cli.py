@@ -496,6 +496,19 @@ def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
     assert check.binding_errors(TWO, Scope(cfg=scope, kwargs={})) == []
 
 
+# -- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_examples(tmp_path: Path) -> None:
+    """Of the checkout here; `make wheel-test` copies those of the wheel, and runs one."""
+    assert invoke("examples", tmp_path)[0] == 0
+    assert (tmp_path / "examples" / "terra" / "checkpoint" / "model.safetensors").exists()
+    refusal = f"{tmp_path}/examples: expected no such folder yet, got one. Choose another place, or remove it."
+    assert invoke("examples", tmp_path) == (2, "", refusal)
+    (tmp_path / "file").touch()
+    assert "expected a folder that can be written, got not a directory" in invoke("examples", tmp_path / "file")[2]
+
+
 # -- doctor ----------------------------------------------------------------------------------------------------------
 
 SOUND = {
