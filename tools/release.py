@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
@@ -74,11 +75,12 @@ def check_tree(root: Path, version: str) -> None:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Write the sdist of HEAD and its wheel into a folder.
+    """Write the sdist of HEAD and its wheel into a folder, whose other files are removed.
 
     Raises:
         SystemExit: the tree itself makes another wheel.
     """
+    rmtree(out, ignore_errors=True)
     with TemporaryDirectory() as folder:
         tree, unpacked, direct = (Path(folder, name) for name in ("tree", "unpacked", "direct"))
         archive = Path(folder, "head.tar")
@@ -129,8 +131,10 @@ def extract(archive: Path, folder: Path) -> None:
 
 
 def hatch(tree: Path, target: str, out: Path) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    return Path(run(*command, cwd=tree).split()[-1])
+    """Build a target of a tree; its only file in the folder."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out), cwd=tree)
+    (built,) = out.glob(f"{NAME}-*{'.whl' if target == 'wheel' else '.tar.gz'}")
+    return built
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
