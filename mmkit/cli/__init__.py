@@ -207,7 +207,7 @@ def app() -> Any:
     @commands.command()
     def examples(
         into: Annotated[
-            Path, typer.Argument(metavar="[DIR]", help="Where the folder goes.", show_default=False)
+            Path, typer.Argument(metavar="DIR", help="Where the folder goes.", show_default=False)
         ] = Path("."),
     ) -> None:
         """Copy the examples, with their checkpoints, into a folder `examples`."""
