@@ -62,6 +62,8 @@ SPECS = {
     "fuyu": ("examples.gallery.fuyu:FUYU", ORACLES / "fuyu" / "checkpoint"),
     "deepseek-vl2": ("examples.gallery.deepseek_vl2:DEEPSEEK_VL2", ORACLES / "deepseek_vl2" / "checkpoint"),
 }
+TWO_WAVES = "<series> is a saw wave of period 7 . <series> is a"
+REQUESTS: dict[str, Any] = {"waves": {"prompt": TWO_WAVES, "items": ["series=37x1", "series=9x1"]}}
 
 
 PAIR = Tensor(shape=(2,))
@@ -119,7 +121,7 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 def shown(name: str) -> draw.Shown:
     target, folder = SPECS[name]
     with TemporaryDirectory() as made:
-        return show.show(load_spec(target), folder or waves(Path(made)))
+        return show.show(load_spec(target), folder or waves(Path(made)), **REQUESTS.get(name, {}))
 
 
 def waves(folder: Path) -> Path:
