@@ -38,7 +38,7 @@ def main(
         list[int] | None, typer.Option(help="Clients at once; may be given several times.")
     ] = None,
     requests: Annotated[
-        int, typer.Option(min=1, help="Requests of each round, all clients together.")
+        int, typer.Option(min=1, help="Requests of each round, at least three of each client.")
     ] = 64,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each kind, in turns.")] = 6,
     stream: Annotated[bool, typer.Option(help="Stream tokens, one event each.")] = False,
@@ -127,15 +127,16 @@ async def measure(counts: list[int], requests: int, rounds: int, stream: bool) -
     rows = []
     try:
         for count in counts:
-            await direct(engine, count, requests, stream)  # both are warm then
-            await door(url, count, requests, stream)
+            number = max(requests, 3 * count)
+            await direct(engine, count, number, stream)  # both are warm then
+            await door(url, count, number, stream)
             taken: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-            for number in range(rounds):
-                for kind in KINDS if number % 2 else reversed(KINDS):
+            for turn in range(rounds):
+                for kind in KINDS if turn % 2 else reversed(KINDS):
                     run = (
-                        direct(engine, count, requests, stream)
+                        direct(engine, count, number, stream)
                         if kind == "direct"
-                        else door(url, count, requests, stream)
+                        else door(url, count, number, stream)
                     )
                     taken[kind].append(await run)
             rows.append(row(count, taken))
@@ -279,14 +280,9 @@ async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
             events = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
             sizes.append(len(head) + len(events))
         else:
-            length = int(
-                re.search(
-                    rb"content-length: "
-                    rb"(\d+)",
-                    head,
-                    re.IGNORECASE,
-                ).group(1)
-            )  # type: ignore[union-attr]
+            found = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            assert found is not None
+            length = int(found[1])
             sizes.append(len(head) + length)
             answer = json.loads(await reader.readexactly(length))
             assert answer["usage"]["completion_tokens"] == 64

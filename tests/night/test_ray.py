@@ -7,19 +7,24 @@ Ray. Here a platform plugin names one, which the nodes claim to have; all else i
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from examples.terra import CHECKPOINT
 from examples.terra.world import Episode, make_episode
+from mmkit import MmkitError
 from mmkit.serve import Client
+from mmkit.serve.batch import run as run_batch
 from mmkit.serve.process import Server
 from tests.engine.processes import run
-from tests.engine.ray_nodes import nodes
+from tests.engine.ray_nodes import end_batch, nodes, rows, start_batch, wait_for_parts
 from tests.engine.terra.rollouts import prompt_of
 from tests.engine.test_plugin import check_frames
 
@@ -85,3 +90,27 @@ def test_copies_behind_one_port(cluster: dict[str, str], tmp_path: Path) -> None
         scraped = httpx.get(f"{server.url}/metrics").text
     for copy in range(2):
         assert re.search(rf'vllm:request_success_total{{engine="{copy}",finished_reason="length".* [1-9]', scraped)
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_what_is_killed_is_neither_lost_nor_repeated(cluster: dict[str, str], tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "in.parquet", tmp_path / "out"
+    names = [f"row {i}" for i in range(60)]
+    pq.write_table(pa.table({"id": names}), inputs)
+    first = start_batch(cluster["RAY_ADDRESS"], "Slow", inputs, outputs, seconds=0.3)
+    wait_for_parts(outputs, 2, first)
+    with pytest.raises(MmkitError, match="expected no other run that writes here, got one"):
+        run_batch(inputs, outputs, dict, {})
+    first.kill()
+    first.communicate()
+    kept = rows(outputs)
+
+    second = start_batch(cluster["RAY_ADDRESS"], "Slow", inputs, outputs, seconds=0.3)
+    found = wait_for_parts(outputs, len(kept) // 2 + 2, second)
+    os.kill(pq.read_table(found[-1])["pid"][0].as_py(), signal.SIGKILL)
+    assert f"({60 - len(kept)}, 0)" in end_batch(second)
+    answered = rows(outputs)
+    assert answered[: len(kept)] == kept
+    assert sorted(row["id"] for row in answered) == sorted(names)
+    assert len({row["pid"] for row in answered[len(kept) :]}) == 3  # two, and one in place of the killed
+    assert len({row["node"] for row in answered}) == 2

@@ -34,13 +34,14 @@ def test_requests_are_the_same(name):
     @settings(max_examples=scaled(15), deadline=None)
     @given(st.lists(subject(name).requests(), min_size=1, max_size=3), st.booleans())
     def same(requests, with_cache):
-        caches = harness.Caches(processor, 1.0, pair=False)
+        here_cache, there_cache = (
+            harness.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)
+        )
         for request in [*requests, requests[0]]:
             note(repr(request))
             sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
-            here = kit.render(processor, *sent.values(), dict(request.kwargs), None)
-            cache = caches.sender if with_cache else None
-            there = renderer.render({**sent, "mm_processor_kwargs": dict(request.kwargs)}, cache)
+            here = kit.render(processor, *sent.values(), dict(request.kwargs), here_cache)
+            there = renderer.render({**sent, "mm_processor_kwargs": dict(request.kwargs)}, there_cache)
             assert differences(harness.outcome(here), harness.outcome(there)) is None
 
     with elsewhere.lent(renderer, 1):

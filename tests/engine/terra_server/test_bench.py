@@ -23,13 +23,6 @@ def test_serve_sends_items_of_any_modality(server):
     assert [*counted[0], *counted[1]] == ["Successful", "requests:", "5", "Failed", "requests:", "0"]
 
 
-def test_mm_processor_times_the_stages_of_items_of_any_modality():
-    options = ("--enforce-eager", "--dtype", "float32")
-    printed = run(*BENCH, "mm-processor", *MODEL, *options, *FEW, MMKIT_MODULES="examples.terra.model")
-    assert "Processing 5 requests" in printed
-    assert "apply_hf_processor_ms" in printed
-
-
 def test_a_seed_draws_the_same_requests():
     subject = of_spec(TERRA, CHECKPOINT)
     first, again, other = (list(map(repr, requests(subject, 8, seed, 500))) for seed in (1, 1, 2))
