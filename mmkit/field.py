@@ -202,7 +202,7 @@ class Batched(Field):
         )
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        return list(parts)
+        return [_packed(part) for part in parts]
 
     def batch(self, parts: Sequence[Any]) -> Any:
         shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}
@@ -241,7 +241,7 @@ class Flat(Field):
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if raw is not None:
-            return raw
+            return _packed(raw)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             return [element for part in parts for element in part]
         if self.dim or len({part.shape[1:] for part in parts}) == 1:
@@ -302,7 +302,15 @@ class Shared(Field):
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if any(not _equal(part, parts[0]) for part in parts[1:]):
             raise SpecError("a shared field", "the same for every item", "another for some")
-        return parts[0]
+        return _packed(parts[0])
+
+
+def _packed(data: Any) -> Any:
+    """The same values, with no gaps. vLLM looks at a field as bytes after `contiguous()`, which
+    leaves a vector of one element its stride."""
+    if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:
+        return data.clone(memory_format=torch.contiguous_format)
+    return data
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -315,6 +315,9 @@ def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
     if odd := _first_odd(value, numbers):
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
+    if isinstance(value, (list, tuple)) and not value:  # it tells nothing of the other sizes
+        sizes = [least for least, _ in kind.ends()[1:]]
+        return np.zeros((0, *sizes), dtype=numbers[0])
     try:
         return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
     except ValueError as error:
