@@ -201,7 +201,7 @@ def place_in_text(
 
 
 class _Unfit(Exception):
-    """A reading of a prompt that does not fit. Its message is built only if no other reading fits."""
+    """A reading of a prompt that does not fit. Its message is built only where no reading fits."""
 
     def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
         self.refuse = partial(refuse, *args)
