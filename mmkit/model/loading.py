@@ -118,7 +118,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def missing(self) -> list[str]:
-        """The parameters of which a value was not written, by the names that a checkpoint has."""
+        """The parameters with a value that was not written, by their names in a checkpoint."""
         names: list[str] = []
         for name, parameter in self._model.named_parameters():
             place = self._places.get(name)
@@ -140,7 +140,7 @@ class Watch(TorchDispatchMode):
         return names
 
     def surplus(self) -> list[str]:
-        """The weights that nothing was written from, and that are of no other stage."""
+        """The weights of this pipeline stage from which nothing was written."""
         return [
             name
             for name, _ in self._unread.values()
@@ -153,7 +153,7 @@ class Watch(TorchDispatchMode):
         return name in self._places
 
     def _absent_parts(self, name: str) -> list[str]:
-        """The parts of a fused weight that did not come; a weight of one part is its own."""
+        """The missing parts of a fused weight; any other weight is its own part."""
         for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
             if f".{fused}." in f".{name}":
                 whole = [f".{name}".replace(f".{fused}.", f".{part}.")[1:] for part in parts]
