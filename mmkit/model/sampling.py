@@ -98,7 +98,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         return logits
 
     def _number(self, params: Any) -> int:
-        """That of the output that a request asks for; 0 for none, or for one that there is not."""
+        """The number of the output that a request asks for; 0 for no output or an unknown one."""
         name = (params.extra_args or {}).get(EXTRA_ARG)
         if name is None or (model := self._served()) is None:
             return 0
@@ -113,12 +113,12 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
 
 
 class Bounds:
-    """Which ids may stand at each position of some outputs, as a table on the device."""
+    """The ids that may stand at each position of some outputs, as a table on the device."""
 
     def __init__(self, outputs: Mapping[str, BoundOutput]) -> None:
         self._names = list(outputs)
         longest = max((output.num_tokens for output in outputs.values()), default=0)
-        # row 0, and what comes after an output, allow all ids
+        # row 0, and the positions after an output, allow all ids
         self._table = torch.zeros(len(outputs) + 1, longest + 1, 2, dtype=torch.int64)
         self._table[..., 1] = torch.iinfo(torch.int64).max
         for row, output in zip(self._table[1:], outputs.values(), strict=True):
