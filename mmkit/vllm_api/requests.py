@@ -58,7 +58,7 @@ class GuardedTokenizeParams(TokenizeParams):
 
 
 class ProcessingInfo(ParsingInfo):
-    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     @override
     def get_default_tok_params(self) -> TokenizeParams:
@@ -145,7 +145,7 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
 
 
 def encoded(processor: Any, text: str) -> list[int]:
-    """The ids of a text, as they are."""
+    """The ids of a text, without placement."""
     return list(
         processor.info.get_tokenizer().encode(
             text, **processor.info.default_tok_params.get_encode_kwargs()
