@@ -1,4 +1,4 @@
-"""Common code of the subcommands: the spec and the checkpoint of a command line, and their binding."""
+"""Common code of the subcommands: the spec and the checkpoint of a command line, bound together."""
 
 from __future__ import annotations
 

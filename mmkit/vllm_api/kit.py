@@ -1,5 +1,4 @@
-"""What `mmkit.testing` needs of vLLM: its caches, its batches, processors and models without an
-engine."""
+"""vLLM's parts for `mmkit.testing`: caches, batches, processors and models without an engine."""
 
 from __future__ import annotations
 
@@ -132,7 +131,7 @@ def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
 
 
 def place(offset: int, length: int, mask: Sequence[bool]) -> Any:
-    """Where an item is in a prompt."""
+    """The place of an item in a prompt."""
     return PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))
 
 
