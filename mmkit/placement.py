@@ -296,7 +296,7 @@ class _Pass:
     reading: Reading
     runs: Runs
     _sought: dict[int, list[_Sought]] = field(default_factory=dict)
-    """What each list of alternatives is sought as; most items share theirs."""
+    """The ids sought for each list of alternatives; most items share theirs."""
 
     def run(self) -> tuple[list[int], list[Placement]]:
         matches = self._matches()

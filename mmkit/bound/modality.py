@@ -188,7 +188,7 @@ class BoundModality:
         return self.largest(process, sizes)[0]
 
     def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        """What gives the fields that the layout of an item reads, at the least cost."""
+        """The cheapest function for the fields that the layout of an item reads."""
         return (process or self._process_one) if self._needs_fields else self.processing.of_facts
 
     def _largest_of(

@@ -30,7 +30,7 @@ FIX = "python requirements/fix_cpu_environment.py"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 RESAMPLERS = ("torchaudio", "soxr", "scipy")
-"""What `mmkit.items.Audio` resamples with, in order of preference."""
+"""The libraries with which `mmkit.items.Audio` resamples, in order of preference."""
 _INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
 _TIMEOUT = 240
 

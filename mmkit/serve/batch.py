@@ -51,7 +51,7 @@ Row = dict[str, Any]
 Options = Mapping[str, Any]
 
 HANDED_ON = ("HF_", "MMKIT_", "OMP_", "PYTHONPATH", "TOKENIZERS_", "VLLM_")
-"""How the environment variables begin that Ray hands to the actors, wherever these run; those of
+"""The prefixes of environment variables that Ray passes to the actors on all nodes. Variables of
 one machine, VLLM_HOST_IP among them, stay there."""
 
 OPTIONS = b"mmkit"

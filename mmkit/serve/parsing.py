@@ -118,7 +118,7 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
-"""What msgspec calls the types of JSON, in words."""
+"""msgspec's names of JSON types, in words."""
 
 _UNIONS = {
     "`bool | int | float | object | array | null`": FORMS,
@@ -126,7 +126,7 @@ _UNIONS = {
     "`bool | int | float | str | object | array | null`": f"a text, {FORMS}",
     "`bool | int | float`": f"lists nested at most {DEEPEST} deep",
 }
-"""What it calls the types of items."""
+"""msgspec's names of the types of items, in words."""
 
 
 def _refusal(message: str, root: str, written: Any) -> InputError:

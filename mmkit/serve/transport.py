@@ -94,7 +94,7 @@ class Endpoint:
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:
-        """What goes wrong on the way, as errors of this module."""
+        """A context that turns failures of the connection into errors of this module."""
         try:
             yield
         except (httpx.TimeoutException, TimeoutError):

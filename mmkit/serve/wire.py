@@ -112,7 +112,7 @@ def _any_with(name: str) -> Any:
 
 
 def _type_of(kind: ItemType | None) -> Any:
-    """What one item of a list is, of an item type; None for numbers or media."""
+    """The type of one item of a list, by its item type; None stands for numbers or media."""
     if isinstance(kind, Text):
         return str | None
     return _named(kind.part_names, _PART) | None if kind and kind.part_names else _VALUE
@@ -145,7 +145,8 @@ def _has(raw: Raw, name: str, where: str) -> bool:
 
 @contextmanager
 def _forms(parts: tuple[str, ...]) -> Iterator[None]:
-    """Tell the forms of an item, or the parts of a record, where an object has another field."""
+    """A context that names the forms of an item, or the parts of a record, in the error for an
+    object with another field."""
     try:
         yield
     except UnknownField as error:
@@ -339,7 +340,7 @@ class Decoder:
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers nested lists have."""
+    """The number of numbers in nested lists."""
     count, level = 0, [value]
     while level:
         lists = [part for part in level if isinstance(part, list)]

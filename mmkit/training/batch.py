@@ -14,7 +14,7 @@ from ..plan import Plan, Preview
 from ..spec import Declaration
 
 _MEDIA = {"image": 1, "video": 2, "audio": 3}
-"""How transformers numbers the modalities that it knows."""
+"""The numbers of the modalities that transformers knows."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def total(items: ModalityDataItems[Any, Any]) -> int:
 
 
 def some_of(items: Any, indices: Sequence[int]) -> Any:
-    """Those at some positions among the items of a modality, which are canonical already: vLLM
+    """The items at some positions among a modality's items. They are canonical already, and vLLM
     would parse them again."""
     part = copy(items)
     part.data = [items.data[i] for i in indices]
@@ -202,7 +202,7 @@ class Details(PromptUpdateDetails):
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> Details:
-        """The same alternative of the same item at another position among the request's items."""
+        """This alternative of the item at another position among the request's items."""
         if self.scope is None or self.scope.item.index == index:
             return self
         scope = replace(

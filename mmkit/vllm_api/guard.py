@@ -34,7 +34,7 @@ with suppress(VllmApiError):  # before it there was none
     Renderer = find("renderers.base:BaseRenderer")
 
 _STEPS = [name for name in ("_process_tokens", "_process_tokens_async") if hasattr(Renderer, name)]
-"""What makes a request for the engine of a tokenized prompt."""
+"""The methods of vLLM that make a request for the engine from a tokenized prompt."""
 
 _PARTS = ("encoder_prompt", "decoder_prompt")
 _MARK = f"{__name__} processed"
@@ -165,8 +165,7 @@ async def _ready(value: Any) -> Any:
 
 
 def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether what a caller sends as a prompt is what vLLM's renderer returned, with processed
-    items."""
+    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
     return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 

@@ -82,8 +82,8 @@ def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) 
 
 @contextmanager
 def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[Any]] | None]:
-    """How vLLM's renderer, as its servers have it, processes a request beside others, with this
-    processor and cache; None before 0.19, which renders one after the other."""
+    """A function that processes a request beside others in vLLM's renderer, as in its servers, with
+    this processor and cache; None before 0.19, which renders requests one after the other."""
     if make_renderer is None:
         yield None
         return
@@ -173,7 +173,8 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def decoded(file: bytes) -> list[Any]:
-    """What vLLM's loader makes of an image file with transparent parts, on white and on black."""
+    """The pictures that vLLM's loader makes of an image file with transparent parts, on white and
+    on black."""
     return [
         _image_loader(rgba_background_color=background).load_bytes(file)
         for background in ((255, 255, 255), (0, 0, 0))

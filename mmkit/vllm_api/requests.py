@@ -1,5 +1,5 @@
-"""What is the same from vLLM 0.17 on: a request comes as one `ProcessorInputs`, and the info makes
-the parser."""
+"""The common part of vLLM 0.17 and later: a request comes as one `ProcessorInputs`, and the info
+makes the parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GuardedTokenizeParams(TokenizeParams):
 
     @classmethod
     def guard(cls, params: TokenizeParams, plan: Plan | None) -> GuardedTokenizeParams:
-        """The same parameters, guarded by a plan."""
+        """These parameters, guarded by a plan."""
         return cls(**{f.name: getattr(params, f.name) for f in fields(TokenizeParams)}, plan=plan)
 
     @override
