@@ -34,14 +34,20 @@ RATES = (0.25, 1, 2)
 TOKENS = (1, 4)
 """Tokens that a step adds to a session: one, or with drafts several."""
 
+MEASURED_TOKENS = 64
+"""Of a request of `benchmarks.serve_load`."""
+
+TOKEN_BYTES = 6
+"""At most, of a token id in an answer: five digits and a comma."""
+
 
 def main(
     users: Annotated[int, typer.Option(min=1, help="Interactive sessions at once.")] = 1000,
 ) -> None:
     """GPUs, cores and network that Terra's users need, and a check of the model."""
-    report = {"users": users, "check": check(), "plan": plan(users)}
+    report = {"users": users, "check": check(), "plan": plan(users), "routes": routes(users)}
     measure.store("capacity", report)
-    for head, lines in (checked(report), planned(report)):
+    for head, lines in (checked(report), planned(report), routed(report)):
         measure.table(head, lines)
 
 
@@ -57,6 +63,25 @@ def check() -> list[dict[str, float]]:
         {"clients": n, "model": n / (fixed + each * n), "measured": rate}
         for n, rate in rates.items()
     ]
+
+
+def routes(users: int) -> dict[str, float]:
+    """Cores of the API servers and bytes per second, where each user takes a frame per second.
+
+    The time of a server's process grows with the tokens, since each is handed on as it comes; it is
+    that of the measurement with the most clients.
+    """
+    door = max(stored("serve_load")["rows"], key=lambda row: row["clients"])["door"]
+    tokens = config(tiny=False).num_image_patches
+    of_token = door["server_cpu_ms"] / 1000 / MEASURED_TOKENS
+    more = TOKEN_BYTES * (tokens - MEASURED_TOKENS)
+    return {
+        "cpu_us_of_a_token": of_token * 1e6,
+        "cores": users * tokens * of_token,
+        "bytes_sent": door["bytes_sent"],
+        "bytes_received": door["bytes_received"],
+        "megabits_per_second": users * 8e-6 * (door["bytes_sent"] + door["bytes_received"] + more),
+    }
 
 
 def plan(users: int) -> list[dict[str, Any]]:
@@ -109,6 +134,20 @@ def planned(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]  # fmt: skip
     head = ["KV cache", "frames/s of each", "tokens per step", "sessions per H100", "first wall"]
     return [*head, f"H100s for {report['users']:,} users"], lines
+
+
+def routed(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A table of the routes' share."""
+    r = report["routes"]
+    line = [
+        f"{r['cpu_us_of_a_token']:.0f} µs",
+        f"{r['bytes_sent']:,.0f}",
+        f"{r['bytes_received']:,.0f}",
+        f"{r['cores']:.0f}",
+        f"{r['megabits_per_second']:.0f} Mbit/s",
+    ]
+    head = ["CPU of a token", "bytes of a request", "bytes of its answer"]
+    return [*head, f"cores for {report['users']:,} users", "network, at most"], [line]
 
 
 if __name__ == "__main__":

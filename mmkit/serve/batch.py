@@ -1,6 +1,6 @@
 """Batch inference without a server: parquet in, parquet out, by engines in actors of Ray Data.
 
-``python -m mmkit.serve.batch MODEL INPUTS OUTPUTS``; needs ``mmkit[ray]``.
+``python -m mmkit.serve.batch MODEL INPUTS OUTPUTS``; needs ``vllm-mmkit[ray]``.
 
 ========== =====================================================================================
 column     holds
@@ -30,7 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-from ..errors import InputError, MmkitError
+from ..errors import DISTRIBUTION, InputError, MmkitError
 
 if "RAY_ADDRESS" not in os.environ:
     # read when Ray is imported: what it starts here listens on 127.0.0.1, not on all interfaces
@@ -45,7 +45,8 @@ try:
     import typer
     from tqdm import tqdm
 except ImportError as error:
-    raise MmkitError("batch inference", "Ray Data", str(error), "Install mmkit[ray].") from error
+    remedy = f"Install {DISTRIBUTION}[ray]."
+    raise MmkitError("batch inference", "Ray Data", str(error), remedy) from error
 
 Row = dict[str, Any]
 Options = Mapping[str, Any]

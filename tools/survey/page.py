@@ -1,4 +1,5 @@
-"""What docs/laws-on-vllm.md states, and how a violation is told to be one of its findings."""
+"""What docs/laws-on-vllm.md and the page of its findings state, and how a violation is told to be
+one of them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATH = Path(__file__).parents[2] / "docs" / "laws-on-vllm.md"
+FINDINGS = PATH.with_name("laws-on-vllm-findings.md")
 
 PATTERNS = {
     1: r"L10 .*(\d+ ids became \d+|refused with|have other lengths)",
@@ -72,17 +74,16 @@ class Page:
         return next((n for n in numbers if re.search(PATTERNS[n], message)), None)
 
 
-def read(path: Path = PATH) -> Page:
-    text = path.read_text()
+def read() -> Page:
+    text = PATH.read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
         if line[:2] == "| "
     ]
     laws = {int(row[0].split()[0]): {*row[2].split(", ")} for row in rows if row[0][0].isdigit()}
-    everywhere = {
-        int(n) for n in re.findall(r"^### (\d+)\.", _section(text, "All models"), re.MULTILINE)
-    }
+    shared = _section(FINDINGS.read_text(), "All models")
+    everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", shared, re.MULTILINE)}
     head = next(row for row in rows if row[0] == "entry")
     entries = {
         row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))}
