@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,6 +25,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from examples.gallery.blip2 import BLIP2
+from examples.series import register
+from examples.series.untrained import make_model, make_tokenizer
 from examples.terra import CHECKPOINT
 from mmkit import (
     Audio,
@@ -55,9 +58,12 @@ ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
 SPECS = {
     "terra": (TERRA, CHECKPOINT),
+    "waves": ("examples.series.spec:WAVES", None),
     "fuyu": ("examples.gallery.fuyu:FUYU", ORACLES / "fuyu" / "checkpoint"),
     "deepseek-vl2": ("examples.gallery.deepseek_vl2:DEEPSEEK_VL2", ORACLES / "deepseek_vl2" / "checkpoint"),
 }
+TWO_WAVES = "<series> is a saw wave of period 7 . <series> is a"
+REQUESTS: dict[str, Any] = {"waves": {"prompt": TWO_WAVES, "items": ["series=37x1", "series=9x1"]}}
 
 
 PAIR = Tensor(shape=(2,))
@@ -114,7 +120,17 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 @cache
 def shown(name: str) -> draw.Shown:
     target, folder = SPECS[name]
-    return show.show(load_spec(target), folder)
+    with TemporaryDirectory() as made:
+        return show.show(load_spec(target), folder or waves(Path(made)), **REQUESTS.get(name, {}))
+
+
+def waves(folder: Path) -> Path:
+    """A checkpoint of the time-series model, untrained."""
+    register()
+    tokenizer = make_tokenizer()
+    for part in (make_model(0, len(tokenizer)), tokenizer):
+        part.save_pretrained(folder)
+    return folder
 
 
 # -- show ------------------------------------------------------------------------------------------------------------

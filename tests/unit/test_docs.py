@@ -12,7 +12,7 @@ import pytest
 from tests.pages import PAGES, ROOT
 
 DOCS = ROOT / "docs"
-SOURCES = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+SOURCES = [*PAGES, ROOT / "CHANGELOG.md"]
 
 
 # -- links, pictures, names --------------------------------------------------------------------------------------------
