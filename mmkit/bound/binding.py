@@ -19,7 +19,7 @@ class Binding:
     """The scope of one modality, without an item or with one.
 
     Attributes:
-        where: names the modality in errors, as ``robot.actions``.
+        where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
         item: the item type, bound.
     """

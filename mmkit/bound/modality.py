@@ -36,7 +36,7 @@ class BoundModality:
 
     Attributes:
         spec: the declaration.
-        where: names the modality in errors, as ``robot.actions``.
+        where: names the modality in errors, for example ``robot.actions``.
         item: the item type, bound.
         intake: turns a caller's data into canonical items.
         processing: turns canonical items into processed fields.

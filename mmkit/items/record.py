@@ -37,7 +37,7 @@ class Record(ItemType):
     Attributes:
         parts: a `Tensor` or a `Text` each, by name; given as keyword arguments.
 
-    Facts: those of each part under its name, as ``item.gene_ids.length``, and `index`.
+    Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
     """
 
     parts: Mapping[str, ItemType]

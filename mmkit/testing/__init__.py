@@ -263,7 +263,7 @@ def check(
     Args:
         spec: the declaration.
         model_dir: a folder; weights are not needed.
-        laws: their numbers, as ``["L2", "L3"]``; None for all.
+        laws: numbers of laws, for example ``["L2", "L3"]``; None for all.
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
