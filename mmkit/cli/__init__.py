@@ -39,7 +39,7 @@ def app() -> Any:
     from .new import KINDS
 
     class OneSentence(TyperGroup):
-        """What mmkit refuses is one sentence and exit status 2, whatever the subcommand."""
+        """A refusal by mmkit is one sentence and exit status 2, for every subcommand."""
 
         def invoke(self, ctx: Any) -> Any:
             try:

