@@ -228,6 +228,7 @@ AUDIO = Audio(largest=cfg.big, rate=16000).bind(CONFIG)
 SCALAR = Tensor(shape=()).bind(CONFIG)
 IDS, VALUES, WORD = Tensor((between(1, cfg.n),), "int64"), Tensor((item.ids.length, 2)), Text(most=cfg.d).bind(CONFIG)
 CELL = Record(ids=IDS, values=VALUES, name=Text(most=cfg.d)).bind(CONFIG)
+BONDS = Record(bonds=Tensor((between(0, cfg.n), 2), "int64")).bind(CONFIG)
 ONE_CELL = {"ids": [1.0, 2.0], "values": [[1, 2], [3, 4]], "name": "ab"}
 
 
@@ -241,6 +242,7 @@ ONE_CELL = {"ids": [1.0, 2.0], "values": [[1, 2], [3, 4]], "name": "ab"}
         (SCALAR, 1, [3.0, [3.0], np.float64(3), np.zeros(())]),
         (SCALAR, 2, [[3.0, 3], np.zeros(2)]),
         (CELL, 0, [[]]),
+        (BONDS, 1, [{"bonds": []}, {"bonds": ()}, {"bonds": np.zeros((0, 2), int)}]),
         (CELL, 1, [ONE_CELL, [ONE_CELL], (ONE_CELL,), UserDict(ONE_CELL)]),
         (CELL, 2, [[ONE_CELL, dict(reversed(ONE_CELL.items()))]]),
         (WORD, 1, ["ab", ["ab"], ("ab",), np.array("ab")[()]]),
