@@ -60,7 +60,9 @@ class Tensor(ItemType):
         finite: refuse NaN and infinities.
         bound: largest magnitude of finite values, rounded to `dtype` like the values. None, the
             default, is the largest float16, a value that every model dtype can hold; for an integer
-            `dtype` it is the range of that dtype.
+            `dtype` it is the range of that dtype. For indices, `between(least, most)` states the
+            range of an integer `dtype`, both ends >= 0; in a `Record` the ends may read a part
+            before: ``between(0, item.atoms.length - 1)``.
         largest: shape of the item with the most encoder rows, or a list of shapes that contains it,
             where that is not the item with every size at its most.
 
@@ -80,7 +82,7 @@ class Tensor(ItemType):
             shape: tuple[Size, ...] | list[Size],
             dtype: str | torch.dtype = "float32",
             finite: bool = True,
-            bound: Expr | float | None = None,
+            bound: Expr | float | Between | None = None,
             largest: Sizes | None = None,
         ) -> None: ...
 
@@ -119,8 +121,21 @@ class Tensor(ItemType):
                 raise SpecError(
                     "Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)
                 )
-        bound = None if self.bound is None else positive(self.bound, scope, "Tensor.bound")
-        return replace(self, shape=sizes, bound=magnitude(bound, self.torch_dtype), largest=largest)
+        return replace(self, shape=sizes, bound=self._bound(scope), largest=largest)
+
+    def _bound(self, scope: Scope) -> Any:
+        """The bound as numbers."""
+        if self.bound is None:
+            return magnitude(None, self.torch_dtype)
+        if not isinstance(self.bound, Between):
+            return magnitude(positive(self.bound, scope, "Tensor.bound"), self.torch_dtype)
+        if self.torch_dtype not in _INTEGERS:
+            remedy = "State the largest magnitude."
+            raise SpecError("Tensor.bound", "a number", f"{self.bound} of {self.dtype}", remedy)
+        ends = bound_size(self.bound, scope, "Tensor.bound")
+        if ends.most > torch.iinfo(self.torch_dtype).max:
+            raise SpecError("Tensor.bound", f"values that {self.dtype} holds", str(ends))
+        return ends
 
     @cached_property
     def expected(self) -> str:
@@ -189,7 +204,9 @@ class Tensor(ItemType):
             tensor = _whole(tensor, where, self.dtype)
         limits = torch.iinfo(self.torch_dtype)
         lowest, highest = limits.min, limits.max
-        if self.bound is not None:
+        if isinstance(self.bound, Between):
+            lowest, highest = self.bound.least, self.bound.most
+        elif self.bound is not None:
             lowest, highest = max(lowest, -self.bound), self.bound
         least, most = int(tensor.min()), int(tensor.max())
         if least < lowest or most > highest:
@@ -226,7 +243,8 @@ class Tensor(ItemType):
         return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
 
     def blank(self, *sizes: int) -> torch.Tensor:
-        return torch.zeros(sizes, dtype=self.torch_dtype)
+        value = self.bound.least if isinstance(self.bound, Between) else 0
+        return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
         return [self.blank(*(least for least, _ in self.ends()))]
@@ -250,12 +268,16 @@ class Tensor(ItemType):
         return [(size.least, size.most) for size in varying]
 
     def describe(self) -> str:
+        if isinstance(self.bound, Between):
+            return f"{self.expected}, values {self.bound}"
         return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
 
     def schema(self) -> dict[str, Any]:
         sizes = [map_size(_in_json, size) for size in self.shape]
         shape = [[size.least, size.most] if isinstance(size, Between) else size for size in sizes]
-        return {"shape": shape, "dtype": self.dtype}
+        values = map_size(_in_json, self.bound) if isinstance(self.bound, Between) else None
+        of_values = {"values": [values.least, values.most]} if values else {}
+        return {"shape": shape, "dtype": self.dtype, **of_values}
 
 
 def _in_json(size: Any) -> int | str:

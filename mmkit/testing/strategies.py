@@ -75,12 +75,14 @@ def containers(dtype: str, shape: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class TensorSample(Sample):
-    """A tensor with values between -bound and bound; integers for an integer dtype."""
+    """A tensor with values between -bound and bound; integers for an integer dtype, which are
+    those from `least` on, if that is known."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     bound: float = 4.0
     container: str = "torch"
+    least: int | None = None
 
     def tensor(self) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -89,7 +91,8 @@ class TensorSample(Sample):
             return torch.randint(0, 2, self.shape, generator=random).bool()
         if not dtype.is_floating_point:
             limits = torch.iinfo(dtype)
-            least, most = max(limits.min, -int(self.bound)), min(limits.max, int(self.bound))
+            least = -int(self.bound) if self.least is None else self.least
+            least, most = max(limits.min, least), min(limits.max, int(self.bound))
             return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
         # multiples of a power of two survive every floating dtype
         return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(
@@ -310,13 +313,16 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
     ends = kind.ends()
     sides = [_size(*end) for end in ends]
+    bound = _INTEGERS if kind.bound is None else kind.bound
+    least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)
     return st.builds(
         TensorSample,
         SEEDS,
         st.tuples(*sides),
         st.just(kind.dtype),
-        st.just(float(_INTEGERS if kind.bound is None else kind.bound)),
+        st.just(float(most)),
         st.sampled_from(containers(kind.dtype, [least for least, _ in ends])),
+        st.just(least),
     )
 
 
