@@ -16,6 +16,7 @@ MATRIXARGS ?=
 SURVEYARGS ?=
 RECALLARGS ?=
 MUTANTARGS ?=
+WHEELARGS ?=
 
 # torch's compiler and LD_PRELOAD take no path with a space: there, the environment goes elsewhere.
 SPACE := $(subst ,, )
@@ -33,7 +34,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough soak matrix survey recall mutants bench docs lint format clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -47,6 +48,8 @@ help:
 	@echo "make docs    build the documentation into site/; a warning is an error"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff fix and format the sources"
+	@echo "make wheel-test  the wheel in an empty environment: new package, server, examples   WHEELARGS is passed on"
+	@echo "make release build and check what is released; uploads nothing (CONTRIBUTING.md)"
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
 	@echo "make clean   remove caches and outputs; make distclean removes $(VENV) as well"
 
@@ -107,6 +110,16 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Moves the fragments of changelog.d/ into CHANGELOG.md, under the version of mmkit/__init__.py.
+changelog: $(VENV)/.installed
+	$(BIN)/towncrier build --yes --version "$$($(BIN)/python -m hatchling version)"
+
+release: $(VENV)/.installed $(VENV)/.release
+	$(BIN)/python -m tools.release
+
+wheel-test: $(VENV)/.installed
+	$(BIN)/python -m tools.wheel_test $(WHEELARGS)
+
 venv: $(VENV)/.installed
 
 # Two steps, so that a change of a pyproject.toml costs seconds. install.py leaves its stamp when
@@ -115,12 +128,13 @@ venv: $(VENV)/.installed
 $(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
 	@$(PYTHON) requirements/install.py $(VENV)
 
-$(VENV)/.night $(VENV)/.drive: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
+$(VENV)/.night $(VENV)/.drive $(VENV)/.release: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
 	$(PIP) install --quiet --no-deps -r $<
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
 	@rm -f $@
+	@$(PIP) uninstall -qq --yes mmkit mmkit-examples  # their names before 0.2
 	$(PIP) install --quiet --no-deps --no-build-isolation -e . -e examples
 	@touch $@
 

@@ -22,6 +22,7 @@ ALL = (
     "terra_drafts",
     "terra_session",
     "serve_load",
+    "text_latency",
     "capacity",
     "terra_gpu",
 )

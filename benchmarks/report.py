@@ -9,6 +9,7 @@ from typing import Any
 
 from . import measure
 from . import stages as stages_
+from . import text_latency as text_latency_
 from .terra_drafts import KINDS
 
 PARTS = {
@@ -133,6 +134,10 @@ def render(report: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
+def text_latency(report: dict[str, Any]) -> str:
+    return markdown(*text_latency_.lines(report))
+
+
 def stages(report: dict[str, Any]) -> str:
     return markdown(["", *(row["what"] for row in report["rows"])], stages_.lines(report))
 
@@ -141,6 +146,7 @@ MAKERS = {
     "overhead": overhead,
     "render": render,
     "stages": stages,
+    "text_latency": text_latency,
     "growth": growth,
     "startup": startup,
     "terra_cpu": terra_cpu,

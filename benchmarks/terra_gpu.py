@@ -13,7 +13,8 @@ with the same Python and platform, and carry them over with a checkout of this r
     pip wheel . ./examples --no-deps -w wheels                # mmkit and the examples
     # there:
     python -m venv env
-    env/bin/pip install --no-index --find-links wheels vllm mmkit mmkit-examples rich typer
+    env/bin/pip install --no-index --find-links wheels vllm vllm-mmkit rich typer
+    env/bin/pip install --no-index --no-deps --find-links wheels vllm-mmkit-examples
     env/bin/python -m benchmarks.terra_gpu                    # in the checkout
 
 The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads

@@ -23,13 +23,9 @@ rm -rf "$root"/etc/apt/sources.list* "$root"/etc/apt/apt.conf.d/99mmdebstrap  # 
 # Without what is installed editable from this checkout, and without pip, which is Debian's.
 version=$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-tar -C "$packages" --exclude='./_mmkit*' --exclude='./mmkit-*' --exclude='./mmkit_examples*' --exclude='./pip' \
-    --exclude='./pip-*' -cf - . | tar -xf - -C "$root/usr/local/lib/$version/dist-packages" --no-same-owner
+tar -C "$packages" --exclude='./_vllm_mmkit*' --exclude='./vllm_mmkit*' --exclude='./pip' --exclude='./pip-*' \
+    -cf - . | tar -xf - -C "$root/usr/local/lib/$version/dist-packages" --no-same-owner
 buildah commit -q "$container" "$base"
 
-# The wheel of the examples is empty as it stands: they are otherwise only installed editable.
-mkdir "$work/plugin"
-cp -r examples "$work/plugin"
-sed 's/^bypass-selection = true/packages = ["examples"]/' examples/pyproject.toml > "$work/plugin/pyproject.toml"
-python3 -m pip wheel -q --no-deps --wheel-dir "$work/wheels" . "$work/plugin"
+python3 -m pip wheel -q --no-deps --wheel-dir "$work/wheels" . ./examples
 buildah bud --format docker --pull-never -f deploy/Containerfile --build-arg BASE_IMAGE="$base" -t "$tag" "$work/wheels"

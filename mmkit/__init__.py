@@ -46,7 +46,7 @@ from .updates import already_expanded, ending_with, insert, replace
 if TYPE_CHECKING:
     from .model import MultiModalModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Audio",

@@ -6,13 +6,17 @@ Example: ``robot.actions[3]: expected a (6, 3) float32 tensor, got dtype bool. C
 
 from __future__ import annotations
 
+DISTRIBUTION = "vllm-mmkit"
+"""What pip calls mmkit."""
+
 
 class MmkitError(ValueError):
-    """Base of every error that mmkit raises on purpose. Made of the parts of a `sentence`, or of a
-    text as it is.
+    """Base of every error that mmkit raises on purpose. Its arguments are the parts of a
+    `sentence`, or one text that is the whole message.
 
     Attributes:
-        where: what the error is about, as ``robot.actions[3]``; empty if it was made of a text.
+        where: the path of what is wrong, for example ``robot.actions[3]``; empty for an error made
+            of one text.
     """
 
     def __init__(self, where: str, expected: str = "", got: str = "", remedy: str = "") -> None:
@@ -21,13 +25,13 @@ class MmkitError(ValueError):
 
 
 class SpecError(MmkitError):
-    """A spec that cannot work: found when it is declared, or when it is bound to a config and a
+    """A spec that cannot work. mmkit raises it when a spec is declared, or bound to a config and a
     tokenizer."""
 
 
 class InputError(MmkitError):
-    """A request that cannot be served: found before it reaches the engine (HTTP status 400 in
-    vLLM's server)."""
+    """A request that cannot be served. mmkit raises it before the request reaches the engine; it is
+    HTTP status 400 in vLLM's server."""
 
 
 class VllmApiError(MmkitError):
@@ -35,7 +39,6 @@ class VllmApiError(MmkitError):
 
 
 def sentence(where: str, expected: str, got: str, remedy: str = "") -> str:
-    """Build the one message style: where it went wrong, what was expected, what came, what to
-    do."""
+    """A message in mmkit's one style: where, expected, got, and a remedy."""
     text = f"{where}: expected {expected}, got {got}."
     return f"{text} {remedy}" if remedy else text

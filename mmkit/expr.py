@@ -1,7 +1,7 @@
-"""Values that are known later.
+"""Expressions: values that are known later.
 
-An expression records attribute access, indexing, comparisons and arithmetic on a few roots and is
-evaluated when the roots have values:
+An expression records attribute access, indexing, comparisons and arithmetic on a few roots. mmkit
+evaluates it when the roots have values:
 
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
@@ -15,12 +15,12 @@ evaluated when the roots have values:
 ========  ==========================================================================================
 
 Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided
-while a spec is written: a recorded comparison has no truth value and no hash, and Python raises
-where it wants one (`if`, `in`, `and`, a set). Two expressions that say the same are told by `same`.
-The `repr` of an expression is its source.
+while a spec is written: a recorded comparison has no truth value and no hash, and raises where
+Python asks for one (`if`, `in`, `and`, a set). `same` compares two expressions. The `repr` of an
+expression is its source.
 
-A plain function of one `Scope` is accepted wherever an expression is. It is opaque: compared by
-identity, and never evaluated ahead of time.
+A plain function of one `Scope` may stand wherever an expression may. A function is opaque: mmkit
+compares functions by identity, and never evaluates one ahead of time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Fields(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The values of the roots; what a plain function gets in place of an expression.
+    """The values of the roots: the argument of a plain function in place of an expression.
 
     Attributes:
         cfg: Hugging Face config, or None before binding.
@@ -66,7 +66,7 @@ class Scope:
         item: facts of the current item.
         fields: processed fields of the current item.
         prompt: the caller's token ids.
-        counts: number of items of the request by modality, for what becomes of its prompt.
+        counts: number of items of the request by modality, for functions that rewrite prompts.
         kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
         loop: values of the loop variables of enclosing `each` layouts, outermost first.
     """
@@ -82,15 +82,15 @@ class Scope:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
-        """This scope for one item: `dataclasses.replace`, which each item of each request would
-        wait for."""
+        """This scope for one item. Faster than `dataclasses.replace`, since every item of every
+        request needs it."""
         return Scope(
             self.cfg, self.proc, self.tok, item, fields, self.prompt, self.kwargs, self.loop
         )
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
-        # an each that was bound on its own sees no outer elements
+        # an `each` that was bound alone sees no outer elements
         outer = (*self.loop, *[None] * depth)[:depth]
         return replace(self, loop=(*outer, value))
 
@@ -143,8 +143,7 @@ _MISSING = object()
 
 
 class Structural:
-    """Compared and hashed by what it says, expressions inside it included. Every subclass is a
-    dataclass."""
+    """Base of dataclasses that are compared and hashed by their fields, expressions included."""
 
     __match_args__: ClassVar[tuple[str, ...]]
 
@@ -158,8 +157,8 @@ class Structural:
 
 
 def structure(part: Any) -> Any:
-    """What a part of a spec says, as plain tuples: equal, and of one hash, for parts that say the
-    same."""
+    """A part of a spec as plain tuples, which are equal, with equal hashes, for equal
+    declarations."""
     if isinstance(part, Structural):
         return (type(part), *(structure(getattr(part, name)) for name in part.__match_args__))
     if isinstance(part, Mapping):
@@ -170,8 +169,8 @@ def structure(part: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two parts of a spec say the same; ``==`` between expressions records a comparison of
-    their values."""
+    """Whether two parts of a spec are equal declarations; ``==`` between expressions records a
+    comparison of their values."""
     return bool(structure(a) == structure(b))
 
 
@@ -183,17 +182,17 @@ class Node(Structural):
         dataclass(frozen=True, repr=False, eq=False)(cls)
 
     def _parts(self) -> Iterator[Any]:
-        """The values of the fields; those of a tuple one by one."""
+        """The values of the dataclass's fields; the elements of a tuple one by one."""
         for name in self.__match_args__:
             part = getattr(self, name)
             yield from part if isinstance(part, tuple) else (part,)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields: what is cached beside them is found again."""
+        """The dataclass's fields; values cached beside them are computed again."""
         return {name: getattr(self, name) for name in self.__match_args__}
 
     def _changed(self, change: Callable[[Any], Any]) -> Any:
-        """The same node with every part after a function."""
+        """This node with a function applied to every part."""
         fields = [getattr(self, name) for name in self.__match_args__]
         return type(self)(
             *(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields)
@@ -222,8 +221,8 @@ def _recorded(op: str) -> tuple[Operator, Operator]:
 
 
 def _check_ids(op: str, left: Any, right: Any) -> None:
-    """Refuse arithmetic on tokens that was meant for a layout. A number may be added: the next
-    id."""
+    """Refuse arithmetic on tokens that was meant for a layout. Adding a number is allowed and gives
+    the next id."""
     tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
     texts = [operand for operand in (left, right) if isinstance(operand, TextIds)]
     if op == "*" and tokens:
@@ -243,7 +242,7 @@ _COMPARED = (int, float, str, bytes, tuple, list, type(None))
 class Expr(Node):
     """Base of all expressions. Build them from the roots; see the module's docstring."""
 
-    __array_ufunc__ = None  # numpy leaves its operators to these
+    __array_ufunc__ = None  # numpy then uses the operators below
 
     def __getattr__(self, name: str) -> Expr:
         if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
@@ -301,7 +300,7 @@ class Expr(Node):
     def __round__(self, digits: int | None = None) -> Expr:
         return Function("round", (self,) if digits is None else (self, digits))
 
-    if not TYPE_CHECKING:  # what Python would decide now is refused, since it would decide wrongly
+    if not TYPE_CHECKING:  # an answer now would be wrong
 
         def __bool__(self):
             self._later("has no truth value; use where(), minimum(), maximum(), & | ~")
@@ -463,7 +462,7 @@ class Binary(Expr):
     def _value(self, scope: Scope) -> Any:
         left, op = evaluate(self._left, scope), self._op
         if (op == "&" and left is False) or (op == "|" and left is True):
-            return left  # as `and` and `or`: the right side may have no value then
+            return left  # like `and` and `or`: the right side may have no value then
         return _compute(self, _BINARY[op][0], left, evaluate(self._right, scope))
 
     def __repr__(self) -> str:
@@ -541,7 +540,8 @@ class Where(Expr):
 
 
 class _OfTokenizer(Expr):
-    """What the tokenizer knows of a text, or of a template with the values that fill it."""
+    """A question to the tokenizer about a text, or about a template with the values that fill
+    it."""
 
     _text: Any
     _values: tuple[Any, ...] = ()
@@ -672,9 +672,9 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function for arguments that are known later: ``later(best_grid)(item.width,
     item.height)[0]``; also a decorator.
 
-    With an expression among its arguments a call is recorded; without one it is made. Unlike a
-    plain function of a `Scope`, its result is known to depend on the arguments alone, so layouts
-    that use it are kept per geometry, as are results for plain numbers and strings. The function
+    A call with an expression among its arguments is recorded; any other call is made. Unlike the
+    result of a plain function of a `Scope`, the result depends on the arguments alone, so mmkit
+    caches layouts that use it per geometry, and results for plain numbers and strings. The function
     must return the same for the same arguments.
     """
 
@@ -687,12 +687,12 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:
-    """`then` if `test` holds, else `other`; only the chosen one is evaluated."""
+    """`then` if `test` holds, else `other`; only the chosen value is evaluated."""
     return Where(expression(test), expression(then), expression(other))
 
 
 def expression(value: Any) -> Any:
-    """Make a plain function an `Opaque` expression; return everything else as it is."""
+    """An `Opaque` expression for a plain function; any other value as it is."""
     if callable(value) and not isinstance(value, (Expr, type)):
         return Opaque(value)
     return value
@@ -702,8 +702,8 @@ def truth(value: Value, scope: Scope) -> bool:
     """Whether a condition holds.
 
     Raises:
-        SpecError: as for `evaluate`, or a value without a truth value, as a tensor of several
-            elements.
+        SpecError: as for `evaluate`, or a value without a truth value, for example a tensor of
+            several elements.
     """
     outcome = evaluate(value, scope)
     return outcome if outcome is True or outcome is False else bool(_compute(value, bool, outcome))
@@ -711,12 +711,13 @@ def truth(value: Value, scope: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A chain of attributes and constant indices, as ``fields.grid.shape[0]``, or a plain function.
+    """A chain of attributes and constant indices, for example ``fields.grid.shape[0]``, or a plain
+    function.
 
     Attributes:
-        root: what it starts at: the name of a root, ``loop 0`` for a loop variable by its depth, or
-            ``function``.
-        keys: the attributes and indices, in this order; for a function, the function.
+        root: the start of the chain: the name of a root, ``loop 0`` for a loop variable by its
+            depth, or ``function``.
+        keys: the attributes and indices, in order; for a function, the function.
         expr: the expression.
     """
 
@@ -730,12 +731,12 @@ class Leaf:
 
 INDEX = Leaf("item", ("index",), item.index)
 COUNT = Leaf("item", ("count",), item.count)
-"""The facts of an item that tell of the other items of its request."""
+"""The facts of an item that depend on the other items of its request."""
 
 
 def leaves(value: Any) -> frozenset[Leaf]:
-    """Everything that a value depends on, the longest chains:
-    ``leaves(cfg.a.b + item.width * 2)`` are those of ``cfg.a.b`` and ``item.width``.
+    """Everything that a value depends on, as the longest chains:
+    ``leaves(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
     """
     return value._leaves if isinstance(value, Expr) else _leaves_inside(value)
 
@@ -777,7 +778,7 @@ def _leaf(value: Expr) -> Leaf | None:
 
 
 def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Where a chain of attributes and indices starts, and what it takes, in this order."""
+    """The start of a chain of attributes and indices, and these, in order."""
     if isinstance(value, Attribute):
         start, keys = _path(value._base)
         return start, (*keys, value._name)
@@ -788,18 +789,17 @@ def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def branches(value: Value) -> tuple[Any, ...]:
-    """The values that nested `where` choose from; a value that is no `where` alone."""
+    """The values among which nested `where` choose; any other value alone."""
     if isinstance(value, Where):
         return (*branches(value._then), *branches(value._other))
     return (value,)
 
 
 def evaluate(value: Any, scope: Scope) -> Any:
-    """The value of an expression in a scope; constants are their own value.
+    """The value of an expression in a scope; a constant is its own value.
 
     Raises:
-        SpecError: an attribute, key or root that the scope does not have. The message names the
-            expression.
+        SpecError: an attribute, key or root that the scope lacks. The message names the expression.
     """
     return value._value(scope) if isinstance(value, Expr) else value
 
@@ -813,8 +813,8 @@ def _compute(source: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 _REMEMBERED = frozenset({bool, int, float, str, type(None)})
-"""Types of arguments under which the result of a recorded call is remembered: equal ones are the
-same."""
+"""Types of arguments for which the result of a recorded call is cached: equal values of these types
+are interchangeable."""
 
 
 _remembered_call = lru_cache(maxsize=1024, typed=True)(operator.call)
@@ -840,14 +840,13 @@ def fold(value: Any, scope: Scope) -> Any:
         return evaluate(value, scope)
     if isinstance(value, Where):
         test = fold(value._test, scope)
-        if not isinstance(test, Expr):  # never evaluate the branch that this config does not take
+        if not isinstance(test, Expr):  # the branch that this config does not choose may fail
             return fold(value._then if truth(test, scope) else value._other, scope)
     return value._changed(lambda part: fold(part, scope))
 
 
 def plain(value: Any) -> Any:
-    """A Python number or tuple for a tensor or array of a few elements; other values as they
-    are."""
+    """A Python number or tuple for a tensor or array; any other value as it is."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value

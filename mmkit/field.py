@@ -1,8 +1,8 @@
 """Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field
 configs.
 
-A field may state the shape and dtype of one item's part; what `process` returns is then checked,
-never cast. A derived field comes from an expression, not from `process`.
+A field may state the shape and dtype of one item's part. mmkit then checks the result of `process`
+and never casts it. An expression, not `process`, computes a derived field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Field(Structural):
         keep_on_cpu: the model reads this field on the host.
         shape: shape of one item's part, where it is stated.
         dtype: name of its torch dtype, where it is stated.
-        value: what a derived field is.
+        value: the expression of a derived field.
         hidden: layouts and other fields read it, and the model does not receive it.
     """
 
@@ -56,7 +56,7 @@ class Field(Structural):
 
     @property
     def is_derived(self) -> bool:
-        """Whether the field comes from an expression."""
+        """Whether an expression computes the field."""
         return self.value is not None
 
     def bind(self, scope: Scope) -> Self:
@@ -69,8 +69,8 @@ class Field(Structural):
         return replace(self, shape=shape, value=fold(self.value, scope))
 
     def derive(self, scope: Scope) -> Any:
-        """The value of a derived field, for one item, or for all where it is shared: a tensor if a
-        dtype is stated."""
+        """The value of a derived field for one item, or for all items where it is shared; a tensor
+        if the field states a dtype."""
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
@@ -80,19 +80,19 @@ class Field(Structural):
             raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
-        """The values of a derived field for all items of a request, each in its scope."""
+        """The values of a derived field for all items of a request, one scope per item."""
         return [self.derive(own) for own in scopes]
 
     def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
-        """The extents of the items along `dim`, each in its scope; None where the field is not
+        """The extents of the items along `dim`, one scope per item; None where the field is not
         flat."""
         return None
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        """One part per item of a processed tensor (or list of tensors).
+        """The parts of a processed tensor, or list of tensors: one per item.
 
         Args:
-            data: what `process` returned for this field.
+            data: the field as `process` returned it.
             sizes: for a flat field, the extent of each item along `dim`; whole numbers >= 0.
             count: number of items.
             where: names the field in errors.
@@ -104,15 +104,20 @@ class Field(Structural):
         raise NotImplementedError
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        """What vLLM splits into these parts: them, or what `process` returned, if that is known.
+        """The value that vLLM splits into these parts: `raw` where it is known, else one made of
+        the parts.
+
+        Args:
+            parts: one per item.
+            raw: the field as `process` returned it, or None.
 
         Raises:
-            SpecError: parts that should be one and the same.
+            SpecError: the parts of a shared field differ.
         """
         raise NotImplementedError
 
     def batch(self, parts: Sequence[Any]) -> Any:
-        """What a model receives of the parts of some items, as vLLM batches them.
+        """The value that a model receives for the parts of some items, as vLLM batches them.
 
         Raises:
             SpecError: parts that should be one and the same.
@@ -131,7 +136,7 @@ class Field(Structural):
 
     @property
     def is_stated(self) -> bool:
-        """Whether there is a dtype or a shape to compare parts with."""
+        """Whether the field states a dtype or a shape to compare parts with."""
         return self.dtype is not None or self.shape is not None
 
     @cached_property
@@ -202,7 +207,7 @@ class Batched(Field):
         )
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        return list(parts)
+        return [_packed(part) for part in parts]
 
     def batch(self, parts: Sequence[Any]) -> Any:
         shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}
@@ -241,7 +246,7 @@ class Flat(Field):
 
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if raw is not None:
-            return raw
+            return _packed(raw)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             return [element for part in parts for element in part]
         if self.dim or len({part.shape[1:] for part in parts}) == 1:
@@ -273,8 +278,8 @@ class Flat(Field):
 
 
 class _Rows(list[Any]):
-    """Rows of items that differ in another dimension; what vLLM slices out of them for an item is
-    its tensor."""
+    """Rows of items that differ in another dimension. vLLM's slice for an item is the item's own
+    tensor."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
         super().__init__(row for part in parts for row in part)
@@ -302,7 +307,15 @@ class Shared(Field):
     def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
         if any(not _equal(part, parts[0]) for part in parts[1:]):
             raise SpecError("a shared field", "the same for every item", "another for some")
-        return parts[0]
+        return _packed(parts[0])
+
+
+def _packed(data: Any) -> Any:
+    """The same values, with no gaps. vLLM looks at a field as bytes after `contiguous()`, which
+    leaves a vector of one element its stride."""
+    if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:
+        return data.clone(memory_format=torch.contiguous_format)
+    return data
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -312,7 +325,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _extent(data: Any, dim: int, where: str) -> int:
-    """Extent of a dimension; of what is no tensor, vLLM knows the first alone."""
+    """Extent of a dimension. A value that is no tensor has only a first dimension for vLLM."""
     tensor = isinstance(data, torch.Tensor)
     if dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
         got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
@@ -335,7 +348,7 @@ def batched(
 
     Args:
         shape: shape of one item's part; sizes or expressions.
-        dtype: its torch dtype, or the name of that.
+        dtype: its torch dtype, or the dtype's name.
         keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
 
@@ -355,18 +368,18 @@ def flat(
     keep_on_cpu: bool = False,
     hidden: bool = False,
 ) -> Field:
-    """Items follow one another along `dim` of one tensor, as rows of (total rows, ...) do for
-    ``dim=0``. Items that differ in another dimension are batched with zeros behind them; older
-    vLLMs give the model a list of rows.
+    """Items follow one another along `dim` of one tensor, for ``dim=0`` the rows of a tensor (total
+    rows, ...). vLLM pads items that differ in another dimension with zeros; older versions give the
+    model a list of rows.
 
     Args:
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
             `fields`.
         dim: the dimension to split.
         value: one item's part, where `process` does not return the field: an expression as for
-            `derived`, ``fields.pixels[0]`` to drop a dimension.
+            `derived`, for example ``fields.pixels[0]`` to drop a dimension.
         shape: shape of one item's part; sizes or expressions.
-        dtype: its torch dtype, or the name of that.
+        dtype: its torch dtype, or the dtype's name.
         keep_on_cpu: the model reads this field on the host.
         hidden: as for `batched`.
 
@@ -391,7 +404,7 @@ def shared(
     keep_on_cpu: bool = False,
     hidden: bool = False,
 ) -> Field:
-    """Every item has the whole of ``data``. Arguments as for `batched`."""
+    """Every item has the whole value of ``data``. Arguments as for `batched`."""
     return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
 
 
@@ -408,8 +421,8 @@ def derived(
     Args:
         value: an expression over the `item` facts and the other batched and shared `fields`.
         shape: shape of one item's part; sizes or expressions.
-        dtype: torch dtype, or the name of it, of the tensor that the value becomes; None leaves it
-            as it is.
+        dtype: torch dtype of the tensor that the value becomes, or the dtype's name; None leaves
+            the value as it is.
         keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
 

@@ -1,8 +1,8 @@
 """Generation of a spec's classes: for vLLM, and the processor for transformers.
 
-The classes are source text, compiled into a module of their own, ``mmkit.generated.<module of the
+The classes are source text, compiled into a module of their own: ``mmkit.generated.<module of the
 spec>.<its variable>``, for transformers below ``mmkit.training.generated``. An import hook makes
-that module anew in any process that asks for it, so the classes can be imported, pickled for
+that module anew in every process that imports it, so the classes can be imported, pickled for
 spawned workers, read with `inspect.getsource`, and subclassed.
 """
 
@@ -67,7 +67,13 @@ class {prefix}HFProcessor(Processor):
 
 
 class Classes(NamedTuple):
-    """The generated classes of one spec."""
+    """The generated classes of one spec.
+
+    Attributes:
+        info: a subclass of vLLM's `BaseProcessingInfo`.
+        dummy_inputs: a subclass of vLLM's `BaseDummyInputsBuilder`.
+        processor: a subclass of vLLM's `BaseMultiModalProcessor`.
+    """
 
     info: type
     dummy_inputs: type
@@ -75,7 +81,7 @@ class Classes(NamedTuple):
 
 
 def classes(spec: Declaration) -> Classes:
-    """The generated classes of a spec; made at the first call, the same ones afterwards."""
+    """The generated classes of a spec, made at the first call."""
     module, prefix = _module(spec, PACKAGE), class_prefix(spec.name)
     return Classes(
         *(
@@ -86,7 +92,7 @@ def classes(spec: Declaration) -> Classes:
 
 
 def hf_class(spec: Declaration) -> type:
-    """The generated processor of a spec for transformers, likewise."""
+    """The generated processor of a spec for transformers, made at the first call."""
     own: type = getattr(_module(spec, HF_PACKAGE), f"{class_prefix(spec.name)}HFProcessor")
     return own
 
@@ -94,7 +100,7 @@ def hf_class(spec: Declaration) -> type:
 def _module(spec: Declaration, package: str) -> Any:
     """The module of the generated classes of a spec."""
     module: Any = importlib.import_module(f"{package}.{_home(spec) or _local_home(spec)}")
-    # else the variable was assigned again
+    # another spec: the variable was assigned again
     return module if module.SPEC is spec else importlib.reload(module)
 
 
@@ -136,7 +142,7 @@ def hf_source(spec: Declaration, home: str | None = None, root: str = _ROOT) -> 
 
 
 def _binding(home: str | None) -> str:
-    """The line that says where the spec is."""
+    """The line of source that makes the spec `SPEC`."""
     if home is None:
         return "SPEC = __spec_of_module__"
     module, _, variable = home.rpartition(".")
@@ -149,7 +155,8 @@ def class_prefix(name: str) -> str:
 
 
 def module_of(spec: Declaration) -> tuple[ModuleType, str] | None:
-    """The module that declares a spec and its variable there, if other processes can import it."""
+    """The module that declares a spec, and the spec's variable there; None if other processes
+    cannot import it."""
     module = sys.modules.get(spec._module)
     if module is None or spec._module == "__main__":
         return None
@@ -158,8 +165,8 @@ def module_of(spec: Declaration) -> tuple[ModuleType, str] | None:
 
 
 def _home(spec: Declaration) -> str | None:
-    """The module-level variable that holds the spec, as a dotted path, if other processes can
-    import it."""
+    """The dotted path of the module-level variable that holds the spec; None if other processes
+    cannot import it."""
     known = module_of(spec)
     return None if known is None else f"{spec._module}.{known[1]}"
 
@@ -168,8 +175,8 @@ _local: dict[str, Declaration] = {}
 
 
 def _local_home(spec: Declaration) -> str:
-    """A name for the classes of a spec that no module-level variable holds: usable and readable in
-    this process, but not importable in another.
+    """A name for the classes of a spec that no module-level variable holds. Other processes cannot
+    import these classes.
     """
     home = next((name for name, known in _local.items() if known is spec), f"_local_{len(_local)}")
     _local[home] = spec
@@ -193,8 +200,8 @@ class _Loader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds ``mmkit.generated.<module>.<variable>`` by importing the module; what lies above the
-    variable is an empty package.
+    """Finds ``mmkit.generated.<module>.<variable>`` by importing the module. The packages above the
+    variable are empty.
     """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:

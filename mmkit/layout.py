@@ -1,12 +1,12 @@
-"""Layouts: what one item becomes in the prompt.
+"""Layouts: the positions of one item in the prompt.
 
 Three combinators cover every static layout: repetition ``x * n``, sequence ``a + b`` and `each`.
 `embed(id)` marks the positions that receive encoder rows; every other id is literal. One evaluation
 gives the token ids, the embed mask and the number of embeddings, so the three cannot disagree. Rows
 of patches, each with a newline, are ``(embed(patch) * cols + newline) * rows + bos``.
 
-What comes out of a model has a layout, too, in which `any_id(start, stop)` marks the positions that
-the model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
+The output of a model has a layout, too. There `any_id(start, stop)` marks the positions where the
+model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from .expr import (
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An evaluated layout: what one item becomes in a prompt.
+    """An evaluated layout: the ids of one item in a prompt.
 
     Attributes:
-        ids: token ids, in prompt order. Shared between requests: do not change.
+        ids: token ids, in prompt order. Requests share the list: do not change it.
         mask: one byte per id, 1 where the position receives an encoder row.
     """
 
@@ -67,12 +67,12 @@ class Placeholder:
 
     @cached_property
     def num_embeds(self) -> int:
-        """How many positions receive an encoder row."""
+        """The number of positions that receive an encoder row."""
         return self.mask.count(1)
 
     @cached_property
     def is_embed(self) -> torch.Tensor | None:
-        """Boolean mask (len(ids),), or, as vLLM wants it, None where every position receives an
+        """Boolean mask (len(ids),); None, as vLLM expects, where every position receives an
         encoder row."""
         if self.num_embeds == len(self.mask):
             return None
@@ -80,7 +80,7 @@ class Placeholder:
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
-        """Where positions that receive encoder rows follow one another: offsets, and lengths."""
+        """The runs of positions that receive encoder rows: offset and length of each."""
         return [(run.start(), len(run[0])) for run in re.finditer(b"\x01+", self.mask)]
 
     @cached_property
@@ -95,8 +95,8 @@ class Placeholder:
 
 
 def as_text(ids: Sequence[int]) -> str:
-    """Ids as a string, one character each: Python finds a string in another in linear time, a list
-    in another not.
+    """Ids as a string, one character each: Python finds one string in another in linear time, and
+    has no such search for lists.
 
     No vocabulary has more ids than there are characters, 1,114,112.
     """
@@ -110,10 +110,10 @@ _decoded = codecs.utf_32_le_decode if sys.byteorder == "little" else codecs.utf_
 _MOST_IDS = 1 << 22
 
 Piece: TypeAlias = tuple[list[Any], bytes]
-"""Ids, and of an output's layout ranges of ids, with the mask."""
+"""Ids, in the layout of an output also ranges of ids, with the mask."""
 
 _CHOSEN = b"\x02"
-"""In a mask, a position that the model chooses."""
+"""In a mask, a position where the model chooses."""
 
 
 class Layout(Node):
@@ -141,7 +141,7 @@ class Layout(Node):
         return Placeholder(*self._without_choice(scope))
 
     def allowed(self, scope: Scope) -> list[int | range]:
-        """What may stand at each position of an output: an id, or a range of ids.
+        """The ids that may stand at each position of an output: one id, or a range.
 
         Raises:
             SpecError: as for `lay`, or an `embed`.
@@ -166,7 +166,7 @@ class Layout(Node):
         return frozenset().union(*map(leaves, self._parts()))
 
     def fixed(self) -> Iterator[Placeholder]:
-        """The parts of a bound layout that are evaluated already."""
+        """The parts of a bound layout that depend on no item."""
         for part in self._parts():
             for branch in branches(part):
                 if isinstance(branch, Layout):
@@ -214,7 +214,7 @@ class Fixed(Layout):
 
 
 class Tokens(Layout):
-    """Literal ids: an id, several ids, or a layout that a function or `where` chooses."""
+    """Literal ids: one id, several ids, or a layout that a function or `where` chooses."""
 
     value: Value
 
@@ -250,7 +250,7 @@ class Embed(Layout):
 
 
 class AnyId(Layout):
-    """One position of an output, where any id of a range may stand."""
+    """One position of an output, where the model chooses an id of a range."""
 
     start: Value
     stop: Value
@@ -267,7 +267,7 @@ class AnyId(Layout):
 
 
 class Selected(Layout):
-    """Ids of which some receive encoder rows: those that are one of the `chosen`."""
+    """Ids of which the `chosen` receive encoder rows."""
 
     ids: Layout
     chosen: Layout
@@ -323,7 +323,7 @@ def _is_bare(part: Layout) -> TypeGuard[Tokens]:
 
 
 def source(value: Layout) -> str:
-    """A layout as one writes it where a layout is wanted, and ids will do."""
+    """The source of a layout for a place where ids need no `literal()`."""
     return repr(value.value) if isinstance(value, Tokens) else repr(value)
 
 
@@ -392,19 +392,19 @@ def any_id(start: Count, stop: Count) -> Layout:
     """One position of an output, where the model chooses among the ids of a range.
 
     Args:
-        start: the first of them.
-        stop: the first id behind them, as in `range`.
+        start: the first id of the range.
+        stop: the id after the last one, as in `range`.
     """
     return AnyId(expression(start), expression(stop))
 
 
 def literal(*ids: LayoutLike) -> Layout:
-    """Positions that hold ids and receive no encoder row, one after the other:
-    ``literal(tok["<img>"], tok["</img>"])``. Beside a layout ids need no `literal`: ``tok["<img>"]
-    + embed(...)``.
+    """Positions that hold ids and receive no encoder row: ``literal(tok["<img>"],
+    tok["</img>"])``. Ids beside a layout need no `literal`: ``tok["<img>"] + embed(...)``.
 
     Args:
-        ids: ids, sequences of ids, or expressions or functions of a `Scope` for either.
+        ids: in prompt order: ids, sequences of ids, or expressions or functions of a `Scope` for
+            either.
 
     Raises:
         SpecError: a string.
@@ -413,8 +413,8 @@ def literal(*ids: LayoutLike) -> Layout:
 
 
 def select(ids: LayoutLike, *, embed: LayoutLike) -> Layout:
-    """Ids that are known as a whole, such as those of a text that a processor writes, of which
-    some receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
+    """Ids that are known as a whole, for example those of a text that a processor writes. Some of
+    them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
 
     Args:
         ids: the ids of all positions.
@@ -433,13 +433,14 @@ def each(
     sep: LayoutLike = nothing,
     last: LayoutLike = nothing,
 ) -> Layout:
-    """One `body` per element, in order: rows, tiles, frames. Can be nested.
+    """One `body` per element, in order: rows, tiles, frames. `each` nests.
 
     Args:
         over: a sequence, or a number n for the elements 0 .. n-1.
-        body: called once with an expression for the current element; returns that element's layout.
-        sep: stands between two elements.
-        last: stands after the last element, if there is one.
+        body: a function from an expression for the current element to the element's layout; called
+            once.
+        sep: a layout between two elements.
+        last: a layout after the last element; without elements it is left out.
     """
     depth = _depth.get()
     reset = _depth.set(depth + 1)
@@ -457,7 +458,7 @@ def each(
 
 
 def layout(value: LayoutLike) -> Layout:
-    """Make ids, expressions and functions of a `Scope` a layout.
+    """A layout of ids, of an expression or of a function of a `Scope`.
 
     Raises:
         SpecError: a string; it could mean one token or a text.

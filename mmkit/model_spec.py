@@ -1,4 +1,4 @@
-"""The spec of a model: what is declared, and what is made of it."""
+"""The spec of one model: a declaration that binds, generates and registers itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModelSpec(Declaration):
     arguments are those of `mmkit.spec.Declaration`.
     """
 
-    # type checkers would make one up for a pydantic class
+    # for type checkers, which would derive another one from the pydantic fields
     def __init__(
         self,
         name: str,
@@ -57,16 +57,16 @@ class ModelSpec(Declaration):
         kwargs: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Plan:
-        """Bind to a config and a tokenizer: the compiled form that requests run through. No engine
-        and no vLLM is needed.
+        """Bind the spec to a config and a tokenizer. Requests run through the returned plan;
+        binding needs neither vLLM nor an engine.
 
         Args:
             config: the Hugging Face config of the model.
             tokenizer: its tokenizer; None for a model that runs without one.
             processor: its Hugging Face processor, for specs that use `proc` or `hf()`.
-            kwargs: `mm_processor_kwargs` for every request.
-            dtype: that of the model, in which a server has the floats of Hugging Face processors;
-                None leaves them as they are.
+            kwargs: `mm_processor_kwargs` of every request.
+            dtype: the model's, in which a server has the floats of Hugging Face processors; None
+                leaves them as they are.
 
         Raises:
             SpecError: the first thing that cannot work, as for `check`.
@@ -74,24 +74,24 @@ class ModelSpec(Declaration):
         return Plan(self, config, tokenizer, processor, kwargs, dtype=dtype)
 
     def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
-        """Raise on the first thing that cannot work with this config and tokenizer: an attribute
-        that the config lacks, a token that the vocabulary lacks, an id outside the vocabulary, a
-        shape or limit out of range, an item without placeholders.
+        """Raise on the first thing that cannot work with this config and tokenizer, for example an
+        attribute that the config lacks, a token that the vocabulary lacks, an id outside the
+        vocabulary, a shape or limit out of range, or an item without placeholders.
 
         Arguments as for `bind`.
 
         Raises:
-            SpecError: names the modality, the part, and what to do.
+            SpecError: names the modality, the part, and the remedy.
         """
         self.bind(config, tokenizer, processor=processor)
 
     @property
     def classes(self) -> Classes:
-        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. Generated at the first
-        use; needs vLLM.
+        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. The first use generates
+        them and needs vLLM.
 
         They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its
-        variable>``, and may be subclassed.
+        variable>``, and open to subclassing.
 
         Raises:
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
@@ -100,11 +100,12 @@ class ModelSpec(Declaration):
 
     @property
     def hf_processor_class(self) -> type:
-        """The generated processor for transformers, a subclass of `mmkit.training.Processor`. Needs
-        transformers, and no vLLM.
+        """The generated processor for transformers, a subclass of `mmkit.training.Processor`. It
+        needs transformers and no vLLM.
 
-        For ``AutoProcessor.register(Config, SPEC.hf_processor_class)``, and `from_pretrained` on
-        any checkpoint of the model. Importable like `classes`, below ``mmkit.training.generated``.
+        Use it in ``AutoProcessor.register(Config, SPEC.hf_processor_class)``, or call its
+        `from_pretrained` on any checkpoint of the model. It is importable like `classes`, below
+        ``mmkit.training.generated``.
         """
         return hf_class(self)
 
@@ -117,16 +118,16 @@ class ModelSpec(Declaration):
         kwargs: Mapping[str, Any] | None = None,
         dtype: torch.dtype | str | None = None,
     ) -> Processor:
-        """A processor of transformers for this spec: prompts and items to the tensors that a model
-        is trained on, by the code that vLLM's path runs, without vLLM.
+        """A processor of transformers for this spec. It turns prompts and items into the tensors
+        that a model is trained on, by the code that vLLM's path runs, and needs no vLLM.
 
         Args:
             config: the Hugging Face config of the model.
             tokenizer: its tokenizer; None for a model that runs without one.
             processor: its Hugging Face processor, for specs that use `proc` or `hf()`.
-            kwargs: `mm_processor_kwargs` for every call, as the server's.
-            dtype: that of the model, in which a server has the floats of Hugging Face processors;
-                None for that of the config, if it states one.
+            kwargs: `mm_processor_kwargs` of every call, the same as the server's.
+            dtype: the model's, in which a server has the floats of Hugging Face processors; None
+                takes the dtype that the config states, if it states one.
 
         Raises:
             SpecError: as for `bind`.
@@ -167,19 +168,19 @@ class ModelSpec(Declaration):
         """Register the generated classes, and the model class itself, with vLLM. Use it as a
         decorator of the model class.
 
-        Spawned processes (engine core, workers, the registry's inspection) register it too: the
-        calling module is noted in the environment variable MMKIT_MODULES, which mmkit's plugin
-        reads in each of them.
+        Spawned processes (engine core, workers, the registry's inspection) register the class too:
+        `register` adds the calling module to the environment variable MMKIT_MODULES, and mmkit's
+        plugin imports these modules in each process.
 
         Args:
             model: the model class, your own or one of vLLM's; its `__name__` is the architecture in
                 the checkpoint's config.
-            info: a subclass of `classes.info` to register in place of it.
-            dummy_inputs: the same for `classes.dummy_inputs`.
-            processor: the same for `classes.processor`.
+            info: a subclass of `classes.info`, registered in its place.
+            dummy_inputs: a subclass of `classes.dummy_inputs`, likewise.
+            processor: a subclass of `classes.processor`, likewise.
 
         Returns:
-            The model class, or a decorator if none is given.
+            The model class; without one, a decorator.
 
         Raises:
             SpecError: the class cannot run the spec; see `mmkit.model.checks.check_class`.

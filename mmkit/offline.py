@@ -1,4 +1,4 @@
-"""vLLM's offline `LLM` with models of mmkit. Importing this imports vLLM."""
+"""Additions to vLLM's offline `LLM` for models with a spec. Importing this module imports vLLM."""
 
 from .vllm_api.offline import render_processes
 

@@ -1,8 +1,7 @@
-"""Outputs: what comes out of a model, declared as what goes in: which ids may stand where, and how
-they become an array.
+"""Outputs other than text: which ids may stand where, and how they become an array.
 
-An output has a fixed number of tokens. Its layout is one of ids and `any_id`, over `cfg` and `tok`:
-the ids at the `any_id` positions are what `decode` makes an array of; the others are separators.
+An output has a fixed number of tokens. Its layout consists of ids and `any_id`, over `cfg` and
+`tok`. `decode` turns the ids at the `any_id` positions into an array; the other ids are separators.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ Decode: TypeAlias = Callable[[Array, Scope], Array]
 Encode: TypeAlias = Callable[[Array, Scope], Any]
 
 EXTRA_ARG = "mmkit_output"
-"""Under this key of `SamplingParams.extra_args` stands the name of the output that is sampled."""
+"""The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
 
 _KNOWN = {"cfg", "tok", "function"}
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Output(Structural):
-    """One kind of output, as a frame of a world model, an image, or the action of a robot.
+    """One kind of output, for example a frame of a world model, an image, or the action of a robot.
 
     Attributes:
-        name: under which requests ask for it.
+        name: the name by which requests ask for it.
         layout: which ids may stand where.
-        decode: a function ``(ids, scope) -> array``. It gets the ids at the `any_id` positions,
-            int64 (positions,), and a `Scope` of which `cfg` and `tok` are known, and returns a
-            numpy array. It takes all ids that the layout allows, and gives arrays of one shape and
-            dtype; uint8 (height, width, 3) is an RGB image. Several threads may call it at once.
+        decode: a function ``(ids, scope) -> array``. It receives the ids at the `any_id` positions,
+            int64 (positions,), and a `Scope` with `cfg` and `tok`, and returns a numpy array. It
+            accepts all ids that the layout allows, and returns arrays of one shape and dtype; uint8
+            (height, width, 3) is an RGB image. Several threads may call it at once.
         encode: its inverse, ``(array, scope) -> ids``: integers (positions,). It may raise a
-            ValueError for an array that is none of this output.
-        lossy: whether `decode` gives back only nearly what `encode` took from it, as with a learned
-            image tokenizer.
+            ValueError for an array that the output cannot be.
+        lossy: whether `decode` returns only nearly the array that `encode` received, for example
+            with a learned image tokenizer.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Output(Structural):
 
         Raises:
             SpecError: a name that is no identifier, a layout that depends on more than `cfg` and
-                `tok`, or no functions.
+                `tok`, or a `decode` or `encode` that is no function.
         """
         where = f"output {name!r}"
         if not isinstance(name, str) or not name.isidentifier():

@@ -1,7 +1,7 @@
-"""Placement: where the layouts of a request's items stand in its prompt.
+"""Placement: the layouts of a request's items in its prompt.
 
-Items are placed in their order, or not at all. A layout that already stands in the prompt is
-recognised and left as it is, so an expanded prompt is not expanded again.
+mmkit places items in their order, or refuses the request. It recognises a layout that already
+stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Alternative:
     Attributes:
         update: the declaration.
         target: the ids of its target.
-        placeholder: the layout that it brings into the prompt, evaluated.
+        placeholder: the evaluated layout.
     """
 
     update: Update
@@ -34,7 +34,8 @@ class Alternative:
 
     @property
     def written(self) -> Sequence[int]:
-        """What a caller writes into the prompt for the item: nothing where it is inserted."""
+        """The ids that a caller writes into the prompt for the item: none where mmkit inserts the
+        layout."""
         return self.update.written(self.target, self.placeholder)
 
     @cached_property
@@ -50,14 +51,14 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item's layout stands.
+    """The place of an item's layout in a prompt.
 
     Attributes:
-        modality: its name.
+        modality: name of the item's modality.
         index: the item's position among those of its modality.
         start: offset of the layout's first token in the new prompt.
-        placeholder: the layout as it stands there: one of the item's, with the tokens at its edges
-            that merged.
+        placeholder: the layout as it stands in the prompt, with the tokens that merged at its
+            edges.
     """
 
     modality: str
@@ -72,10 +73,10 @@ class Placement:
 
 
 _STEP = 256
-"""How much of a prompt is searched at least for one of several that an item may stand for."""
+"""The least part of a prompt that one step searches for several alternatives."""
 
 _FEW = 32
-"""Ids that are sought one after the other."""
+"""The most ids that are sought one by one."""
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 NO_RUNS = Runs()
@@ -90,8 +91,8 @@ Items: TypeAlias = Mapping[str, Sequence[Sequence[Alternative]]]
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
 READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
-"""How a prompt may be read, in this order: it holds every layout already; every item has a target
-or an anchor; the caller expanded some items and not others."""
+"""The readings of a prompt, in the order in which they are tried: the prompt holds every layout
+already; every item has a target or an anchor; the caller expanded some items and not others."""
 
 
 def place(
@@ -107,17 +108,17 @@ def place(
 
     The items of a modality are placed in order. Where targets of several modalities match at the
     same place, the modality that comes first in `items` goes first, as in vLLM. `prompt` is not
-    changed. The time grows with the lengths of the prompt and of what is sought, and not with their
-    product.
+    changed. The time grows with the sum of the lengths of the prompt and of the ids that are
+    sought, not with their product.
 
     Args:
         prompt: token ids.
         items: per modality and item, the alternatives, in order of preference.
         where: names the spec in errors.
-        reserved: ids that stand for items and for nothing else, each with its modality: none of
-            them may be left over.
-        readings: those to try; errors are of the last but "either".
-        runs: the tokens that merge where a layout is brought into the prompt.
+        reserved: targets that stand for items and for nothing else, each with its modality: none
+            may be left over.
+        readings: the readings to try; the error is that of the last reading other than "either".
+        runs: the tokens that merge where a layout meets the prompt.
 
     Returns:
         The new prompt and one placement per item, in prompt order.
@@ -149,8 +150,8 @@ def _may_be_expanded(text: str, items: Items, runs: Runs) -> bool:
 
 
 def may_be_split(items: Items) -> bool:
-    """Whether some target has several tokens, as texts have, which may be others inside a
-    prompt."""
+    """Whether a target has several tokens, as texts have: inside a prompt the tokenizer may split
+    the text otherwise."""
     known = (one for of_modality in items.values() for one in _distinct(of_modality))
     return any(isinstance(one.update, Replace) and len(one.target) > 1 for one in known)
 
@@ -168,17 +169,16 @@ def place_in_text(
     tok: Any,
     runs: Runs = NO_RUNS,
 ) -> tuple[list[int], list[Placement]]:
-    """The same for targets that are texts, which the tokenizer may have split otherwise where they
-    stand in a prompt: they are sought in its text, which is tokenized again with the layouts in it,
-    as in vLLM.
+    """`place` for targets that are texts, which the tokenizer may have split otherwise inside the
+    prompt. The targets are sought in the prompt's text, and the text is tokenized again with the
+    layouts in it, as in vLLM.
 
     Args:
         prompt: as for `place`, as are `items`, `where`, `reserved` and `runs`.
         tok: the `Vocabulary`.
 
     Raises:
-        InputError: as for `place`; or a layout is no longer itself when it is tokenized inside the
-            text.
+        InputError: as for `place`; or the tokenizer makes other ids of a layout inside the text.
     """
     characters = cache(lambda ids: tuple(map(ord, tok.decode(list(ids)))))
 
@@ -201,21 +201,20 @@ def place_in_text(
 
 
 class _Unfit(Exception):
-    """A reading of a prompt that does not fit. What is wrong takes time to say, and the next
-    reading may fit."""
+    """A reading of a prompt that does not fit. Its message is built only where no reading fits."""
 
     def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
         self.refuse = partial(refuse, *args)
 
 
 class _Match(NamedTuple):
-    """What a layout takes the place of, or the layout itself where it stands in the prompt.
+    """The ids of a prompt that stand for an item: a target, an anchor, or the layout itself.
 
     Attributes:
-        begin: where it begins.
-        end: where it ends.
+        begin: offset of the first id.
+        end: offset after the last id.
         one: the alternative.
-        standing: the layout as it stands, where it does.
+        standing: the layout as it stands in the prompt; None where it does not.
     """
 
     begin: int
@@ -235,8 +234,8 @@ _Sought: TypeAlias = tuple[str, Alternative, bool]
 class _Writing:
     """The new prompt, as far as it is written.
 
-    A token that merged at the edge of a layout is the layout's; that of two layouts is the
-    first's.
+    A token that merged at the edge of a layout belongs to the layout; a token that merged between
+    two layouts belongs to the first.
     """
 
     runs: Runs
@@ -267,8 +266,8 @@ class _Writing:
         self.ids += placeholder.ids
 
     def _begin(self, merged: int, placeholder: Placeholder) -> Placeholder:
-        """The layout without its first token, where it merged with that of another, or with the
-        token that it merged to."""
+        """The layout without its first token, where that token merged with another layout's; or
+        with the token that the first one merged to."""
         rest = placeholder.ids[1:]
         if self.placements and self.placements[-1].end == len(self.ids):
             self._end(merged)
@@ -277,7 +276,8 @@ class _Writing:
         return placeholder.standing([merged, *rest])
 
     def _end(self, merged: int) -> None:
-        """Give the layout that was written last the token that its last one merged to."""
+        """Replace the last token of the layout that was written last by the token that it merged
+        to."""
         self.ids[-1] = merged
         last = self.placements.pop()
         placeholder = last.placeholder.standing([*last.placeholder.ids[:-1], merged])
@@ -296,7 +296,7 @@ class _Pass:
     reading: Reading
     runs: Runs
     _sought: dict[int, list[_Sought]] = field(default_factory=dict)
-    """What each list of alternatives is sought as; most items share theirs."""
+    """The ids sought for each list of alternatives; most items share theirs."""
 
     def run(self) -> tuple[list[int], list[Placement]]:
         matches = self._matches()
@@ -324,7 +324,7 @@ class _Pass:
         return written.ids, written.placements
 
     def _matches(self) -> list[_Item]:
-        """What the layouts take the place of, from left to right."""
+        """The matches of all items, from left to right."""
         anchored: list[_Item] = []
         searching: dict[str, int] = {}
         for modality, items in self.items.items():
@@ -338,14 +338,14 @@ class _Pass:
         return sorted(anchored + searched, key=self._order) if anchored else searched
 
     def _order(self, item: _Item) -> tuple[int, bool]:
-        """What is inserted at the end stays there in an empty prompt too."""
+        """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
         match, *_ = item
         update = match.one.update
         return match.begin, isinstance(update, Insert) and update.at == "end"
 
     def _searched(self, searching: dict[str, int]) -> Iterator[_Item]:
-        """The matches of the items of some modalities, each from the one that `searching` says,
-        from left to right."""
+        """The matches of the items of some modalities, from left to right. `searching` has the
+        index of the first item of each."""
         cursor = 0
         nearest: dict[str, _Match] = {}
         while searching:
@@ -390,7 +390,7 @@ class _Pass:
         return None
 
     def _sought_for(self, alternatives: Sequence[Alternative]) -> list[_Sought]:
-        """What stands in the prompt for an item, as this reading has it."""
+        """The ids that stand for an item under this reading."""
         sought: list[_Sought] = []
         for one in alternatives:
             if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
@@ -402,7 +402,7 @@ class _Pass:
     def _first(
         self, text: str, one: Alternative, layout: bool, cursor: int, begin: int, end: int
     ) -> _Match | None:
-        """The first match of what is sought that begins in a part of the prompt."""
+        """The first match of some ids that begins in a part of the prompt."""
         last = end + len(text) - 1
         while (at := self.text.find(text, begin, last)) >= 0:
             if not layout:
@@ -469,8 +469,7 @@ class _Pass:
 
 
 def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
-    """Refuse a prompt in which something stands for an item that the request does not have; see
-    `place`.
+    """Refuse a prompt with a reserved target whose item the request lacks; see `place`.
 
     Raises:
         InputError: names the modality.
@@ -480,14 +479,14 @@ def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where
 
 
 def _holds(text: str, ids: Collection[int]) -> bool:
-    """Whether ids as a string have one of some ids."""
+    """Whether ids as a string contain one of some ids."""
     if len(ids) > _FEW:
         return not {*map(chr, ids)}.isdisjoint(text)
     return any(chr(token) in text for token in ids)  # each a search in C
 
 
 def _first_of(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
-    """The first of some targets that stands in what is left of a prompt."""
+    """The first of some targets in the rest of a prompt."""
     known, lengths = set(targets), {*map(len, targets)}
     first = {target[0] for target in targets}
     for ids in rest:

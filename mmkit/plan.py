@@ -1,7 +1,7 @@
 """A spec bound to one config and tokenizer: the compiled form that requests run through.
 
-Everything that depends on the config and the vocabulary alone is evaluated once, when the spec is
-bound; layouts are evaluated once per item geometry and cached.
+Binding evaluates once everything that depends on the config and the vocabulary alone. A plan
+evaluates layouts once per item geometry, and caches them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ CONFIGURED = 32
 
 @dataclass(frozen=True)
 class Preview:
-    """What a request becomes.
+    """A request after processing and placement.
 
     Attributes:
         prompt_token_ids: the prompt with the layouts in it.
-        placements: where each item's layout stands, in prompt order.
+        placements: the place of each item's layout, in prompt order.
         fields: per modality and item, the processed fields.
     """
 
@@ -66,10 +66,10 @@ class Plan:
         spec: the declaration.
         modalities: the bound modalities, by name.
         vocab_size: number of ids of the language model.
-        hidden_size: width of the rows that it takes; None where the config does not tell.
+        hidden_size: width of the language model's rows; None where the config does not tell.
         embed_ids: the placeholder ids known without an item.
         outputs: the bound outputs, by name.
-        runs: the tokens that merge where a layout is brought into a prompt.
+        runs: the tokens that merge where a layout meets its prompt.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Plan:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.spec, self._dtype = spec, dtype
-        # a model of raw input may know no ids; any stands for its one
+        # a model of raw input may have no ids; any id will do for its prompt
         self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
-        # the items of an encoder-decoder model stand in no context of the decoder
+        # the items of an encoder-decoder model do not count towards the decoder's context
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
@@ -136,8 +136,8 @@ class Plan:
         self._check_end()
 
     def _check_end(self) -> None:
-        """Refuse items that would stand between a prompt and what the spec puts at its end, which
-        would not be seen there again when an expanded prompt comes back.
+        """Refuse items that would stand between a prompt and the ids of `ending_with`: in an
+        expanded prompt that comes back, these ids would not be at the end.
 
         Raises:
             SpecError: names the modality.
@@ -157,8 +157,7 @@ class Plan:
         """The targets that can only stand for items, each with its modality.
 
         Raises:
-            SpecError: two modalities have the same target, so that nothing tells which item goes
-                where.
+            SpecError: two modalities share a target, so no rule says which item goes where.
         """
         owners: dict[Target, str] = {}
         reserved: dict[Target, str] = {}
@@ -175,8 +174,8 @@ class Plan:
         return reserved
 
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
-        """This plan for the `mm_processor_kwargs` of one request, with the Hugging Face processor
-        that they configure as `proc`."""
+        """This plan for the `mm_processor_kwargs` of one request. `proc` is the Hugging Face
+        processor that these options configure."""
         if kwargs == self._scope.kwargs:
             return self
         return self._configured.get(options_key(kwargs), lambda: self._with(kwargs, processor))
@@ -192,14 +191,14 @@ class Plan:
         prompt: list[int],
         counts: Mapping[str, int] | None = None,
     ) -> list[int]:
-        """The prompt, or the decoder's, that the spec makes of a caller's prompt; the prompt itself
-        where it says none. What the spec puts at the end is left out where it stands there, as in a
+        """A caller's prompt after `prompt` or `decoder_prompt` of the spec; unchanged where the
+        spec declares neither. The ids of `ending_with` are not appended twice, for example to a
         prompt that was rewritten before.
 
         Args:
-            part: which of the two.
+            part: "prompt" or "decoder_prompt".
             prompt: token ids.
-            counts: number of items of the request by modality; None for none.
+            counts: number of items of the request by modality; None for no items.
 
         Raises:
             InputError: an id that the model does not have, or a prompt that the function of the
@@ -221,15 +220,15 @@ class Plan:
         return prompt if ends else [*prompt, *literal.ids]
 
     def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
-        """What a request becomes, without vLLM.
+        """Process a request and place its items, without vLLM.
 
         Args:
             prompt: a text, or token ids.
-            data: what a caller puts into ``multi_modal_data``.
+            data: as a caller writes it into ``multi_modal_data``.
 
         Raises:
-            InputError: the request would be refused.
-            SpecError: raw items of a modality that wants the Hugging Face processor, and the plan
+            InputError: vLLM's path would refuse the request too.
+            SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
                 was bound without one.
         """
         taken = self._take(data)
@@ -247,8 +246,8 @@ class Plan:
         return self._calls.process(self.modalities, taken)
 
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
-        """The ids of a prompt with the layouts of its items in it. Items are processed only where
-        their layouts depend on it.
+        """The ids of a prompt with the layouts of its items. Items are processed only where their
+        layouts read processed fields.
 
         Arguments and errors as for `preview`.
         """
@@ -256,10 +255,10 @@ class Plan:
         return self._placed(self.encode(prompt), taken, self._read(taken))[0]
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
-        """The inverse of `expand`: the ids that a caller writes for an expanded prompt. In place of
-        each layout stands what the first alternative of `update` wants there, and at the end
-        nothing of what the spec puts there. `expand` makes the same prompt of them again. Where it
-        would not, after a function of the spec that rewrites prompts, it is the expanded prompt,
+        """The inverse of `expand`: the ids that a caller writes for an expanded prompt. The ids
+        that the first alternative of `update` expects replace each layout, and the ids of
+        `ending_with` are left out. `expand` makes the same prompt again. Where it would not, after
+        a function of the spec that rewrites prompts, the result is the expanded prompt itself,
         which `expand` leaves as it is.
 
         Args:
@@ -299,11 +298,11 @@ class Plan:
         return written if declared is None or self.expand(written, data) == ids else ids
 
     def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
-        """The ids of a caller's prompt, as they are.
+        """The ids of a caller's prompt, before anything is placed.
 
         Args:
             prompt: a text, or token ids.
-            options: of the tokenizer, before those of the spec.
+            options: of the tokenizer; they take precedence over the spec's.
 
         Raises:
             InputError: an id that the model does not have, or a text for a model without a
@@ -321,7 +320,7 @@ class Plan:
         return ids
 
     def _take(self, data: Mapping[str, object]) -> dict[str, Taken]:
-        """The items that a caller sends, by modality, where there are any."""
+        """The items that a caller sends, by modality; modalities without items are left out."""
         self.check_names(data)
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
@@ -388,12 +387,12 @@ class Plan:
         return self.place(self.rewrite("prompt", ids, counts), items)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
-        """The ids that stand for items in a caller's prompt, modality by modality: targets where
-        the update replaces them, whole layouts where the caller writes these, nothing where they
-        are inserted.
+        """The ids that a caller writes for items, modality by modality: targets where the update
+        replaces them, whole layouts where the caller writes these, nothing where mmkit inserts
+        them.
 
         Args:
-            data: what a caller puts into ``multi_modal_data``.
+            data: as a caller writes it into ``multi_modal_data``.
 
         Raises:
             InputError: the items would be refused.
@@ -450,10 +449,10 @@ class Plan:
             )
 
     def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
-        """What tells at most how many items of a modality a prompt has a place for, without knowing
-        the items.
+        """A function from a prompt to the most items of a modality that it has places for, without
+        knowing the items.
 
-        None where that depends on the items, or where the caller writes no placeholder.
+        None where that number depends on the items, or where the caller writes no placeholder.
         """
         placeholders = self.modalities[name].placeholders
         own = {token for token, names in self._owners.items() if name in names}
@@ -465,9 +464,9 @@ class Plan:
         return lambda prompt: sum(map(tokens.__contains__, prompt))
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
-        """Refuse placeholder ids of modalities that have no items in the request, and targets that
-        can only stand for items if it has none at all: `place` looks for those that are left over
-        beside items. A model of raw input wants an item in every request.
+        """Refuse placeholder ids of modalities that have no items in the request. In a request
+        without any items, refuse targets that can only stand for items too: beside items, `place`
+        looks for leftover targets. A model of raw input needs an item in every request.
 
         Args:
             prompt: token ids.
@@ -494,8 +493,8 @@ class Plan:
     ) -> tuple[list[int], list[Placement]]:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
 
-        Where targets of several modalities match at the same place, or anchors are the same, the
-        order of the spec decides.
+        Where targets of several modalities match at the same place, or anchors are equal, the order
+        of the spec decides.
         """
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
@@ -515,15 +514,15 @@ class Plan:
 
 
 def _without_end(ids: list[int], end: list[int]) -> list[int]:
-    """A prompt without what the spec puts at its end."""
+    """A prompt without the ids of `ending_with`."""
     rest = ids[: len(ids) - len(end)]
     # where it stands there twice, the caller wrote it once
     return rest if rest + end == ids and rest[-len(end) :] != end else ids
 
 
 def hidden_size(config: Any) -> int | None:
-    """Width of the rows that the language model of a Hugging Face config takes, as vLLM has it;
-    None if it is not stated."""
+    """Width of the language model's rows by a Hugging Face config, computed as in vLLM; None if
+    the config does not state it."""
     sizes = (
         of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size")
     )

@@ -17,8 +17,8 @@ from .errors import MmkitError
 VARIABLE = "MMKIT_MODULES"
 
 MAIN_MODULES = ("__main__", "__mp_main__")
-"""Names of the module that is run as a script: here, and in spawned processes, which run it again
-by themselves."""
+"""Names of a module that runs as a script: in this process, and in spawned processes, which run it
+again by themselves."""
 
 
 def load() -> None:
@@ -39,7 +39,7 @@ def load() -> None:
 
 
 def announce(module: str) -> None:
-    """Have processes that start from now on import a module, which registers a model."""
+    """Let processes that start from now on import a module, which registers a model."""
     names = _names()
     if module not in (*names, *MAIN_MODULES):
         os.environ[VARIABLE] = ",".join([*names, module])

@@ -1,8 +1,8 @@
 """Processing: how canonical items become tensors.
 
 Without `process=`, a `Tensor` is the modality's one field, and each part of a `Record` of tensors
-is the field of its name. `hf()` calls a processor in the way of Hugging Face's, and any function
-does the rest::
+is the field of its name. `hf()` calls a Hugging Face processor, or an object that is called like
+one. A function can do anything else::
 
     def patches(items, scope):  # canonical items, in order; a Scope without an item
         parts = [item.unfold(0, 4, 4) for item in items]
@@ -15,8 +15,8 @@ does the rest::
             "scale": torch.tensor(scope.cfg.scale),
         }
 
-Whatever the way, an item's part must not depend on the other items of the request: nothing is
-padded to the batch, since vLLM caches each item by itself.
+In each case, an item's part must not depend on the other items of the request, for example by
+padding to the batch: vLLM caches each item alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Identity(Structural):
 
 @dataclass(frozen=True, eq=False)
 class HF(Structural):
-    """A Hugging Face processor or one that can be called like it; make it with `hf`."""
+    """A call of a Hugging Face processor, or of an object that is called like one; see `hf`."""
 
     processor: Value = None
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class HF(Structural):
 
     @cached_property
     def key(self) -> Hashable:
-        """What tells one call from another: modalities that name the same share it."""
+        """The identity of the call: modalities with equal keys share one call."""
         return structure((self.processor, self.kwargs))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
@@ -92,30 +92,30 @@ def hf(
     kwargs: Mapping[str, Value] | None = None,
     one_by_one: bool = False,
 ) -> HF:
-    """Call a Hugging Face processor, or one that is called like it, once with all missing items.
+    """Call a Hugging Face processor, or an object that is called like one, once with all items that
+    vLLM's cache lacks.
 
-    Outputs that are no declared field are left out. Where the processor raises, the request is
-    refused; the spec is, where the processor does not take the largest item of the spec either.
+    mmkit ignores outputs that are no declared field. Where the processor raises, mmkit refuses the
+    request; where it raises on the spec's largest item too, mmkit refuses the spec.
 
     Args:
-        processor: what to call in place of the checkpoint's processor: a part of it
-            (``proc.process``), or, for a model that ships none, one of its own
-            (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). Made once per distinct
-            `mm_processor_kwargs`; called with the items of all modalities that name it, as
-            ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with those
-            arguments that it takes.
-        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's are
-            `images`, `videos`, `audios` (which becomes `audio` unless this says otherwise), for a
-            `Tensor` or a `Text` the name of its modality, and for a `Record` those of its parts.
+        processor: the object to call in place of the checkpoint's processor: a part of it
+            (``proc.process``), or, for a model that ships none, one made from the config
+            (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). mmkit makes it once per
+            distinct `mm_processor_kwargs`, and calls it with the items of all modalities that name
+            it, as ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with
+            those arguments that it takes.
+        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's names are
+            `images`, `videos` and `audios` (`audio` by default), for a `Tensor` or a `Text` the
+            name of its modality, and for a `Record` the names of its parts.
         outputs: the processor's output name to the field's.
-        text: text of one item, for a processor that wants as many placeholders in a text as there
-            are items.
+        text: text of one item, for a processor that expects one placeholder per item in a text.
         unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading
             dimensions), for a processor that pads items to the largest of the batch.
-        kwargs: arguments with which it is always called: ``{"sampling_rate":
+        kwargs: arguments of every call: ``{"sampling_rate":
             proc.feature_extractor.sampling_rate}``. A request cannot change them.
-        one_by_one: call it once per item, for a processor whose output for an item depends on the
-            others of the batch, as padding does.
+        one_by_one: call the processor once per item, where its output for an item depends on the
+            other items of the batch, for example by padding.
     """
     sizes = {
         name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)

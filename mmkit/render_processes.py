@@ -1,8 +1,8 @@
 """Processing of items in several processes.
 
 vLLM processes the items of requests in one thread, and more threads of Python are slower. A spec
-is data, so other processes can process items as well: they import the module that declares it, and
-get the config and the Hugging Face processor of the model. vLLM is not needed there.
+is data, so other processes can process items, too: they import the module that declares the spec,
+and receive the config and the Hugging Face processor of the model. They need no vLLM.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _BLOCKS = 8
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a process makes its plan of; the arguments of `Plan`.
+    """The arguments of `Plan` for another process.
 
     Attributes:
         spec: a spec that a variable of a module holds.
-        tokenizer: that of the model, without the classes that vLLM puts around it.
-        processor: its Hugging Face processor, or None.
+        tokenizer: the model's tokenizer, without the classes that vLLM puts around it.
+        processor: the model's Hugging Face processor, or None.
     """
 
     spec: Declaration
@@ -93,7 +93,7 @@ class Recipe:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles tokenizers without the classes that vLLM derives from theirs for its own threads."""
+    """Pickles tokenizers without the thread-safe classes that vLLM derives from their own."""
 
     def reducer_override(self, value: Any) -> Any:
         kinds = type(value).__mro__
@@ -114,15 +114,15 @@ def _itself(value: Any) -> Any:
 
 
 class RenderProcesses:
-    """Processes that process items. One item that ends its process is the affair of its request
-    alone: another process takes its place.
+    """Processes that process items. An item that ends its process fails its own request alone;
+    another process takes the place.
 
     Args:
-        recipe: of the plan that they process by.
-        count: how many.
+        recipe: the recipe of their plan.
+        count: the number of processes.
 
     Raises:
-        SpecError: they cannot be given the recipe.
+        SpecError: the recipe cannot be pickled.
     """
 
     def __init__(self, recipe: Recipe, count: int) -> None:
@@ -163,7 +163,7 @@ class RenderProcesses:
         self._new().wait(self._where)
 
     def _new(self) -> _Process:
-        """Another process for this thread. It needs seconds, in which nobody waits for it."""
+        """Another process for this thread. It needs seconds to start; no request waits for it."""
         self._own.process = _Process(self._recipe)
         self._all.add(self._own.process)
         return self._own.process  # type: ignore[no-any-return]
@@ -252,7 +252,7 @@ class _Pixels:
 
 
 def _sent(value: Any) -> Any:
-    """An item as it travels."""
+    """An item in the form for another process."""
     if (file := getattr(value, FILE, None)) is not None:
         return _File(np.frombuffer(file, np.uint8))
     if getattr(value, "mode", None) == "RGB":
@@ -275,7 +275,7 @@ def _loaded(taken: Taken, name: str) -> Taken:
 
 
 def _work(connection: Connection, recipe: bytes, folder: str) -> None:
-    """What a render process does, until the other end is gone."""
+    """The work of a render process, until the other end is gone."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
     _keep_memory()

@@ -31,7 +31,7 @@ class Runs:
 
     @classmethod
     def of(cls, character: str, tok: Vocabulary | None, where: str) -> Runs:
-        """Those of a character, up to the first number of them that is no token.
+        """The runs of a character, up to the first length that is no token.
 
         Raises:
             SpecError: there is none.

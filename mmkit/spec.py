@@ -29,7 +29,7 @@ from .process import HF, Identity, Process, hf, identity
 from .updates import EndingWith, Update, replace
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
-"""What becomes of a caller's prompt."""
+"""How a spec rewrites a caller's prompt."""
 
 _FIELD = "batched(), flat(), shared(), derived() or constant()"
 
@@ -56,7 +56,7 @@ class _Declared(BaseModel):
         return hash(self._said())
 
     def _said(self) -> Any:
-        """What is declared, wherever that is."""
+        """The declaration as plain tuples, without the module that made it."""
         return structure(
             {key: part if key != "modalities" else [m._said() for m in part] for key, part in self}
         )
@@ -71,30 +71,31 @@ class Modality(_Declared):
     Attributes:
         name: the key in ``multi_modal_data``.
         item: what a caller may send.
-        layout: what one item becomes in the prompt; empty for an item that takes no positions.
+        layout: the positions of one item in the prompt; empty for an item without positions.
         update: how the layout gets into the prompt: one way, or several in order of preference;
-            none for an item that takes no positions.
-        fields: the processed tensors, by the name under which the model receives them.
+            none for an item without positions.
+        fields: the processed tensors, by the names under which the model receives them.
         process: how canonical items become these tensors.
-        limit: the most items in one request; None for no limit. Every request has exactly one item
-            that takes no positions.
-        cacheable: whether processed items may be kept in vLLM's processor cache: True, False, or a
-            condition on `item.count` (the number of items of the request) for processing that
-            depends on it. Wanted where the declaration reads `item.count`, since a cached item
-            comes back in requests of other lengths.
+        limit: the most items in one request; None for no limit. A modality without positions has
+            exactly one item in every request.
+        cacheable: whether vLLM may keep processed items in its processor cache: True, False, or a
+            condition on `item.count`, the number of items of the modality in the request. Required
+            where the declaration reads `item.count`, since a cached item comes back in requests
+            with another number of items.
         positions: for models with M-RoPE, the grid of the encoder rows of one item, in row-major
             order: ``(t, h, w)``, or ``(t, h, w, scale)`` where the i-th of t is at the time
-            ``int(i * scale)``; whole numbers, and a number, over `fields` and `cfg`. Where the
-            layout has literal ids between its embed() positions, as timestamps between frames, it
-            has t runs of these, each a grid of (1, h, w). None where an item counts as text does.
-        when: whether the model has this modality at all, over `cfg`, `proc` and `tok`.
+            ``int(i * scale)``. t, h and w are whole numbers, scale is a number, over `fields` and
+            `cfg`. A layout with literal ids between its embed() positions, for example timestamps
+            between frames, has t runs of these positions, each a grid of (1, h, w). None: an item
+            counts as text does.
+        when: whether the model has this modality, over `cfg`, `proc` and `tok`.
         embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for
             image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
-            the embedding) where `layout` depends on the raw item. Fields that the layout reads,
-            such as a grid, are sent beside the embeddings: ``{"image_embeds": ...,
-            "image_grid_thw": ...}``; they state `shape` and `dtype`. ``flat(item.rows)`` is True
-            for a model class that takes the rows of all items as one tensor, and tells by such
-            fields whose they are, as vLLM's own Qwen2-VL.
+            the embedding) where `layout` depends on the raw item. Callers send the fields that the
+            layout reads, such as a grid, beside the embeddings: ``{"image_embeds": ...,
+            "image_grid_thw": ...}``; these fields state `shape` and `dtype`. ``flat(item.rows)`` is
+            True for a model class that takes the rows of all items as one tensor, and tells by
+            such fields which rows belong to which item, for example vLLM's own Qwen2-VL.
     """
 
     name: str
@@ -131,9 +132,9 @@ class Modality(_Declared):
         The plain case has a short form: ``placeholder="<image>", tokens=576`` means
         ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
 
-        ``tokens=0`` alone says that an item takes no positions: the fields go to the model's
-        `forward`, as vLLM hands them to models of raw input. What a caller writes as the prompt
-        does not matter then, and becomes one id.
+        ``tokens=0`` alone says that an item takes no positions: vLLM passes the fields to the
+        model's `forward`, as for its models of raw input. mmkit then ignores the caller's prompt
+        and makes it one id.
 
         Raises:
             SpecError: a part is missing, contradictory or of the wrong type.
@@ -248,7 +249,8 @@ class Modality(_Declared):
                 raise SpecError(where, expected, repr(field))
 
     def _check_positions(self, where: str) -> None:
-        """They are computed on the device, which knows the config and the fields that it gets."""
+        """Refuse positions that the device cannot compute: it knows the config and the fields that
+        the model receives."""
         assert self.positions is not None
         if len(self.positions) not in (3, 4) or not self.has_positions:
             got = repr(self.positions) if self.has_positions else "an item without positions"
@@ -263,7 +265,8 @@ class Modality(_Declared):
         return name in self.fields and self.fields[name].hidden
 
     def _check_raw(self, where: str) -> None:
-        """vLLM's `forward` gets the items of all requests of a batch as one, in their order."""
+        """Refuse what raw input cannot have: `forward` receives the items of all requests of a
+        batch together, in the order of the requests."""
         if self.limit != 1:
             raise SpecError(where, "limit=1 for an item without positions", repr(self.limit))
         if self.embeds:
@@ -280,7 +283,7 @@ class Modality(_Declared):
         return bool(self.update) or self.layout != nothing
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """This modality with some arguments of `Modality` changed; checked as a new one is.
+        """This modality with some arguments of `Modality` changed, checked like a new one.
 
         Raises:
             SpecError: as for `Modality`.
@@ -296,8 +299,8 @@ class Modality(_Declared):
         return self.layout if self.embeds else None
 
     def companions(self) -> dict[str, Tensor]:
-        """The fields that the layout of precomputed embeddings, or their positions, read, each as
-        the type of one item's part."""
+        """The fields that the layout or the positions of precomputed embeddings read, each with
+        the item type of one item's part."""
         layout = self.embeds_layout
         known = () if layout is None else layout.leaves() | leaves(self.positions)
         read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
@@ -323,22 +326,22 @@ class Modality(_Declared):
 
 
 class Declaration(_Declared):
-    """What a `ModelSpec` declares.
+    """The declaration of a `ModelSpec`.
 
     Attributes:
         name: the model's name in messages and class names.
         modalities: its modalities.
-        prompt: what becomes of a caller's prompt before items are placed, whether there are any or
-            not: `ending_with`, or a function of a `Scope` to token ids. None leaves it as it is. A
-            prompt may come back expanded: such a function must leave its own result as it is.
+        prompt: how mmkit rewrites every prompt, with or without items, before it places items:
+            `ending_with`, or a function of a `Scope` to token ids. None leaves prompts as they are.
+            A prompt may come back expanded, so the function must leave its own result unchanged.
         decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
-            decoder's, likewise, or ids that take its place.
+            same for the decoder's prompt, or ids that take its place.
         tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
-            ``{"add_special_tokens": False}``. Before vLLM 0.17, texts that come with items.
-        merges: a character, as a line break, whose runs are tokens. Where a layout that is brought
-            into a prompt meets the prompt or another layout, two such tokens become one, if the
-            tokenizer has it, as in a text that is tokenized as a whole.
-        outputs: what comes out of the model, other than text.
+            ``{"add_special_tokens": False}``. Before vLLM 0.17 this concerns texts with items only.
+        merges: a character whose runs are tokens, for example a line break. Where a layout in a
+            prompt meets the prompt or another layout, two such tokens become one, if the tokenizer
+            has that token, as in a text that is tokenized as a whole.
+        outputs: the model's outputs other than text.
     """
 
     name: str
@@ -415,7 +418,7 @@ class Declaration(_Declared):
 
     @property
     def is_raw(self) -> bool:
-        """Whether the model takes the fields of an item in `forward`, and nothing of the prompt."""
+        """Whether `forward` receives the fields of an item, and nothing of the prompt."""
         return not all(modality.has_positions for modality in self.modalities)
 
     def __getitem__(self, name: str) -> Modality:
@@ -442,7 +445,7 @@ class Declaration(_Declared):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """This spec with some arguments of `ModelSpec` changed; checked as a new one is.
+        """This spec with some arguments of `ModelSpec` changed, checked like a new one.
 
         Raises:
             SpecError: as for `ModelSpec`.

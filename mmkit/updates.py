@@ -1,8 +1,8 @@
 """Prompt updates: how layouts get into the prompt.
 
-`replace` puts a layout in place of a target, `insert` puts it at an end of the prompt or after a
-prefix, `already_expanded` says that the caller writes the layouts. In all three a layout that
-already stands in the prompt is recognised and left as it is, so an expanded prompt is not expanded
+`replace` puts a layout in place of a target; `insert` puts it at an end of the prompt or after a
+prefix; `already_expanded` declares that the caller writes the layouts. All three recognise a layout
+that already stands in the prompt and leave it as it is, so an expanded prompt is not expanded
 again; see `mmkit.placement`.
 """
 
@@ -20,7 +20,7 @@ from .layout import Layout, LayoutLike, Placeholder, layout, nothing, source
 
 @dataclass(frozen=True, eq=False)
 class Update(Structural):
-    """One way to bring an item's layout into the prompt: `Replace`, `Insert` or
+    """One way in which an item's layout gets into the prompt: `Replace`, `Insert` or
     `AlreadyExpanded`."""
 
     target: Layout = nothing
@@ -38,16 +38,16 @@ class Update(Structural):
         return tuple(self.target.lay(scope).ids)
 
     def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
-        """What a caller writes into the prompt for an item."""
+        """The ids that a caller writes into the prompt for an item."""
         return ()
 
     def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
-        """Where in the prompt the layout is inserted; None where nothing is."""
+        """The offset at which the layout is inserted; None for an update that inserts nothing."""
         return None
 
 
 class Replace(Update):
-    """The layout takes the place of the target."""
+    """The layout takes the target's place."""
 
     def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
         return target
@@ -68,7 +68,7 @@ class AlreadyExpanded(Update):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Insert(Update):
-    """The layout is inserted at an end of the prompt, or after a prefix, which is the target."""
+    """mmkit inserts the layout at an end of the prompt, or after a prefix, which is the target."""
 
     at: Literal["start", "end", "after"] = "start"
 
@@ -86,7 +86,7 @@ class Insert(Update):
 
 
 def replace(target: LayoutLike) -> Update:
-    """The layout takes the place of `target`: one occurrence per item, in their order.
+    """The layout takes the place of `target`: one occurrence per item, in the items' order.
 
     Args:
         target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
@@ -100,12 +100,12 @@ def replace(target: LayoutLike) -> Update:
 
 
 def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | None = None) -> Update:
-    """The layouts are inserted, in the order of the items; the caller writes nothing for them.
+    """mmkit inserts the layouts in the order of the items; the caller writes nothing for them.
 
     Args:
-        at: before the first token of the prompt, or after the last.
-        after: a prefix, right after which they stand and with which the prompt must start: one
-            token (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
+        at: "start" inserts before the first token of the prompt, "end" after the last.
+        after: a prefix with which the prompt must start; the layouts follow it. One token
+            (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
 
     Raises:
         SpecError: neither or both.
@@ -121,8 +121,8 @@ def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | Non
 
 
 def already_expanded() -> Update:
-    """The caller writes the layouts into the prompt; they are recognised, counted and checked,
-    never expanded."""
+    """The caller writes the layouts into the prompt; mmkit recognises, counts and checks them, and
+    expands nothing."""
     return AlreadyExpanded()
 
 
@@ -132,7 +132,7 @@ Target: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class EndingWith(Structural):
-    """What every prompt ends with."""
+    """The ids with which every prompt ends."""
 
     ids: Layout
 
@@ -149,8 +149,8 @@ class EndingWith(Structural):
 
 
 def ending_with(ids: LayoutLike) -> EndingWith:
-    """Every prompt ends with some ids, as ``tok["<sep>"]``: they are appended where they do not
-    stand there already.
+    """Every prompt ends with these ids, for example ``tok["<sep>"]``. mmkit appends them where the
+    prompt does not end with them already.
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.

@@ -36,8 +36,8 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids that no ordinary text has: special tokens, and others that were added to the
-        vocabulary, but for those with which the tokenizer surrounds every text."""
+        """Ids that no ordinary text has: special tokens and other added ones, except those with
+        which the tokenizer surrounds every text."""
         added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
         special = {*added.values(), *getattr(self.tokenizer, "all_special_ids", ())}
         return frozenset(special.difference(self.tokenizer.encode("", add_special_tokens=True)))
@@ -93,8 +93,7 @@ class Vocabulary:
 
 
 def of_text_config(config: Any, name: str) -> Any:
-    """What the part of a Hugging Face config that concerns the language model has under a name, or
-    None."""
+    """An attribute of the language model's part of a Hugging Face config, or None."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
 
@@ -103,7 +102,7 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     """Number of ids of the language model in a Hugging Face config, or a default.
 
     Raises:
-        SpecError: the config does not tell, and there is no default.
+        SpecError: the config does not state it, and there is no default.
     """
     size = of_text_config(config, "vocab_size")
     if size is None:

@@ -22,7 +22,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 discover = Distribution.discover
-Distribution.discover = lambda **given: (d for d in discover(**given) if d.name != "mmkit")
+Distribution.discover = lambda **given: (d for d in discover(**given) if d.name != "vllm-mmkit")
 '''
 
 

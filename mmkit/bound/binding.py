@@ -1,4 +1,4 @@
-"""What the parts of one modality are bound to, and where in it an error arose."""
+"""The scope of one modality, and errors that name its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Binding:
     """The scope of one modality, without an item or with one.
 
     Attributes:
-        where: names the modality in errors, as ``robot.actions``.
+        where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
         item: the item type, bound.
     """
@@ -31,21 +31,21 @@ class Binding:
         self.item = item if isinstance(spec.process, HF) else item.for_function()
 
     def at(self, part: str) -> At:
-        """Errors that arise inside name a part of the modality."""
+        """A context in which errors name a part of the modality."""
         return At(f"{self.where}, {part}")
 
     def bind(self, part: str, declared: Any) -> Any:
-        """A declaration with everything that needs no item evaluated."""
+        """A declaration with everything evaluated that needs no item."""
         with self.at(part):
             return declared.bind(self.static)
 
     def scope(
         self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1
     ) -> Scope:
-        """What expressions see for one item.
+        """The scope of one item.
 
         Args:
-            value: the canonical item, precomputed embeddings of one, or its facts.
+            value: the canonical item, its precomputed embeddings, or its facts.
             index: its position among the items of the modality.
             fields: its processed fields.
             count: number of items of the modality in the request.
@@ -63,7 +63,7 @@ class Binding:
 
 
 class At:
-    """Errors of the spec that arise inside name its part: ``with At("robot.actions, layout"):``."""
+    """A context in which errors of a spec name its part: ``with At("robot.actions, layout"):``."""
 
     __slots__ = ("where",)
 
@@ -83,7 +83,7 @@ class At:
 
 @contextmanager
 def calling(kind: type[MmkitError], where: str, expected: str) -> Iterator[None]:
-    """Whatever a function of the spec raises becomes an error of mmkit, unless it is one."""
+    """A context that turns every exception of a function of the spec into an error of mmkit."""
     try:
         yield
     except MmkitError:

@@ -1,4 +1,4 @@
-"""The items of one request, processed: what `Plan.preview` and vLLM's path have in common."""
+"""The processing of one request's items, shared by `Plan.preview` and vLLM's path."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Taken:
-    """The items of one modality that are to be processed.
+    """The items of one modality to process.
 
     Attributes:
         values: canonical items, or precomputed embeddings.
-        embeds: whether they are these.
-        count: number of items of the modality in the request: of those that are not cached, more
-            than they are.
+        embeds: whether `values` are precomputed embeddings.
+        count: number of items of the modality in the request, cached items included.
     """
 
     values: Sequence[Any]
@@ -39,8 +38,8 @@ class Taken:
 
 
 class LazyProcessor:
-    """The model's Hugging Face processor, loaded when an expression or function uses it: many
-    models have none."""
+    """The model's Hugging Face processor, loaded at its first use by an expression or a function:
+    many models have none."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
@@ -52,11 +51,11 @@ class LazyProcessor:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether anything has used it."""
+        """Whether the processor has been used."""
         return "loaded" in vars(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # no processor is loaded for what `copy` and `pickle` look for
+        if name.startswith("__"):  # `copy` and `pickle` probe for these
             raise AttributeError(name)
         return getattr(self.loaded, name)
 
@@ -65,8 +64,8 @@ class LazyProcessor:
 
 
 class Part:
-    """A part of a Hugging Face processor, or a processor like one, which takes its options without
-    scopes.
+    """A part of a Hugging Face processor, or an object that is called like one. It takes options
+    without scopes.
 
     Args:
         processor: the part.
@@ -99,8 +98,7 @@ class Part:
 
 
 def part_of(modalities: Sequence[BoundModality]) -> Part:
-    """What the items of some modalities, which share it, are processed by; its signature is read
-    once."""
+    """The processor that some modalities share; its signature is read once."""
     key = tuple(modality.name for modality in modalities)
     return modalities[0].adapted.get(key, lambda: _part(modalities))
 
@@ -117,12 +115,12 @@ def _part(modalities: Sequence[BoundModality]) -> Part:
 
 
 class Calls:
-    """How the items of a request are processed.
+    """Processes the items of a request.
 
     Args:
-        own: gives the model's Hugging Face processor.
-        call: the outputs of a processor, of arguments and options.
-        options: those that `call` gets; they must not state what the spec fixes.
+        own: a function that returns the model's Hugging Face processor.
+        call: a function of a processor, arguments and options that returns the outputs.
+        options: the options for `call`; the request must not state arguments that the spec fixes.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class Calls:
     def process(
         self, modalities: Mapping[str, BoundModality], items: Mapping[str, Taken]
     ) -> dict[str, Processed]:
-        """The processed fields of the items of a request; modalities without any are left out.
+        """The processed fields of a request's items; modalities without items are left out.
 
         Raises:
             InputError: None in place of an item, or the Hugging Face processor raises.
@@ -166,8 +164,8 @@ class Calls:
         return done
 
     def _outputs(self, group: Sequence[tuple[BoundModality, Sequence[Any]]]) -> Mapping[str, Any]:
-        """The outputs of a Hugging Face processor, or of one like it, for the items of the
-        modalities that share it."""
+        """The outputs of a Hugging Face processor, or an object called like one, for the items of
+        the modalities that share it."""
         modalities = [modality for modality, _ in group]
         is_own = modalities[0].processing.hf_processor is None
         processor = self._own() if is_own else part_of(modalities)
@@ -186,10 +184,10 @@ def hf_inputs(
     group: Sequence[tuple[BoundModality, Sequence[Any]]], options: Options
 ) -> dict[str, Any]:
     """The arguments of one call of a Hugging Face processor: the items of some modalities, their
-    text if it wants one, and what the spec fixes.
+    text if the spec has one, and the fixed arguments.
 
     Raises:
-        InputError: the options state what the spec fixes.
+        InputError: the options state a fixed argument.
     """
     inputs: dict[str, Any] = {}
     texts = []
@@ -223,14 +221,14 @@ def call(
     options: Options,
     dtype: torch.dtype | None = None,
 ) -> Mapping[str, Any]:
-    """The outputs of a Hugging Face processor, called as vLLM calls it: with those of the options
-    that it takes, and its floats in the model's dtype.
+    """The outputs of a Hugging Face processor, called like in vLLM: with the options that it takes,
+    and floats in the model's dtype.
 
     Args:
-        processor: what to call.
+        processor: the processor.
         inputs: its arguments.
         options: `mm_processor_kwargs`.
-        dtype: that of the model; None leaves floats as they are.
+        dtype: the model's dtype; None leaves floats as they are.
     """
     parameters = inspect.signature(processor).parameters.values()
     named = {parameter.name for parameter in parameters}

@@ -1,4 +1,4 @@
-"""What a caller sends of one modality."""
+"""The intake of one modality: a caller's data as canonical items."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Intake:
     """Turns the data of a request into canonical items, or into the rows of precomputed embeddings.
 
     Attributes:
-        takes_embeds: callers may send precomputed embeddings.
-        embeds_field: the name of the field that carries these.
+        takes_embeds: whether callers may send precomputed embeddings.
+        embeds_field: the name of the field of embeddings.
         embeds_as: that field.
-        companions: the fields that their layout reads, which callers send beside them, each as the
-            type of its parts.
+        companions: the fields that the layout of embeddings reads and callers send beside them,
+            each with the item type of its parts.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Intake:
         return self.item.canonical_all(self.item.split(data, self.where), self.where)
 
     def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
-        """A caller's data as canonical items, or as precomputed embeddings, each an `Embedding`;
-        and whether it is these.
+        """A caller's data as canonical items or precomputed embeddings, each an `Embedding`; and
+        whether they are embeddings.
 
         Raises:
             InputError: see `parse`, `mmkit.items.embeddings` and `with_companions`.
@@ -118,7 +118,7 @@ class Intake:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).
 
         Args:
-            fields: what it receives, as vLLM batches it.
+            fields: the model's arguments, as vLLM batches them.
         """
         rows = fields.get(self.embeds_field)
         if rows is None or isinstance(self.embeds_as, Batched):
@@ -128,7 +128,7 @@ class Intake:
         return list(rows.split(sizes))
 
     def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
-        """The same where no cache has what a None stands for.
+        """`take` for a request without a cache, in which None stands for no item.
 
         Raises:
             InputError: as for `take`, or None in place of an item.
@@ -141,7 +141,7 @@ class Intake:
         """Refuse None in place of an item.
 
         Raises:
-            InputError: names the first, and says what came.
+            InputError: names the first.
         """
         for i, value in enumerate(values):
             if value is None:

@@ -22,13 +22,13 @@ from .positions import Positions
 from .processing import Processing
 
 _COUNTS = 4096
-"""Numbers of items for which it is cached whether they may be cached."""
+"""The numbers of items for which `may_cache` is remembered."""
 
 _STEPS = 1024
-"""How finely the sizes of the largest item are adapted to the context."""
+"""The steps in which the sizes of the largest item are fitted to the context."""
 
 _ADAPTED = 64
-"""Forms of one modality that an adapter may cache."""
+"""The most values that an adapter may cache per modality."""
 
 
 class BoundModality:
@@ -36,18 +36,18 @@ class BoundModality:
 
     Attributes:
         spec: the declaration.
-        where: names the modality in errors, as ``robot.actions``.
+        where: names the modality in errors, for example ``robot.actions``.
         item: the item type, bound.
-        intake: what a caller sends, as canonical items.
-        processing: canonical items to processed fields.
-        placeholders: what an item becomes in the prompt.
+        intake: turns a caller's data into canonical items.
+        processing: turns canonical items into processed fields.
+        placeholders: the layouts and targets of items.
         positions: its M-RoPE positions; None where the spec has none.
-        fields: the fields that the model receives of raw items, bound.
-        fields_and_embeds: these, and the field that carries precomputed embeddings, if any do.
+        fields: the bound fields that the model receives for raw items.
+        fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
         limit: the most items in one request, or None.
-        needs_hf: the layout or the targets need, or may need, the output of the Hugging Face
-            processor.
-        adapted: what an adapter derives from the modality, for as long as this lives.
+        needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
+            Face processor.
+        adapted: a cache for values that an adapter derives from the modality.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class BoundModality:
         self._largest: dict[Any, tuple[Any, int]] = {}
 
     def may_cache(self, count: int) -> bool:
-        """Whether items of a request with `count` of them may be kept in vLLM's processor cache."""
+        """Whether vLLM may cache the processed items of a request with `count` of them."""
         return self._may_cache(count)
 
     def alternatives(
@@ -100,7 +100,7 @@ class BoundModality:
         Args:
             values: canonical items, or precomputed embeddings.
             fields: their processed fields, as far as layouts read them.
-            embeds: whether they are embeddings.
+            embeds: whether `values` are precomputed embeddings.
             process: as for `most_rows`.
 
         Raises:
@@ -117,12 +117,12 @@ class BoundModality:
     def written(
         self, value: Any, index: int, process: Callable[[Any], Mapping[str, Any]]
     ) -> tuple[Update, Target, Sequence[int]]:
-        """The first update of a raw item, its target, and what a caller writes for the item.
+        """The first update of a raw item, its target, and the ids that a caller writes for it.
 
         Args:
             value: the canonical item.
             index: its position among the items of the modality.
-            process: as for `largest`; called only where what is written depends on it.
+            process: as for `largest`; called only where these ids depend on processed fields.
         """
         update = self.placeholders.updates[0]
         roots = {leaf.root for leaf in update.leaves()}
@@ -145,13 +145,15 @@ class BoundModality:
         process: Callable[[Any], Mapping[str, Any]] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> tuple[Any, int]:
-        """The item with the most encoder rows, and how many they are. An item whose layout is
-        longer than the context is made smaller, unless only the Hugging Face processor tells.
+        """The item with the most encoder rows, and the number of these rows. An item whose layout
+        is longer than the context is made smaller, unless only the Hugging Face processor knows
+        its rows.
 
         Args:
-            process: a canonical item to its processed fields; wanted where `needs_hf` holds.
-            sizes: its sizes at most, as vLLM's `limit_mm_per_prompt` names them; None for those of
-                the spec.
+            process: a function from a canonical item to its processed fields; required where
+                `needs_hf` holds.
+            sizes: its largest sizes, under the names of vLLM's `limit_mm_per_prompt`; None for
+                those of the spec.
 
         Raises:
             InputError: sizes that items of this type do not have.
@@ -169,7 +171,7 @@ class BoundModality:
         return self._largest[key]
 
     def note_largest(self, value: Any, rows: int) -> None:
-        """Keep how many encoder rows the largest item has, where somebody has processed it."""
+        """Remember the encoder rows of the largest item after it was processed."""
         if not self.placeholders.by_company:
             self._largest.setdefault((), (value, rows))
 
@@ -178,15 +180,15 @@ class BoundModality:
         process: Callable[[Any], Mapping[str, Any]] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> Any:
-        """The item with the most encoder rows, as for `largest`; the only candidate is not
-        processed to be found."""
+        """The item with the most encoder rows, as for `largest`; a single candidate is not
+        processed."""
         if self.needs_hf:
             item = self.item.within(sizes, self.where) if sizes else self.item
             return item.candidates()[0]
         return self.largest(process, sizes)[0]
 
     def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        """What gives the fields that the layout of an item reads, at the least cost."""
+        """The cheapest function for the fields that the layout of an item reads."""
         return (process or self._process_one) if self._needs_fields else self.processing.of_facts
 
     def _largest_of(
@@ -213,18 +215,18 @@ class BoundModality:
         """Encoder rows of the largest item.
 
         None where they depend on the other items of the request, or where only the Hugging Face
-        processor can tell and no `process` calls it.
+        processor knows them and there is no `process` to call it.
         """
         if self.placeholders.by_company or (self.needs_hf and process is None):
             return None
         return self.largest(process)[1]
 
     def rehearse(self) -> list[Placeholder]:
-        """The placeholders of the largest and the smallest item, as far as they need no Hugging
-        Face processor.
+        """The placeholders of the largest and the smallest item, where they need no Hugging Face
+        processor.
 
         Raises:
-            SpecError: what would fail at the first request.
+            SpecError: a mistake that would otherwise fail the first request.
         """
         if self.needs_hf:
             return []

@@ -16,15 +16,15 @@ from .binding import At, calling
 
 
 class BoundOutput:
-    """An output of a spec that is bound to a config and a tokenizer: ``plan.outputs["frame"]``.
+    """An output of a spec, bound to a config and a tokenizer: ``plan.outputs["frame"]``.
 
     Attributes:
         spec: the declaration.
-        name: its name.
-        where: names it in errors, as ``terra.outputs.frame``.
+        name: the output's name.
+        where: names the output in errors, for example ``terra.outputs.frame``.
         allowed: the ids that may stand at each position.
-        common: the ids that may stand at every position, if these are the same ones.
-        allows_all: whether they are all ids that are sampled at all.
+        common: the allowed ids where they are the same at every position, else None.
+        allows_all: whether `common` holds all ids that are sampled at all.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BoundOutput:
 
     @property
     def num_tokens(self) -> int:
-        """How many ids it has."""
+        """The number of ids."""
         return len(self.allowed)
 
     def decode(self, ids: Any) -> Array:
-        """The array that ids are.
+        """The array of some ids.
 
         Args:
             ids: a sequence of `num_tokens` whole numbers, or an array or tensor of them.
@@ -119,14 +119,14 @@ class BoundOutput:
         return None
 
     def encode(self, array: Any) -> list[int]:
-        """The ids of an array, literals among them; as many as `num_tokens`.
+        """The ids of an array, `num_tokens` of them, literals included.
 
         Args:
-            array: of the shape and dtype that `decode` gives.
+            array: an array of the shape and dtype that `decode` returns.
 
         Raises:
-            InputError: the spec has no `encode`, or it does not take the array.
-            SpecError: it gives ids that may not stand there.
+            InputError: the spec has no `encode`, or `encode` refuses the array.
+            SpecError: `encode` returns ids that may not stand there.
         """
         if self.spec.encode is None:
             raise InputError(self.where, "an output with encode", "one without")
@@ -150,18 +150,18 @@ class BoundOutput:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the arrays; known from those of the smallest ids."""
+        """Shape of the arrays, taken from the array of the smallest ids."""
         sizes: tuple[int, ...] = self._smallest.shape
         return sizes
 
     @property
     def dtype(self) -> str:
-        """Of the arrays, by its name in numpy."""
+        """Dtype of the arrays, by its name in numpy."""
         return self._smallest.dtype.name
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an RGB image, uint8 (height, width, 3)."""
+        """Whether the array is an RGB image, uint8 (height, width, 3)."""
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
 
     @cached_property

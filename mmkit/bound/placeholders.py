@@ -1,4 +1,4 @@
-"""What the items of one modality become in a prompt."""
+"""The layouts and targets of the items of one modality."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class Placeholders:
     """Evaluates layouts and targets, once per geometry of an item.
 
     Attributes:
-        layout: that of raw items, with its static parts evaluated.
-        embeds: that of precomputed embeddings; None where the spec takes none.
-        updates: the alternatives of `update`, bound.
+        layout: the layout of raw items, with its static parts evaluated.
+        embeds: the layout of precomputed embeddings; None where the spec takes none.
+        updates: the bound alternatives of `update`.
         fields: names of the processed fields that the layout or the targets read; None where a
             function may read any.
-        depends_on_index: an item's layout or target depends on its position among the items.
-        by_company: a layout or a target says that it depends on an item's position, or on the
-            number of items.
+        depends_on_index: whether an item's layout or target depends on its position among the
+            items.
+        by_company: whether a layout or a target depends, by declaration, on an item's position or
+            on the number of items.
     """
 
     def __init__(self, spec: Modality, binding: Binding, limit: int | None) -> None:
@@ -84,7 +85,7 @@ class Placeholders:
 
         Raises:
             SpecError: an id outside the vocabulary, or an item without any embed() position.
-            InputError: the same of precomputed embeddings, whose fields are the caller's.
+            InputError: the same for precomputed embeddings, whose fields come from the caller.
         """
         try:
             if self._opaque:
@@ -122,9 +123,9 @@ class Placeholders:
         return alternatives
 
     def targets(self) -> dict[Target, bool]:
-        """The targets known before there is an item, each with whether it can only stand for an
-        item: numbered ones (``<|image_1|>``), and those with a special token. An ordinary word may
-        stand in a prompt without items.
+        """The targets that are known without an item, each with whether it stands for items only.
+        Numbered targets (``<|image_1|>``) and those with a special token do; an ordinary word may
+        also stand in a prompt without items.
         """
         known: dict[Target, bool] = {}
         for update in self.updates:
@@ -140,12 +141,12 @@ class Placeholders:
         return known
 
     def _is_special(self, target: Target) -> bool:
-        """Whether no text holds a target by chance."""
+        """Whether an ordinary text never contains a target."""
         tok = self._binding.static.tok
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any], *, embeds: bool = False) -> int | None:
-        """Encoder rows of an item, given some of its processed fields; None if they do not tell."""
+        """Encoder rows of an item by some of its processed fields; None if these do not suffice."""
         known = {(name,) for name in fields}
         if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[embeds]):
             scope = self._binding.scope(SimpleNamespace(), 0, fields)
@@ -153,18 +154,18 @@ class Placeholders:
         return None
 
     def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:
-        """Compare the encoder rows of an item with the embeddings that come for it, and with the
-        largest item.
+        """Compare the encoder rows of an item with its precomputed embeddings, and with the largest
+        item.
 
         Args:
             index: position among the items of the modality.
             rows: encoder rows in its layout.
             sent: rows of its precomputed embeddings; None for a raw item.
-            most: encoder rows of the largest item that the spec states, for which vLLM reserves its
-                memory and plans its schedule; None where they are not known.
+            most: encoder rows of the spec's largest item, for which vLLM reserves memory and plans
+                its schedule; None where they are not known.
 
         Raises:
-            InputError: they differ, or there are too many.
+            InputError: the rows differ, or there are too many.
         """
         where = f"{self._where}[{index}]"
         if sent is not None and sent != rows:
@@ -177,8 +178,8 @@ class Placeholders:
 def _geometry(leaf: Leaf, scope: Scope) -> Any:
     """The value of a leaf as part of a key.
 
-    None where it has none: a layout that needs the value will say so, and one that guards it by
-    `where` does not need it. A large tensor is no key.
+    None where the leaf has no value: a layout that needs the value raises, and one that guards it
+    by `where` does not need it. A large tensor is no key.
     """
     try:
         value = evaluate(leaf.expr, scope)

@@ -31,7 +31,7 @@ class Positions:
             placeholder: its evaluated layout.
 
         Raises:
-            SpecError: the grid is not that of the rows.
+            SpecError: the grid has another number of positions than the layout has rows.
         """
         self._sizes_of(fields, [length for _, length in placeholder.runs])
 
@@ -47,7 +47,7 @@ class Positions:
             counted from 0.
 
         Raises:
-            SpecError: the grid is not that of the rows.
+            SpecError: the grid has another number of positions than the layout has rows.
         """
         edges = np.flatnonzero(np.diff(np.asarray(mask, np.int8), prepend=0, append=0)).tolist()
         starts, stops = edges[::2], edges[1::2]

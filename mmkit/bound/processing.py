@@ -20,8 +20,8 @@ class Processed:
     """The processed fields of the items of one modality.
 
     Attributes:
-        data: what vLLM splits, by field: a list of parts for batched fields, the whole tensor for
-            others. Hidden fields are left out.
+        data: the values that vLLM splits, by field: a list of parts for a batched field, the whole
+            tensor for others. Hidden fields are left out.
         sizes: the extent of each item, for flat fields.
         parts: per item, its part of every field, hidden ones included.
     """
@@ -32,13 +32,13 @@ class Processed:
 
 
 class Processing:
-    """Runs `process` and checks what it returns against the declared fields.
+    """Runs `process` and checks its result against the declared fields.
 
     Attributes:
-        fields: the fields, bound, by name.
-        sent: those that the model receives.
-        from_facts: names of the derived fields that the facts of an item tell.
-        hf: how to call a Hugging Face processor, bound; None where `process` is something else.
+        fields: the bound fields, by name.
+        sent: the fields that the model receives.
+        from_facts: names of the derived fields that depend on the facts of an item alone.
+        hf: the bound call of a Hugging Face processor; None where `process` is something else.
     """
 
     def __init__(self, spec: Modality, binding: Binding) -> None:
@@ -73,7 +73,7 @@ class Processing:
         return frozenset(known)
 
     def of_facts(self, value: Any, index: int = 0, count: int = 1) -> Fields:
-        """The fields `from_facts` of a canonical item, at a position among so many."""
+        """The fields `from_facts` of a canonical item, number `index` of `count`."""
         fields = Fields()
         scope = self._binding.scope(value, index, fields, count)
         for name, declared in self._in_order:
@@ -84,13 +84,13 @@ class Processing:
 
     @cached_property
     def hf_processor(self) -> Any:
-        """What `hf(processor)` names; None for the checkpoint's own."""
+        """The processor of `hf(processor)`; None for the checkpoint's own."""
         with self._binding.at("process"):
             return evaluate(self.hf.processor, self._binding.static) if self.hf else None
 
     @cached_property
     def hf_text(self) -> str | None:
-        """The text of one item that the Hugging Face processor wants; None for none."""
+        """The text of one item for the Hugging Face processor, or None."""
         if self.hf is None or self.hf.text is None:
             return None
         with self._binding.at("process"):
@@ -102,11 +102,12 @@ class Processing:
 
         Args:
             values: canonical items.
-            count: number of items of the modality in the request, where some of them are cached.
+            count: number of items of the modality in the request, cached items included; None for
+                the number of `values`.
 
         Raises:
             SpecError: the outputs contradict the declared fields, or the function raises anything
-                but an InputError, which is the caller's.
+                but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self._process, Identity):
             return self.finish(self._columns(values), values, count)
@@ -121,7 +122,7 @@ class Processing:
         return self.finish(raw, values, count)
 
     def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The items as fields: of a record, each part as that of its name."""
+        """The items as fields; each part of a record as the field of its name."""
         columns: dict[str, Any] = {}
         has_parts = bool(self._binding.item.part_names)
         for name in self._processed:
@@ -132,7 +133,7 @@ class Processing:
     def finish_each(
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
-        """The same as `finish` for the outputs of one call per item."""
+        """`finish` for the outputs of one call per item."""
         parts, sizes = [], dict[str, list[int]]()
         for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
             own, own_sizes = self._split(self._named(raw), [value], count, i)
@@ -147,9 +148,9 @@ class Processing:
         """Split processed tensors into items and check them against the declared fields.
 
         Args:
-            raw: what `process` returned, by field.
+            raw: the result of `process`, by field.
             values: canonical items.
-            count: number of items of the modality in the request, where these are not all.
+            count: as for `run`.
 
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype
@@ -160,7 +161,7 @@ class Processing:
         return self._gathered(parts, raw, sizes)
 
     def _named(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What `process` returned, under the names of the fields."""
+        """The result of `process` under the names of the fields."""
         if self.hf is None or not self.hf.outputs:
             return raw
         return {self.hf.outputs.get(name, name): value for name, value in raw.items()}

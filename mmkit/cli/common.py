@@ -1,5 +1,4 @@
-"""What the subcommands share: the spec and the checkpoint that a command line names, and their
-binding."""
+"""Common code of the subcommands: the spec and the checkpoint of a command line, bound together."""
 
 from __future__ import annotations
 
@@ -22,11 +21,18 @@ from ..vocabulary import Vocabulary
 TARGET = "package.module:SPEC"
 
 REGISTERED = "registered"
-"""In place of a spec: the processor that vLLM has for the checkpoint, whoever wrote it."""
+"""In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
+
+
+def shipped(path: str) -> Path:
+    """A file of the repository that the wheel holds as well: see pyproject.toml."""
+    cli = Path(__file__).parent
+    own = cli / "shipped" / path
+    return own if own.exists() else cli.parents[1] / path
 
 
 class UsageError(MmkitError):
-    """A command line that cannot be carried out: exit status 2."""
+    """A command line that cannot be executed: exit status 2."""
 
 
 def load_spec(target: str) -> ModelSpec:
@@ -64,10 +70,10 @@ def find_in_working_directory() -> None:
 
 
 def checkpoint(folder: str | Path, option: str = "--config") -> Path:
-    """A folder with a config.json, as an option names it.
+    """The folder with a config.json that an option names.
 
     Raises:
-        UsageError: it is none.
+        UsageError: there is no such folder, or it has no config.json.
     """
     path = Path(folder)
     if (path / "config.json").is_file():
@@ -86,7 +92,7 @@ class Opened:
     Attributes:
         spec: the declaration.
         info: vLLM's processing info, which binds the spec when it is asked for its plan.
-        remedy: what may help where the spec does not fit.
+        remedy: a hint where the spec does not fit.
     """
 
     spec: ModelSpec
@@ -95,7 +101,7 @@ class Opened:
 
     @property
     def scope(self) -> Scope:
-        """What the spec's expressions see before there is an item."""
+        """The scope of the spec's expressions without an item."""
         tokenizer = self.info.ctx.tokenizer
         return Scope(
             cfg=self.info.get_hf_config(),
@@ -208,7 +214,7 @@ def write(path: str | Path, text: str, option: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, as a sentence says it."""
+    """The text of an exception for the end of a sentence."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return brief(f"{type(error).__name__}: {error}", 300).rstrip(".")
@@ -221,5 +227,5 @@ def brief(text: str, width: int) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """So many of something: ``1 row``, ``3 rows``."""
+    """A count with its noun: ``1 row``, ``3 rows``."""
     return f"{count} {what}{'s' * (count != 1)}"

@@ -32,11 +32,11 @@ def run(
 
     Args:
         spec: the declaration.
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         model_class: ``package.module:Class`` of a class that has a processor in vLLM.
         requests: a file with a request per line, as JSON: ``{"prompt": text or ids, "items":
             ["image=photo.png"], "mm_processor_kwargs": {}}``.
-        examples: drawn requests.
+        examples: number of drawn requests.
         trust_remote_code: run code that the checkpoint brings.
 
     Returns:

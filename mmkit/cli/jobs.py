@@ -77,7 +77,8 @@ def _opened(target: str, folder: Path, trust_remote_code: bool) -> Subject:
 def _check(
     opening: Opening, title: str, number: str, known: str | None, options: dict[str, Any]
 ) -> tuple[str, Result]:
-    """What came of a law, and the title of its report, which says what cannot be drawn."""
+    """The result of a law, and the title of its report, which names the modalities that cannot be
+    drawn."""
     expected = {} if known is None else {number: known}
     subject = _opened(*opening)
     report = check_subject(subject, laws=[number], title=title, expected=expected, **options)

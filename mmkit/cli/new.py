@@ -13,30 +13,31 @@ from ..errors import MmkitError
 from ..generate import class_prefix
 
 KINDS = ("series", "vectors", "image", "audio", "record")
-"""What an item can be like; each has templates of its own beside the common ones."""
+"""The kinds of items; each has templates of its own beside the common ones."""
 
 _SUFFIX = ".txt"
-"""Of the templates, so that nothing takes them for what they become."""
+"""The suffix of template files. It keeps Python, pytest and linters from reading a template as
+code."""
 
 
 def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = None) -> Path:
     """Write a package: spec, data, encoder, the models for transformers and for vLLM, training,
-    questions to a server, entry point, laws and engine as tests, CI file.
+    a script that asks a server, entry point, tests of laws and engine, CI file.
 
     Args:
-        name: of the package, in lower case, as ``weather``.
-        modality: what its model reads, as ``series``.
-        into: where the package's folder goes.
-        kind: what an item is: ``series``, rows of numbers of which several share a position;
-            ``vectors``, of which each has one; ``image``; ``audio``; or ``record``, several arrays.
-            None for that of the modality's name, or a series.
+        name: name of the package, in lower case, for example ``weather``.
+        modality: name of the modality that its model reads, for example ``series``.
+        into: the folder that receives the package's folder.
+        kind: the kind of an item: ``series``, rows of numbers of which several share a position;
+            ``vectors``, rows with a position each; ``image``; ``audio``; or ``record``, several
+            arrays. None takes the kind of the modality's name, or a series.
 
     Returns:
         The folder.
 
     Raises:
-        MmkitError: a name that is none, a folder that is there already, or one that cannot be
-            written.
+        MmkitError: a name that is no identifier or is taken, an unknown kind, or a folder that
+            exists already or cannot be written.
     """
     for what, value in (("name", name), ("modality", modality)):
         if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
@@ -71,7 +72,7 @@ def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = 
 
 
 def _templates(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
-    """The files below a folder, by the path that each becomes."""
+    """The template files below a folder, each with the path of the file that it becomes."""
     templates = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         path = prefix + ("$package" if entry.name == "package" else entry.name)

@@ -1,4 +1,4 @@
-"""``mmkit show``: a spec with its values for one checkpoint, and what becomes of a prompt."""
+"""``mmkit show``: a spec with its values for one checkpoint, and a prompt before and after."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def show(
 
     Args:
         spec: the declaration.
-        folder: of a checkpoint, for values and a request; no weights are needed, and no engine is
-            started.
-        prompt: a text, or ids as ``1,2,3``; None for one that suits the items.
-        items: the items of the request, as ``image=640x480``; see `parse_item`. None at all, and no
-            prompt, for examples.
+        folder: folder of a checkpoint, for values and a request; it needs no weights, and no
+            engine is started.
+        prompt: a text, or ids in the form ``1,2,3``; None for a prompt that suits the items.
+        items: the items of the request, for example ``image=640x480``; see `parse_item`. Without
+            items and prompt, examples are shown.
         trust_remote_code: run code that the checkpoint brings.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
-        InputError: the request would be refused.
+        InputError: vLLM's path would refuse the request.
         UsageError: the folder or an item cannot be read.
     """
     forms = list(items)
@@ -76,7 +76,7 @@ def show(
 
 
 def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
-    """What ids say; those that say nothing readable are left out."""
+    """The texts of ids; ids without a readable text are left out."""
     if tokenizer is None:
         return {}
     return {token: text for token in ids if (text := _text(tokenizer, token))}

@@ -1,11 +1,11 @@
 """Items: what a caller may send.
 
-An item type splits a caller's data into items, brings each to one canonical form (vLLM's hash sees
-dtype and container, so equal values must be one form), validates it completely, tells its facts to
-expressions, and knows its largest instance, from which dummy inputs and the token maximum are
-derived.
+An item type splits a caller's data into items, converts each item to one canonical form (vLLM's
+hash sees dtype and container, so equal values must have one form), validates it completely, and
+provides its facts to expressions. It knows its largest instance, from which mmkit derives dummy
+inputs and the token maximum.
 
-Each item type is one class, which says everything that depends on the type: `ItemType` lists it.
+Each item type is one class with everything that depends on the type; `ItemType` lists the methods.
 """
 
 from .base import SCOPES, Between, ItemType, Size, between, fits, map_size, shape_text, unscoped

@@ -1,4 +1,4 @@
-"""What every item type has: sizes, which `bind` evaluates, and the base class."""
+"""The base class of the item types, and sizes, which `bind` evaluates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ..expr import Count, Expr, Scope, Structural, Value, evaluate, expression
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
-"""Where `mm_processor_kwargs` may hold options for a part of Hugging Face's processors, as these
-take them."""
+"""The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Between(Structural):
-    """A dimension that may vary; see `between`."""
+    """A size that varies; see `between`."""
 
     least: Any
     most: Any
@@ -39,8 +38,8 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 
 
 def between(least: Count, most: Count) -> Between:
-    """A dimension of any size from `least` to `most`, both included; whole numbers >= 0, or
-    expressions over `cfg`."""
+    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
+    over `cfg`."""
     return Between(expression(least), expression(most))
 
 
@@ -48,7 +47,7 @@ class ItemType(Structural):
     """Base of the item types. A bound item type holds numbers only."""
 
     rank: int
-    """How many dimensions an item has as one array."""
+    """The number of dimensions of an item as one array."""
 
     largest: Any
     """The sizes of the largest items, once bound."""
@@ -57,17 +56,17 @@ class ItemType(Structural):
     """Whether every item comes with metadata."""
 
     media: ClassVar[str | None] = None
-    """What vLLM calls such an item: image, video or audio. Empty for none of them, None for any of
+    """vLLM's name for such an item: image, video or audio. Empty for none of them, None for any of
     them."""
 
     mime: ClassVar[str] = ""
-    """The type of a file that holds one item; empty where an item can be written out."""
+    """The media type of a file that holds one item; empty where JSON can hold an item."""
 
     scope: ClassVar[str] = ""
-    """Which of `SCOPES` concerns these items alone."""
+    """The key of `SCOPES` that concerns these items alone."""
 
     form: ClassVar[str] = "sizes as 9x4"
-    """What ``mmkit show --item`` takes for an item of some sizes."""
+    """The argument of ``mmkit show --item`` for an item of some sizes."""
 
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
@@ -90,8 +89,8 @@ class ItemType(Structural):
         raise NotImplementedError
 
     def split(self, data: object, where: str) -> list[Any]:
-        """The items in a caller's data, which is one item, or several in a sequence or batch. Not
-        validated yet.
+        """The items in a caller's data, which holds one item, or several in a sequence or batch;
+        not validated yet.
 
         Raises:
             InputError: the data cannot hold items of this type.
@@ -107,7 +106,7 @@ class ItemType(Structural):
         return False
 
     def canonical(self, value: object, where: str) -> Any:
-        """The one form of an item.
+        """An item in its canonical form.
 
         Raises:
             InputError: the item is malformed.
@@ -115,7 +114,7 @@ class ItemType(Structural):
         raise NotImplementedError
 
     def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
-        """The one form of each item; None stands for one whose content the caller only names.
+        """Each item in its canonical form; None stands for an item that the caller only names.
 
         Raises:
             InputError: an item is malformed.
@@ -126,8 +125,12 @@ class ItemType(Structural):
         ]
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        """What expressions see as `item`, for a canonical item at a position among those of its
-        modality."""
+        """The value of the root `item` for a canonical item.
+
+        Args:
+            value: the item.
+            index: its position among the items of its modality.
+        """
         raise NotImplementedError
 
     def blank(self, *sizes: int) -> Any:
@@ -135,29 +138,32 @@ class ItemType(Structural):
         raise NotImplementedError
 
     def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Sizes that an item may have, as near to others as can be."""
+        """The sizes of an item that are nearest to the given ones."""
         return tuple(max(1, size) for size in sizes)
 
     def candidates(self, fraction: float = 1.0) -> list[Any]:
-        """Canonical items among which is the one with the most encoder rows; of a fraction of its
-        sizes, as far as an item may be so small."""
+        """Canonical items that include the one with the most encoder rows.
+
+        Args:
+            fraction: makes the items smaller by this factor, as far as the type allows.
+        """
         scaled = [[int(size * fraction) for size in sizes] for sizes in self.largest]
         return [self.blank(*self.nearest(sizes)) for sizes in scaled]
 
     def small(self) -> list[Any]:
-        """Small canonical items, the smallest first."""
+        """Small canonical items, in ascending order."""
         return [self.blank(*sizes) for sizes in self.small_sizes]
 
     def varied(self) -> list[Any]:
-        """A few canonical items for a picture of a request, of different sizes where sizes vary."""
+        """A few canonical items for a picture of a request; of several sizes where sizes vary."""
         return self.candidates()
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
-        """This item type, bound, with a largest item that has at most the sizes of vLLM's
+        """This bound item type with a largest item of at most the sizes of vLLM's
         `limit_mm_per_prompt`.
 
         Raises:
-            InputError: sizes that vLLM has of other kinds of items.
+            InputError: sizes that belong to other kinds of items.
         """
         if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
             stated = " and ".join(["a count", *self.dummy_sizes])
@@ -173,32 +179,32 @@ class ItemType(Structural):
         return replace(self, largest=largest)  # type: ignore[type-var]
 
     def for_function(self) -> ItemType:
-        """This item type where a function of the spec processes the items."""
+        """This item type for items that a function of the spec processes."""
         return self
 
     def smallest(self) -> list[Any]:
-        """The smallest item, where it is always taken: a spec is rehearsed on it and on the
-        candidates."""
+        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
+        and on the candidates."""
         return []
 
     @property
     def expected(self) -> str:
-        """What a caller should send, in a few words."""
+        """A short description of an item, for messages."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What is expected, and how large the largest item is."""
+        """A description of an item and of the largest one."""
         return self.expected
 
     def schema(self) -> dict[str, Any]:
-        """What clients are told of an item's array: `shape`, with [least, most] for a size that
-        varies, and `dtype`."""
+        """The array of an item, for clients: `shape`, with [least, most] for a size that varies,
+        and `dtype`."""
         return {"shape": None, "dtype": None}
 
 
 def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:
-    """The `mm_processor_kwargs` that concern some item types: those without a scope, and in their
-    place those of `common_kwargs` and of the scopes of these types."""
+    """The `mm_processor_kwargs` that concern some item types: the options without a scope,
+    overridden by those of `common_kwargs` and of the scopes of these types."""
     options = {name: value for name, value in kwargs.items() if name not in SCOPES}
     concerned = {"common_kwargs", *(kind.scope for kind in kinds)}
     for scope in filter(concerned.__contains__, SCOPES):
@@ -230,7 +236,7 @@ def positive(value: Value, scope: Scope, where: str) -> int | float:
 
 
 def bound_size(size: Any, scope: Scope, where: str) -> Any:
-    """One size; numbers at both ends of `between`."""
+    """One size as a number; for `between`, both ends as numbers."""
     ends = map_size(lambda end: _known(end, scope, where), size)
     least, most = (ends.least, ends.most) if isinstance(ends, Between) else (ends, ends)
     if not _is_whole(least, 0) or not _is_whole(most, least):
@@ -260,7 +266,7 @@ def shape_text(shape: Sequence[Any]) -> str:
 
 
 def map_size(function: Callable[[Any], Any], size: Any) -> Any:
-    """A size after a function; both ends of `between`."""
+    """A function applied to a size; for `between`, to both ends."""
     return (
         Between(function(size.least), function(size.most))
         if isinstance(size, Between)
@@ -269,7 +275,7 @@ def map_size(function: Callable[[Any], Any], size: Any) -> Any:
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
-    """Whether a shape has these sizes; `between` may stand for one."""
+    """Whether a shape has these sizes, of which some may be `between`."""
     return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
 
 

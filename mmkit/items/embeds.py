@@ -13,8 +13,8 @@ from .values import check_finite
 
 
 class Embedding(dict[str, Any]):
-    """The fields of an item whose embeddings are precomputed: its rows, by the name of the first
-    key, and the fields that its layout reads beside them."""
+    """The fields of an item with precomputed embeddings: the rows under the first key, then the
+    fields that its layout reads."""
 
     @property
     def rows(self) -> torch.Tensor:
@@ -29,15 +29,15 @@ def embeddings(
     """The rows of precomputed embeddings, per item a floating (rows, hidden size) tensor; None
     where the data holds raw items.
 
-    They come as ``{field: ...}``; for images, videos and audio also as vLLM's own classes take
-    them: as one floating 3-D tensor, or as a list of 2-D tensors. A tensor that may be a picture as
-    well is refused.
+    Callers send embeddings as ``{field: ...}``; for images, videos and audio also in the forms of
+    vLLM's own classes: one floating 3-D tensor, or a list of 2-D tensors. A tensor that may be a
+    picture as well is refused.
 
     Args:
-        data: what a caller sends for one modality, which takes embeddings.
+        data: a caller's data for one modality that takes embeddings.
         kind: its item type.
         field: the field that carries embeddings.
-        hidden_size: width of the rows that the language model takes; None if it is not known.
+        hidden_size: width of the language model's rows; None if it is not known.
         where: names the modality in errors.
 
     Raises:

@@ -27,15 +27,15 @@ _EXAMPLE = 448
 
 @dataclass(frozen=True, eq=False)
 class _Media(ItemType):
-    """An item of a kind that vLLM has, too, whose sizes may have bounds."""
+    """An item of one of vLLM's own modalities, whose sizes may have bounds."""
 
     largest: Any
 
     noun: ClassVar[str]
-    """What a caller should send, whatever its sizes."""
+    """A short description of an item, without its sizes."""
 
     sizes_form: ClassVar[str]
-    """How messages tell sizes."""
+    """The template of sizes in messages."""
 
     if TYPE_CHECKING:
         least: Any
@@ -77,7 +77,7 @@ class _Media(ItemType):
         return item
 
     def _form(self, value: object, where: str) -> Any:
-        """The canonical form of an item of any sizes."""
+        """The canonical form of an item, before its sizes are checked."""
         raise NotImplementedError
 
     def _sizes(self, item: Any) -> Sequence[int]:
@@ -91,12 +91,12 @@ class _Media(ItemType):
         return list(map(Between, least, most))
 
     def takes(self, sizes: Sequence[int]) -> bool:
-        """Whether items of some sizes are within the bounds."""
+        """Whether sizes are within the bounds."""
         is_narrow = self.aspect and max(sizes[-2:]) > self.aspect * min(sizes[-2:])
         return fits(sizes, self.bounds()) and not is_narrow
 
     def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Sizes within the bounds, as near to others as can be."""
+        """The sizes within the bounds that are nearest to the given ones."""
         bounds = self.bounds()
         made = [
             min(max(size, bound.least), bound.most)
@@ -135,18 +135,18 @@ class Image(_Media):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
     width) array or tensor.
 
-    The canonical form is a PIL image in RGB, upright and, where it is transparent, on white; of
-    8-bit RGB pixels, channels last or first, it is the image of them. Other arrays, as float32 of
-    one, three or four channels, stay as they are, where they are taken.
+    The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
+    pixels with channels last or first. Other arrays, for example float32 of one, three or four
+    channels, stay as they are, where `arrays` accepts them.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
             of several.
-        least: (width, height) of the smallest image that is taken; one number for both.
-        most: likewise of the largest in pixels; None for any.
-        aspect: how many times as long as the short side the long one may be.
-        arrays: take other arrays. None, the default, takes them for `hf()` and refuses them for a
-            function of the spec, which then gets PIL images alone.
+        least: (width, height) of the smallest accepted image; one number for both sides.
+        most: (width, height) of the largest accepted image, likewise; None for any.
+        aspect: the most that the long side may be, in short sides.
+        arrays: accept other arrays. None, the default, accepts them for `hf()` and refuses them for
+            a function of the spec, which then receives PIL images alone.
 
     Facts: `width`, `height`, `index`.
     """
@@ -236,9 +236,9 @@ class Video(_Media):
         largest: (frames, width, height) of the video with the most tokens; a list where it is one
             of several.
         metadata: the model needs the metadata of every video.
-        least: (frames, width, height) of the smallest video that is taken.
-        most: likewise of the largest in pixels; None for any.
-        aspect: how many times as long as the short side the long one may be.
+        least: (frames, width, height) of the smallest accepted video.
+        most: (frames, width, height) of the largest accepted video; None for any.
+        aspect: the most that the long side may be, in short sides.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
     """
@@ -324,15 +324,15 @@ class Audio(_Media):
     """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to
     `rate`.
 
-    The canonical form is a float32 array. It is resampled by torchaudio (vLLM's default), soxr or
-    scipy, the first that is installed; without any of them another sampling rate than `rate` is
-    refused.
+    The canonical form is a float32 array. torchaudio (vLLM's default), soxr or scipy resamples it,
+    the first that is installed; without any of them mmkit refuses another sampling rate than
+    `rate`.
 
     Attributes:
         largest: length in samples of the audio with the most tokens.
-        rate: sampling rate in Hz that the model expects; None takes no audio with a sampling rate.
-        least: the fewest samples that are taken, at that rate.
-        most: likewise the most; None for any number.
+        rate: sampling rate in Hz that the model expects; None refuses audio with a sampling rate.
+        least: the fewest samples at that rate.
+        most: the most samples at that rate; None for any number.
 
     Facts: `length` in samples, `index`.
     """
@@ -437,8 +437,7 @@ def _bound_end(value: Any, scope: Scope, count: int, where: str) -> tuple[int, .
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
-    """Audio at another sampling rate, by the first library there is of those that vLLM resamples
-    with."""
+    """Audio at another sampling rate, by the first installed library of those that vLLM uses."""
     with suppress(ImportError, OSError):
         from torchaudio.functional import resample
 

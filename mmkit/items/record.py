@@ -22,28 +22,28 @@ _FACTS = ("index", "count", "rows")
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Record(ItemType):
-    """An item of several parts: the genes of a cell and how much there is of each.
+    """An item of several parts, for example the genes of a cell and their expression values.
 
     Callers send a dict with every part, ``{"gene_ids": ..., "values": ...}``, or a list of such
-    dicts. The canonical form is a dict of canonical parts, in the order in which they are declared.
+    dicts. The canonical form is a dict of canonical parts, in the declared order.
 
-    A size of a part may follow from the parts before it: with ``gene_ids=Tensor((between(1, 9),),
-    "int64"), values=Tensor((item.gene_ids.length,))`` a cell has as many values as ids, and any
-    other number is the caller's mistake.
+    A size of a part may depend on the parts before it: with ``gene_ids=Tensor((between(1, 9),),
+    "int64"), values=Tensor((item.gene_ids.length,))`` mmkit refuses a cell with another number of
+    values than ids.
 
-    Without `process`, each part is the field of its name. A function gets the dicts; `hf()` hands
-    over a list of each part, by its name.
+    Without `process`, each part is the field of its name. A function receives the dicts; `hf()`
+    passes a list of each part, by its name.
 
     Attributes:
         parts: a `Tensor` or a `Text` each, by name; given as keyword arguments.
 
-    Facts: those of each part under its name, as ``item.gene_ids.length``, and `index`.
+    Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
     """
 
     parts: Mapping[str, ItemType]
 
     _scope: ClassVar[Scope | None] = None
-    """What the record is bound to."""
+    """The scope that the record is bound to."""
 
     rank = 0
     media = ""
@@ -62,7 +62,7 @@ class Record(ItemType):
 
     @cached_property
     def _following(self) -> frozenset[str]:
-        """The parts that depend on others, or may do so."""
+        """The parts that depend on others, or may depend on them."""
         roots = {name: {leaf.root for leaf in leaves(part)} for name, part in self.parts.items()}
         return frozenset(name for name, known in roots.items() if known & {"item", "function"})
 
@@ -77,7 +77,7 @@ class Record(ItemType):
         return bound
 
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
-        """The item type of a part, bound, in a record with some canonical parts before it."""
+        """The bound item type of a part, given the canonical parts before it."""
         part = self.parts[name]
         if name not in self._following:
             return part

@@ -33,9 +33,9 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (*_FLOATS, *_INTEGERS)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
 _ACCEPTED = {**dict.fromkeys(_NUMBERS, _NUMBERS), torch.bool: (torch.bool,)}
-"""The dtypes that each canonical dtype is made from, where it holds their values."""
+"""For each canonical dtype the dtypes that it accepts, where it holds their values."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
-"""What items may be of, by name."""
+"""The dtypes of items, by name."""
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
@@ -49,8 +49,8 @@ class Tensor(ItemType):
 
     A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to
     nearest), lists of numbers (rounded likewise), and integer arrays whose every value it holds
-    exactly. An integer `dtype` accepts whole values that fit, of integer and floating dtypes. Bools
-    are taken by bool alone, and bool takes nothing else: a mask where values are wanted is a
+    exactly. An integer `dtype` accepts whole values in its range, of integer and floating dtypes.
+    `bool` accepts bools alone, and no other dtype accepts bools: a mask in place of values is a
     mistake more often than a choice. Complex arrays are refused. A scalar (shape ``()``) may also
     be a number.
 
@@ -58,11 +58,13 @@ class Tensor(ItemType):
         shape: one size, expression or `between(least, most)` per dimension.
         dtype: the canonical torch dtype, or its name.
         finite: refuse NaN and infinities.
-        bound: largest magnitude of finite values, rounded to `dtype` as they are. None, the
-            default, is the largest float16, which no model dtype overflows when it casts; for an
-            integer `dtype` it is the range of that dtype.
-        largest: shape of the item with the most encoder rows, or a list of shapes among which it
-            is, where that is not the item with every size at its most.
+        bound: largest magnitude of finite values, rounded to `dtype` like the values. None, the
+            default, is the largest float16, a value that every model dtype can hold; for an integer
+            `dtype` it is the range of that dtype. For indices, `between(least, most)` states the
+            range of an integer `dtype`, both ends >= 0; in a `Record` the ends may read a part
+            before: ``between(0, item.atoms.length - 1)``.
+        largest: shape of the item with the most encoder rows, or a list of shapes that contains it,
+            where that is not the item with every size at its most.
 
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
@@ -80,7 +82,7 @@ class Tensor(ItemType):
             shape: tuple[Size, ...] | list[Size],
             dtype: str | torch.dtype = "float32",
             finite: bool = True,
-            bound: Expr | float | None = None,
+            bound: Expr | float | Between | None = None,
             largest: Sizes | None = None,
         ) -> None: ...
 
@@ -119,8 +121,21 @@ class Tensor(ItemType):
                 raise SpecError(
                     "Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)
                 )
-        bound = None if self.bound is None else positive(self.bound, scope, "Tensor.bound")
-        return replace(self, shape=sizes, bound=magnitude(bound, self.torch_dtype), largest=largest)
+        return replace(self, shape=sizes, bound=self._bound(scope), largest=largest)
+
+    def _bound(self, scope: Scope) -> Any:
+        """The bound as numbers."""
+        if self.bound is None:
+            return magnitude(None, self.torch_dtype)
+        if not isinstance(self.bound, Between):
+            return magnitude(positive(self.bound, scope, "Tensor.bound"), self.torch_dtype)
+        if self.torch_dtype not in _INTEGERS:
+            remedy = "State the largest magnitude."
+            raise SpecError("Tensor.bound", "a number", f"{self.bound} of {self.dtype}", remedy)
+        ends = bound_size(self.bound, scope, "Tensor.bound")
+        if ends.most > torch.iinfo(self.torch_dtype).max:
+            raise SpecError("Tensor.bound", f"values that {self.dtype} holds", str(ends))
+        return ends
 
     @cached_property
     def expected(self) -> str:
@@ -170,11 +185,11 @@ class Tensor(ItemType):
         return super().canonical_all(values, where)
 
     def _are_taken(self, shape: torch.Size) -> bool:
-        """Whether items are floats, and may have this shape; none are empty."""
+        """Whether items are floats and may have this shape, which is not empty."""
         return self.torch_dtype.is_floating_point and fits(shape, self.shape) and 0 not in shape
 
     def _is_plain(self, value: object, shape: torch.Size) -> TypeGuard[torch.Tensor]:
-        """Whether a value is a tensor of a shape that needs no conversion."""
+        """Whether a value is a tensor of this shape that needs no conversion."""
         return (
             type(value) is torch.Tensor
             and value.dtype is self.torch_dtype
@@ -189,7 +204,9 @@ class Tensor(ItemType):
             tensor = _whole(tensor, where, self.dtype)
         limits = torch.iinfo(self.torch_dtype)
         lowest, highest = limits.min, limits.max
-        if self.bound is not None:
+        if isinstance(self.bound, Between):
+            lowest, highest = self.bound.least, self.bound.most
+        elif self.bound is not None:
             lowest, highest = max(lowest, -self.bound), self.bound
         least, most = int(tensor.min()), int(tensor.max())
         if least < lowest or most > highest:
@@ -226,7 +243,8 @@ class Tensor(ItemType):
         return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
 
     def blank(self, *sizes: int) -> torch.Tensor:
-        return torch.zeros(sizes, dtype=self.torch_dtype)
+        value = self.bound.least if isinstance(self.bound, Between) else 0
+        return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
         return [self.blank(*(least for least, _ in self.ends()))]
@@ -250,16 +268,20 @@ class Tensor(ItemType):
         return [(size.least, size.most) for size in varying]
 
     def describe(self) -> str:
+        if isinstance(self.bound, Between):
+            return f"{self.expected}, values {self.bound}"
         return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
 
     def schema(self) -> dict[str, Any]:
         sizes = [map_size(_in_json, size) for size in self.shape]
         shape = [[size.least, size.most] if isinstance(size, Between) else size for size in sizes]
-        return {"shape": shape, "dtype": self.dtype}
+        values = map_size(_in_json, self.bound) if isinstance(self.bound, Between) else None
+        of_values = {"values": [values.least, values.most]} if values else {}
+        return {"shape": shape, "dtype": self.dtype, **of_values}
 
 
 def _in_json(size: Any) -> int | str:
-    """A size; one that follows from other parts of a record as its source."""
+    """A size; for a size that depends on other parts of a record, its source."""
     return size if isinstance(size, int) else repr(size)
 
 
@@ -305,8 +327,8 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
-    """An array of a number or of nested lists of numbers; these have no dtype, so integers will do
-    for floats."""
+    """An array of a number or of nested lists of numbers. Lists have no dtype, so integers are
+    accepted for floats."""
     numbers = (
         (bool, np.bool_)
         if kind.torch_dtype == torch.bool
@@ -315,6 +337,9 @@ def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
     if odd := _first_odd(value, numbers):
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
+    if isinstance(value, (list, tuple)) and not value:  # it tells nothing of the other sizes
+        sizes = [least for least, _ in kind.ends()[1:]]
+        return np.zeros((0, *sizes), dtype=numbers[0])
     try:
         return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
     except ValueError as error:
@@ -352,6 +377,6 @@ def _whole(tensor: torch.Tensor, where: str, dtype: str) -> torch.Tensor:
 
 
 def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:
-    """The index, in a tensor, of the first that is flagged among its elements."""
+    """The index of the first flagged element of a tensor."""
     position = int(flags.nonzero()[0])
     return f"[{', '.join(map(str, map(int, np.unravel_index(position, tensor.shape))))}]"

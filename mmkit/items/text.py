@@ -14,15 +14,15 @@ from .values import described
 
 @dataclass(frozen=True, eq=False)
 class Text(ItemType):
-    """A text that a process or a processor encodes: SMILES, DNA, a query.
+    """A text that a function or a processor encodes: SMILES, DNA, a query.
 
     Callers send a string or a list of strings. The canonical form is a `str` that UTF-8 can encode.
 
     Attributes:
         most: the most characters.
         least: the fewest.
-        alphabet: a string of the characters that a text may have, the first of which the largest
-            item repeats; None for any.
+        alphabet: a string of the characters that a text may have; the largest item repeats the
+            first of them. None for any.
 
     Facts: `length` in characters, `index`.
     """

@@ -1,4 +1,5 @@
-"""The model side: what a vLLM model class inherits, and what keeps requests apart on the device."""
+"""The model side: the base class of vLLM model classes, and what keeps requests apart on the
+device."""
 
 from typing import TYPE_CHECKING, Any
 

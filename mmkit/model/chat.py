@@ -1,4 +1,4 @@
-"""What stands for an item in the text of a chat message, where a spec says it as text."""
+"""The text of an item in a chat message, by the spec's `replace`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def placeholder_text(spec: Declaration, modality: str, index: int) -> str | None
 
     Args:
         spec: the declaration.
-        modality: its name.
+        modality: name of the modality.
         index: the item's position among those of its modality.
 
     Returns:
-        The text. None for another update, and for a target that is an id, or that depends on more
-        than `item.index`.
+        The text; None for another update, for a target that is an id, and for a target that depends
+        on more than `item.index`.
     """
     updates = next((m.update for m in spec.modalities if m.name == modality), ())
     replaced = next((update for update in updates if isinstance(update, Replace)), None)
@@ -35,7 +35,7 @@ def placeholder_text(spec: Declaration, modality: str, index: int) -> str | None
 
 
 class _Texts:
-    """In place of a vocabulary: whatever text is asked for has an id, which no tokenizer has."""
+    """In place of a vocabulary: gives every text an id that no tokenizer has."""
 
     def __init__(self) -> None:
         self.of: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Whether a model class can run a spec: asked when the class is registered."""
+"""Checks of a model class when it is registered for a spec."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..spec import Declaration
 from .mixin import MultiModalModel
 
 _OF_FORWARD = {"input_ids", "positions", "intermediate_tensors", "inputs_embeds"}
-"""What vLLM passes to every `forward`."""
+"""The arguments that vLLM passes to every `forward`."""
 
 
 def check_class(spec: Declaration, model: type) -> None:
-    """Look whether a model class can run a spec.
+    """Refuse a model class that cannot run a spec.
 
     Raises:
-        SpecError: it is no multimodal model, the mixin is not first among its bases, or an
+        SpecError: the class is no multimodal model, the mixin is not first among its bases, or an
             `embed_<modality>`, or the `forward` of raw input, is missing or does not take the
             fields by their names.
     """

@@ -1,8 +1,8 @@
-"""Weights that a checkpoint lacks, or has too many, are refused by their names.
+"""Refusal of missing and unexpected weights, by their names.
 
-vLLM counts a fused weight as loaded when one of its parts has come, does not ask for those of its
-own linear layers, and passes over some names that it does not know. So what counts here is what is
-written: every value of a parameter, and something from every weight.
+vLLM counts a fused weight as loaded when one of its parts has come, asks for no weight of its own
+linear layers, and ignores some unknown names. This module therefore watches the values that are
+written: every value of a parameter must be written, and something from every weight.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 _HEADS = {"score", "classifier", "pooler"}
-"""What vLLM adds to a model that it converts; it may come from elsewhere than the checkpoint."""
+"""Modules that vLLM adds to a model that it converts; their weights may come from elsewhere than
+the checkpoint."""
 
 _COMPUTED = ("rotary_emb.", "rotary_pos_emb.")
-"""Tables that old checkpoints have, and vLLM computes."""
+"""Tables in old checkpoints, which vLLM computes."""
 
 _WRITES = (torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_)
 
@@ -36,22 +37,23 @@ _NAMED = 20
 def load_strictly(
     model: Any, weights: Weights, load: Callable[[Weights], set[str]] | None = None
 ) -> set[str]:
-    """Load weights, and refuse those that are missing, or too many.
+    """Load weights, and refuse missing and unexpected ones.
 
-    Until vLLM has loaded the model, all of its weights have to come. Later, as in an update during
-    training, some may. A quantised model may lack whole parameters, which vLLM fills itself, and
-    one that is quantised while it loads is not checked.
+    While vLLM loads the model, all of its weights must come. Later, for example in an update during
+    training, some may. A quantised model may lack whole parameters, which vLLM fills itself. A
+    model that is quantised while it loads is not checked.
 
     Args:
         model: a model of vLLM with the mixin.
-        weights: of the checkpoint.
-        load: loads them; by default vLLM's `AutoWeightsLoader`, by the model's `hf_to_vllm_mapper`.
+        weights: names and tensors of the checkpoint.
+        load: the function that loads them; None for vLLM's `AutoWeightsLoader` with the model's
+            `hf_to_vllm_mapper`.
 
     Returns:
         The names of the parameters that were loaded.
 
     Raises:
-        MmkitError: names the weights that are missing, and those that nothing was loaded from.
+        MmkitError: names the missing weights, and those from which nothing was loaded.
     """
     if load is None:
         if (mapper := getattr(model, "hf_to_vllm_mapper", None)) is not None:
@@ -80,7 +82,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Sees which values of a model's parameters are written, and from which weights."""
+    """Records which values of a model's parameters are written, and from which weights."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,7 +95,8 @@ class Watch(TorchDispatchMode):
         self._unread: dict[int, tuple[str, torch.Tensor]] = {}
 
     def each(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights. One that a loader lays aside counts as read when it is written later."""
+        """The weights, one by one. A weight that a loader keeps counts as read when it is written
+        later."""
         for name, weight in weights:
             self._came.add(name)
             before = self._writes
@@ -115,7 +118,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def missing(self) -> list[str]:
-        """The parameters of which a value was not written, by the names that a checkpoint has."""
+        """The parameters with a value that was not written, by their names in a checkpoint."""
         names: list[str] = []
         for name, parameter in self._model.named_parameters():
             place = self._places.get(name)
@@ -137,7 +140,7 @@ class Watch(TorchDispatchMode):
         return names
 
     def surplus(self) -> list[str]:
-        """The weights that nothing was written from, and that are of no other stage."""
+        """The weights of this pipeline stage from which nothing was written."""
         return [
             name
             for name, _ in self._unread.values()
@@ -150,7 +153,7 @@ class Watch(TorchDispatchMode):
         return name in self._places
 
     def _absent_parts(self, name: str) -> list[str]:
-        """The parts of a fused weight that did not come; a weight of one part is its own."""
+        """The missing parts of a fused weight; any other weight is its own part."""
         for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
             if f".{fused}." in f".{name}":
                 whole = [f".{name}".replace(f".{fused}.", f".{part}.")[1:] for part in parts]

@@ -1,4 +1,4 @@
-"""What a vLLM model class inherits so that its spec holds on the device too."""
+"""The mixin of vLLM model classes, which makes their spec hold on the device too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .sound import Reporter, Tally, contained, largest_magnitude
 def _masked(
     compute_logits: Callable[..., torch.Tensor | None],
 ) -> Callable[..., torch.Tensor | None]:
-    """A method that returns logits, with minus infinity for placeholder ids unless vLLM masks them
+    """The same method with minus infinity for placeholder ids, unless vLLM masks these ids
     itself."""
 
     @wraps(compute_logits)
@@ -49,27 +49,27 @@ class MultiModalModel(ModelInterface):
     """Mixin for a vLLM model class; put it first among the bases, and decorate the class with
     `ModelSpec.register`.
 
-    For each modality the class defines ``embed_<modality>(self, **fields)``, which receives the
-    modality's fields as vLLM batches them (a batched field is one stacked tensor, or a list where
-    the items' shapes differ; a flat field is one concatenated tensor) and returns one (rows,
-    hidden_size) tensor per item, as a list or stacked. In return
+    For each modality the class defines ``embed_<modality>(self, **fields)``. The method receives
+    the modality's fields as vLLM batches them (a batched field is one stacked tensor, or a list
+    where the items' shapes differ; a flat field is one concatenated tensor) and returns one (rows,
+    hidden_size) tensor per item, as a list or stacked. The mixin
 
-    - items and rows are compared with the layout, which vLLM does not do: a surplus row would be
-      cut off silently. The device knows the processed fields, not the raw items, so a layout that
-      depends on `item` cannot be compared; write ``fields.series.shape[0]`` for ``item.length``
-      where both say the same;
-    - an item whose rows are not finite, or too large for the model's dtype, is answered as if they
-      were zeros, so that nothing of it can reach the answers of others through the KV cache; the
-      log and the metric `mmkit:unsound_items` count such items. Precomputed embeddings are rows,
-      too;
-    - an id that the model lacks is embedded as id 0 instead of being read outside the table, so a
-      request that passed no processor cannot take the engine down;
-    - placeholder ids are never sampled, and reported log probabilities are the model's.
+    - compares items and rows with the layout; vLLM would cut off a surplus row silently. The device
+      knows the processed fields, not the raw items, so the mixin cannot compare a layout that
+      depends on `item`: write ``fields.series.shape[0]`` for ``item.length`` where both have the
+      same value;
+    - replaces the rows of an item by zeros where a value is not finite, or too large for the
+      model's dtype, so that no item reaches the answers of other requests through the KV cache.
+      The log and the metric `mmkit:unsound_items` count such items. This holds for precomputed
+      embeddings, too;
+    - embeds an id that the model lacks as id 0 instead of reading outside the table, so a request
+      that passed no processor cannot end the engine;
+    - masks placeholder ids where tokens are sampled; reported log probabilities are the model's.
 
     For a modality whose items take no positions the class defines
-    ``forward(self, ..., **fields)`` instead: vLLM hands it the fields of all requests of a batch,
-    batched as above, one item per request and in the order of the requests. It returns one row per
-    request.
+    ``forward(self, ..., **fields)`` instead. vLLM passes it the fields of all requests of a batch,
+    batched as above, one item per request, in the order of the requests. `forward` returns one row
+    per request.
     """
 
     mm_spec: ClassVar[Declaration]
@@ -100,30 +100,31 @@ class MultiModalModel(ModelInterface):
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
-        """What stands for an item in the text of a chat message: the target of `replace`, where the
-        spec says it as text, as ``tok["<image>"]``; else None, for nothing.
+        """The text of an item in a chat message: the target of `replace` where it is a text, for
+        example ``tok["<image>"]``; else None, which adds no text.
 
         Args:
-            modality: its name, or that of its embeddings.
+            modality: name of the modality, or of its embeddings.
             i: the item's number, from 1.
         """
         return placeholder_text(cls.mm_spec, modality.removesuffix("_embeds"), i - 1)
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
-        """Encoder rows of the items whose fields are given, in their order: one (rows, hidden_size)
-        tensor each, all zeros where a value is not finite or too large (see
+        """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
+        tensor per item, all zeros where a value is not finite or too large (see
         `mmkit.model.sound.largest_magnitude`).
 
         Raises:
-            MmkitError: the encoder returned another number of items or rows than the layout has
-                positions, or rows of another width than the language model's.
+            MmkitError: `embed_<modality>` returned rows for another number of items, another number
+                of rows than the layout has positions, or rows of another width than the language
+                model's.
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
             encoded: list[torch.Tensor] = modality.intake.received(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
-            # with embeddings, what their layout reads comes alone
+            # with embeddings, the fields that their layout reads come alone
             if not fields.keys() <= modality.intake.companions.keys():
                 encoded += self._encoded(modality, fields)
             if encoded:
@@ -155,19 +156,17 @@ class MultiModalModel(ModelInterface):
         is_multimodal: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal`
-        holds.
+        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal` is
+        true; zeros for raw input.
 
-        What else vLLM may say, as `handle_oov_mm_token` before 0.18, is about ids outside the
-        vocabulary.
-
-        Of raw input nothing is embedded: zeros.
+        Further arguments, for example `handle_oov_mm_token` before vLLM 0.18, concern ids outside
+        the vocabulary and are ignored.
 
         Args:
             input_ids: integers (tokens,); an id outside the vocabulary is embedded as id 0.
-            multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions;
-                None for none.
-            is_multimodal: bool (tokens,), as many true as there are rows.
+            multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions, or
+                None.
+            is_multimodal: bool (tokens,), true at one position per row.
         """
         if self._unsound is not None:
             self._unsound.poll()
@@ -183,12 +182,12 @@ class MultiModalModel(ModelInterface):
 
     @_masked
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the next token, of the class itself or of its language model.
+        """Logits of the next token, from the class itself or from its language model.
 
-        vLLM's sampler takes the placeholder ids out (`mmkit.model.sampling`), so that what it
-        reports is the model's. Where it has no logits processors, as with speculative decoding,
-        they have minus infinity here, and reported log probabilities are of the other ids only;
-        this holds for the `compute_logits` of a subclass, too.
+        vLLM's sampler masks placeholder ids (`mmkit.model.sampling`), so reported log probabilities
+        are the model's. Where vLLM has no logits processors, for example with speculative decoding,
+        placeholder ids have minus infinity here, and reported log probabilities cover the other ids
+        only. Both hold for the `compute_logits` of a subclass, too.
 
         Args:
             hidden_states: (tokens, hidden_size), in the model's dtype.
@@ -212,21 +211,21 @@ class MultiModalModel(ModelInterface):
         the class's `hf_to_vllm_mapper`.
 
         Args:
-            weights: names and tensors. All that the model has, when vLLM loads it; later some.
+            weights: names and tensors: all of the model's while vLLM loads it, some of them later.
 
         Returns:
             The names of the parameters that were loaded.
 
         Raises:
-            MmkitError: names the weights that are missing, and those that the model has no use for.
+            MmkitError: names the missing weights, and those that the model has no use for.
         """
         return load_strictly(self, weights, getattr(super(), "load_weights", None))
 
     @property
     def get_mm_mapping(self) -> Callable[[], Any]:
-        """For LoRA: the names of the language model and, as towers, of whatever stands beside it.
+        """For LoRA: the names of the language model and, as towers, of the modules beside it.
 
-        Absent where the class is a language model itself: there one mapping of tokens to adapters
+        Absent where the class is a language model itself: one mapping of tokens to adapters then
         holds for all of its layers.
         """
         language_model = self.get_language_model()
@@ -237,16 +236,17 @@ class MultiModalModel(ModelInterface):
     def get_mm_lora_token_counts(
         self, *, modality: str, mm_kwargs: Any, num_mm_embeds: int
     ) -> tuple[int, int]:
-        """For LoRA on towers: how many positions the tower and the connector compute for an item.
-        As many as the layout has for its rows; a class whose tower computes more says how many."""
+        """For LoRA on towers: the numbers of positions that the tower and the connector compute for
+        an item. Both are the item's rows in the layout; a class whose tower computes more positions
+        overrides this."""
         return num_mm_embeds, num_mm_embeds
 
     def get_num_mm_encoder_tokens(self, num_image_tokens: int) -> int:
-        """The same question to the tower, of vLLM before 0.32."""
+        """The number of positions that the tower computes, for vLLM before 0.32."""
         return num_image_tokens
 
     def get_num_mm_connector_tokens(self, num_vision_tokens: int) -> int:
-        """The same question to the connector, of vLLM before 0.32."""
+        """The number of positions that the connector computes, for vLLM before 0.32."""
         return num_vision_tokens
 
     @property

@@ -15,17 +15,17 @@ from .mixin import MultiModalModel
 def get_mrope_input_positions(
     self: MultiModalModel, input_tokens: Sequence[int], mm_features: Sequence[Any]
 ) -> tuple[torch.Tensor, int]:
-    """Positions of a prompt, as the grids of its items say.
+    """Positions of a prompt by the grids of its items.
 
-    Text, and items whose modality has no grid, count on from the largest position before them; so
-    does each grid, from 0 in every dimension.
+    Text, and items whose modality has no grid, count on from the largest position before them. So
+    does each grid, in every dimension.
 
     Args:
         input_tokens: ids of the prompt.
         mm_features: vLLM's items of the request.
 
     Returns:
-        Integers (3, tokens), and how far the position after the prompt is from its length.
+        Integers (3, tokens), and the position after the prompt minus the prompt's length.
     """
     runs = []
     for feature in mm_features:
@@ -52,8 +52,8 @@ def _text(start: int, length: int) -> Any:
 
 
 def supply(spec: Declaration, model: Any) -> None:
-    """Make a class what vLLM takes for one with M-RoPE, if the spec has positions and the class has
-    none of its own."""
+    """Give a class vLLM's interface for M-RoPE, if the spec has positions and the class defines
+    none itself."""
     declared = any(modality.positions is not None for modality in spec.modalities)
     own = "get_mrope_input_positions" in vars(model)
     if declared and not own and issubclass(model, MultiModalModel):

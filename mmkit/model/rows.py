@@ -1,5 +1,4 @@
-"""What a model class's `embed_<modality>` returns, compared with what the layout has positions
-for."""
+"""The rows that a model class's `embed_<modality>` returns, compared with the layout."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ def encoder_rows(
     """The encoder rows of each item, a floating (rows, width) tensor.
 
     Args:
-        returned: a list of tensors, or one with a dimension for the items.
-        where: the method in errors, as ``waves.series, embed_series``.
-        counts: the rows that each item should have, None where that is not known; None where not
-            even the number of items is.
+        returned: a list of tensors, or one tensor with a dimension for the items.
+        where: names the method in errors, for example ``waves.series, embed_series``.
+        counts: the expected rows of each item, None for an item where they are not known; None
+            where the number of items is not known either.
         width: the hidden size of the language model.
 
     Raises:

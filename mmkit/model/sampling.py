@@ -1,13 +1,12 @@
-"""What is sampled: never a placeholder id, and of an output only the ids that may stand there.
-What vLLM reports of all ids is the model's.
+"""Sampling: never a placeholder id, and for an output only ids that may stand at their position.
 
-vLLM computes the log probabilities that it reports, of the answer and of the prompt, from the
-model's logits. So these stay as they are, and a logits processor, which works on what is sampled
-from, takes the placeholder ids out. vLLM loads it by the entry point ``vllm.logits_processors`` of
-mmkit in every engine, also of models without a spec, so this module imports nothing of
-`mmkit.vllm_api`. Where vLLM has made none for a model (with speculative decoding, without the entry
-point), the model masks its logits itself; see `MultiModalModel.compute_logits`. A request says by
-`sampling_params` that it is one for an output of the spec.
+vLLM computes the reported log probabilities, of the answer and of the prompt, from the model's
+logits. These logits stay as they are; a logits processor, which sees the logits that are sampled
+from, masks the placeholder ids. vLLM loads it in every engine by mmkit's entry point
+``vllm.logits_processors``, also for models without a spec, so this module imports nothing of
+`mmkit.vllm_api`. Where vLLM makes no logits processor for a model (with speculative decoding,
+without the entry point), the model masks its logits itself; see `MultiModalModel.compute_logits`.
+`sampling_params` marks a request for an output of the spec.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _masks: WeakSet[PlaceholderMask] = WeakSet()
 
 
 class PlaceholderMask(*_interfaces):  # type: ignore[misc]
-    """Gives minus infinity to placeholder ids, and to all others that may not stand next in the
-    output that a request asks for, where the next token is sampled. Does nothing for a model
-    without a spec."""
+    """Logits processor that gives minus infinity to placeholder ids and, in a request for an
+    output, to all ids that may not stand at the next position. Does nothing for a model without a
+    spec."""
 
     def __init__(self, vllm_config: Any, *more: Any) -> None:
         self._config = vllm_config
@@ -54,7 +53,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         _masks.add(self)
 
     def is_for(self, model: Any) -> bool:
-        """Whether vLLM has made this one for a model."""
+        """Whether vLLM made this processor for a model."""
         return model.mm_engine is self._config
 
     @override
@@ -63,7 +62,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
 
     @override
     def update_state(self, batch_update: Any) -> None:
-        """Keep the output of each request, and the ids that it has of it so far, which grow."""
+        """Keep, for each request, its output and its growing list of sampled ids."""
 
         def sampled(params: Any, _: Any, ids: list[int]) -> tuple[int, list[int]] | None:
             number = self._number(params)
@@ -72,8 +71,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         process_dict_updates(self._sampled, batch_update, sampled)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Whether the logits of a request are changed: the question of vLLM's second model
-        runner."""
+        """Whether the logits of a request are changed; vLLM's second model runner asks this."""
         self._sampled[req_idx] = self._number(sampling_params), []
         return self._served() is not None
 
@@ -100,7 +98,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         return logits
 
     def _number(self, params: Any) -> int:
-        """That of the output that a request asks for; 0 for none, or for one that there is not."""
+        """The number of the output that a request asks for; 0 for no output or an unknown one."""
         name = (params.extra_args or {}).get(EXTRA_ARG)
         if name is None or (model := self._served()) is None:
             return 0
@@ -115,12 +113,12 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
 
 
 class Bounds:
-    """Which ids may stand at each position of some outputs, as a table on the device."""
+    """The ids that may stand at each position of some outputs, as a table on the device."""
 
     def __init__(self, outputs: Mapping[str, BoundOutput]) -> None:
         self._names = list(outputs)
         longest = max((output.num_tokens for output in outputs.values()), default=0)
-        # row 0, and what comes after an output, allow all ids
+        # row 0, and the positions after an output, allow all ids
         self._table = torch.zeros(len(outputs) + 1, longest + 1, 2, dtype=torch.int64)
         self._table[..., 1] = torch.iinfo(torch.int64).max
         for row, output in zip(self._table[1:], outputs.values(), strict=True):
@@ -152,12 +150,12 @@ def mask(logits: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def serve(model: Any) -> None:
-    """Make a model known to the processor that vLLM makes for it, before or after."""
+    """Make a model known to the logits processor that vLLM makes for it, in either order."""
     _models.add(model)
 
 
 def is_masked(model: Any) -> bool:
-    """Whether vLLM masks what is sampled from a model."""
+    """Whether vLLM made a logits processor of mmkit's for a model."""
     return any(known.is_for(model) for known in _masks)
 
 
@@ -169,22 +167,23 @@ _FOREIGN = (
     "bad_words",
     "structured_outputs",
 )
-"""Options that have no place beside an output."""
+"""Options that contradict an output."""
 
 
 def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
-    """vLLM's `SamplingParams` for one output: as many ids as it has, each of those that may stand
-    at its position.
+    """vLLM's `SamplingParams` for one output: as many ids as the output has, each one that may
+    stand at its position.
 
     Args:
-        output: of the model's plan, as ``plan.outputs["frame"]``.
+        output: an output of the model's plan, for example ``plan.outputs["frame"]``.
         engine: a `vllm.LLM`, or an engine client of vLLM.
-        options: more of `SamplingParams`, as `temperature`, `seed`, `n` or `logprobs`. No text is
-            made of the ids unless `detokenize` says so.
+        options: more of `SamplingParams`, for example `temperature`, `seed`, `n` or `logprobs`.
+            vLLM makes no text of the ids unless `detokenize` is True.
 
     Raises:
-        InputError: an option that contradicts the output; or positions that differ, and an engine
-            that cannot confine them one by one, as with speculative decoding.
+        InputError: an option that contradicts the output; or an output whose positions allow
+            different ids, and an engine that cannot confine positions one by one, for example with
+            speculative decoding.
     """
     fixed = {"max_tokens": output.num_tokens, "ignore_eos": True}
     for name, value in fixed.items():
@@ -212,8 +211,8 @@ def _is_second_runner(config: Any) -> bool:
 
 
 def _confines(config: Any) -> bool:
-    """Whether an engine makes a `PlaceholderMask`: vLLM's first model runner makes none for
-    speculative decoding, the second one from 0.31."""
+    """Whether an engine makes a `PlaceholderMask`. vLLM's first model runner makes none with
+    speculative decoding; the second one makes it from 0.31 on."""
     own = f"{__name__}:{PlaceholderMask.__name__}"
     installed = {point.value for point in entry_points(group="vllm.logits_processors")}
     named = getattr(config.model_config, "logits_processors", None) or ()

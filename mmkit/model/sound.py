@@ -1,8 +1,7 @@
-"""What keeps one item from harming others: encoder rows that the language model cannot carry become
-zeros.
+"""Containment: encoder rows that the language model cannot carry become zeros.
 
-Keys and values that are not finite stay in the KV cache when their request is over, and reach
-whoever gets the blocks next: attention multiplies what it masks by zero, and zero times NaN is NaN.
+Keys and values that are not finite stay in the KV cache after their request, and reach the next
+request that gets the blocks: attention multiplies masked values by zero, and zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ QUIET_SECONDS = 60.0
 
 
 def largest_magnitude(dtype: torch.dtype) -> float:
-    """The largest magnitude of a row's values that a language model of this dtype is given; a power
-    of two, which every dtype has.
+    """The largest magnitude of a row's values that a language model of this dtype receives; a power
+    of two, which every dtype holds exactly.
 
-    Rows enter the residual stream, to which every layer adds something, in the model's dtype; what
-    a layer adds is made of a normalised copy and does not grow with the row. So a quarter of the
-    range of float16, 16384, leaves the rest to the layers. bfloat16 and float32 have range enough,
-    but norms sum the squares of a row's values in float32, which ends at 2**128: 2**53, about 9e15,
-    leaves that finite for rows of up to four million values.
+    Rows enter the residual stream in the model's dtype. Every layer adds to that stream; the added
+    values come from a normalised copy and do not grow with the row. A quarter of the range of
+    float16, 16384, therefore leaves the rest to the layers. bfloat16 and float32 have range enough,
+    but norms sum the squares of a row's values in float32, whose range ends at 2**128: with 2**53,
+    about 9e15, the sum stays finite for rows of up to four million values.
     """
     return 2.0**14 if dtype == torch.float16 else 2.0**53
 
@@ -38,18 +37,17 @@ def largest_magnitude(dtype: torch.dtype) -> float:
 def contained(
     rows: Sequence[torch.Tensor], bound: float
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The rows of some items, all zeros where an item is not sound: a value is not finite, or
-    larger than a bound.
+    """The rows of some items, all zeros for an unsound item: one with a value that is not finite,
+    or larger than a bound.
 
     Nothing waits for the device, and the values of sound items keep every bit.
 
     Args:
         rows: one floating (rows, hidden_size) tensor per item, of any number of rows.
-        bound: the largest magnitude, as from `largest_magnitude`.
+        bound: the largest magnitude; see `largest_magnitude`.
 
     Returns:
-        The rows, and the number of items that are not sound, a 0-dimensional tensor on the device
-        of the rows.
+        The rows, and the number of unsound items, a 0-dimensional tensor on the rows' device.
     """
     lengths = [len(one) for one in rows]
     is_even = lengths[0] > 0 and lengths.count(lengths[0]) == len(lengths)
@@ -73,10 +71,10 @@ def contained(
 
 
 class Tally:
-    """Counts on the device, reported when they have arrived, without waiting for them.
+    """Counts on the device, reported when they have arrived on the host, without waiting.
 
     Args:
-        report: called with a name and by how much its count has grown.
+        report: called with a name and the growth of its count.
     """
 
     def __init__(self, report: Callable[[str, int], None]) -> None:
@@ -94,7 +92,7 @@ class Tally:
         self.poll()
 
     def poll(self) -> None:
-        """Report what has arrived, and send for what was counted since. On a CPU it is there at
+        """Report the counts that have arrived, and request the newer ones. On a CPU they arrive at
         once."""
         if self._copy is not None:
             names, numbers, event = self._copy
@@ -124,7 +122,7 @@ class Tally:
 
 @cache
 def unsound_items() -> Any:
-    """The metric, a Prometheus counter with the label `modality`; made where a model runs."""
+    """The metric, a Prometheus counter with the label `modality`, in the process of the model."""
     from prometheus_client import Counter
 
     return Counter(
@@ -137,8 +135,8 @@ def unsound_items() -> Any:
 
 
 class Reporter:
-    """Tells the operator of items that are not sound: a metric, and a line in the log now and
-    then."""
+    """Reports unsound items to the operator: by a metric, and by a line in the log at most every
+    `QUIET_SECONDS`."""
 
     def __init__(self, spec: str, bound: float) -> None:
         self._spec, self._bound, self._metric = spec, bound, unsound_items()

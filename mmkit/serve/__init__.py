@@ -1,7 +1,7 @@
 """Serving: routes for items of any modality in ``vllm serve``, and their client.
 
-`Client` and `AsyncClient` need neither vLLM nor a GPU. The server's side is the endpoint plugin
-`mmkit.serve.plugin`; ``python -m mmkit.serve DIR`` starts ``vllm serve DIR`` with it.
+`Client` and `AsyncClient` need neither vLLM nor a GPU. The endpoint plugin `mmkit.serve.plugin`
+adds the routes to the server; ``python -m mmkit.serve DIR`` starts ``vllm serve DIR`` with it.
 """
 
 from typing import TYPE_CHECKING, Any

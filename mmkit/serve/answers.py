@@ -42,7 +42,7 @@ def choice(part: Any) -> Choice:
 
 @dataclass(frozen=True)
 class Output:
-    """How an output is answered.
+    """The form in which an output is answered.
 
     Attributes:
         bound: the output.

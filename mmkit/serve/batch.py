@@ -1,6 +1,6 @@
 """Batch inference without a server: parquet in, parquet out, by engines in actors of Ray Data.
 
-``python -m mmkit.serve.batch MODEL INPUTS OUTPUTS``; needs ``mmkit[ray]``.
+``python -m mmkit.serve.batch MODEL INPUTS OUTPUTS``; needs ``vllm-mmkit[ray]``.
 
 ========== =====================================================================================
 column     holds
@@ -30,7 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-from ..errors import InputError, MmkitError
+from ..errors import DISTRIBUTION, InputError, MmkitError
 
 if "RAY_ADDRESS" not in os.environ:
     # read when Ray is imported: what it starts here listens on 127.0.0.1, not on all interfaces
@@ -45,13 +45,14 @@ try:
     import typer
     from tqdm import tqdm
 except ImportError as error:
-    raise MmkitError("batch inference", "Ray Data", str(error), "Install mmkit[ray].") from error
+    remedy = f"Install {DISTRIBUTION}[ray]."
+    raise MmkitError("batch inference", "Ray Data", str(error), remedy) from error
 
 Row = dict[str, Any]
 Options = Mapping[str, Any]
 
 HANDED_ON = ("HF_", "MMKIT_", "OMP_", "PYTHONPATH", "TOKENIZERS_", "VLLM_")
-"""How the environment variables begin that Ray hands to the actors, wherever these run; those of
+"""The prefixes of environment variables that Ray passes to the actors on all nodes. Variables of
 one machine, VLLM_HOST_IP among them, stay there."""
 
 OPTIONS = b"mmkit"
@@ -59,8 +60,8 @@ OPTIONS = b"mmkit"
 
 
 class Worker(Protocol):
-    """What an actor holds: a class at the top of a module that all nodes can import, made once per
-    actor.
+    """The work of an actor: a class at the top of a module that all nodes can import. Each actor
+    makes one instance.
 
     Attributes:
         schema: the columns of an answer, without `id` and `error`.
@@ -187,16 +188,16 @@ def run(
     of RAY_ADDRESS.
 
     Args:
-        inputs: a parquet file or a folder of them; all nodes have it.
-        outputs: folder of the part files, of this machine alone.
-        worker: the class of a `Worker`.
-        options: its arguments, of JSON.
-        engines: actors.
-        batch_size: rows that an actor takes at once, and of a part file.
-        gpus: of an actor; None for one where Ray sees any.
+        inputs: a parquet file or a folder of parquet files, on all nodes.
+        outputs: folder of the part files, on this machine alone.
+        worker: a class like `Worker`.
+        options: its arguments, as JSON values.
+        engines: number of actors.
+        batch_size: number of rows that an actor takes at once, and of a part file.
+        gpus: number of GPUs per actor; None for 1 where Ray sees any.
 
     Returns:
-        How many rows were answered now, and how many of these have an `error`.
+        The number of rows answered now, and the number of these with an `error`.
 
     Raises:
         MmkitError: inputs without unique ids, or outputs of another run.

@@ -36,7 +36,9 @@ Sent = Sequence[tuple[str, Load]]
 _ITEMS = ("multi_modal_data", "items")
 """Fields under which items are sent elsewhere."""
 
-_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify")
+_CHAT = "/v1/chat/completions"
+
+_ROUTES = ("/v1/completions", _CHAT, "/v1/embeddings", "/pooling", "/classify")
 """Routes of vLLM that would leave them out of a request without a word."""
 
 
@@ -45,9 +47,12 @@ async def apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
 
     Raises:
         InputError: an item is malformed; or a message is, and there are items; or there are items
-            where nothing reads them.
+            where nothing reads them; or messages, and no tokenizer.
         TooLarge: the items are beyond a limit.
     """
+    if path == _CHAT and not door.engine.has_tokenizer:
+        expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
+        raise InputError("messages", expected, "messages")
     in_messages = _holds(body, ["messages"]) and _holds(body, door.in_messages)
     if in_messages or (path in _ROUTES and _holds(body, _ITEMS)):
         return await asyncio.to_thread(_apart, path, body, door)
@@ -71,7 +76,7 @@ def _apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
 
 
 class _Message(msgspec.Struct):
-    """What of a message is checked before vLLM reads it."""
+    """The part of a message that is checked before vLLM reads it."""
 
     role: str
     content: str | list[str | dict[str, Raw]] | None = None
@@ -116,7 +121,8 @@ class _Conversation:
         return _each(raw, self._message)
 
     def sent(self, door: Door) -> Sent:
-        """What gives the items of the messages that were read."""
+        """The items of the messages in the order in which they were read: per item its modality,
+        and a function that loads it."""
         data = door.parts(self.items)
         turns = {name: iter(values) for name, values in data.items()}
         loaded = door.engine.loaded

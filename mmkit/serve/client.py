@@ -1,12 +1,11 @@
-"""A client of the server, sync and async: one request, a stream, or a session that goes on chunk by
-chunk.
+"""A client of the server, sync and async: single requests, streams, and sessions in chunks.
 
 >>> with Client("http://127.0.0.1:8000") as client:
 ...     answer = client.generate([3, 1, 31, 31], {"actions": [np.zeros((2, 3), np.float32)]})
 ...     answer.choices[0].token_ids
 
-Neither vLLM nor the server's web framework is imported. What a request should hold is for the
-server to check; its sentence becomes a `RequestError`.
+This module imports neither vLLM nor the server's web framework. The server checks requests; its
+sentence becomes a `RequestError`.
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ _CLOSE = '{"type": "close"}'
 
 
 class _Client:
-    """What both clients are: coroutines that suspend where the I/O does, which is nowhere in
-    `Client`."""
+    """The common part of both clients: coroutines that suspend where the I/O does, which is nowhere
+    in `Client`."""
 
     _http_class: ClassVar[Callable[..., Any]]
 
@@ -116,17 +115,17 @@ class Client(_Client):
     """A connection to one server.
 
     Args:
-        base_url: http or https address, as ``http://127.0.0.1:8000``.
+        base_url: http or https address, for example ``http://127.0.0.1:8000``.
         api_key: the server's ``--api-key``.
-        timeout: seconds without a word from the server, None for any; an answer that does not
-            stream comes at once, so it is also the longest that a generation may take.
-        model: name that requests carry, for servers that check it.
+        timeout: the most seconds without data from the server; None for no limit. An answer that
+            does not stream comes at once, so the timeout also limits the time of a generation.
+        model: model name in requests, for servers that check it.
 
     Raises:
         InputError: no http address.
 
-    Every method raises `RequestError` for what the server refuses, `ServerGone` if it is not there
-    or stops answering, and `InputError` for an item that has no form on the wire.
+    Every method raises `RequestError` if the server refuses the request, `ServerGone` if the server
+    is not there or stops answering, and `InputError` for an item without a form on the wire.
     """
 
     _http_class = httpx.Client
@@ -138,11 +137,11 @@ class Client(_Client):
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections; sessions have their own and stay."""
+        """Close the connections; sessions have their own, which stay open."""
         self._http.close()
 
     def modalities(self) -> Modalities:
-        """What the served model accepts, and the limits of the server."""
+        """The modalities and outputs of the served model, and the limits of the server."""
         return _run(self._call(Modalities, "modalities"))
 
     def generate(
@@ -151,10 +150,10 @@ class Client(_Client):
         """One request, answered as a whole.
 
         Args:
-            prompt: a text, or token ids (tokens,); None where `messages` are in its place.
+            prompt: a text, or token ids (tokens,); None beside `messages`.
             items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
-                arrays, tensors, PIL images or nested lists. Shapes and dtypes are those that
-                `modalities` tells.
+                arrays, tensors, PIL images or nested lists. `modalities` has their shapes and
+                dtypes.
             options: see `GenerateOptions` and `protocol.Sampling`.
         """
         body = self._endpoint.request(prompt, items, options, stream=False)
@@ -163,17 +162,16 @@ class Client(_Client):
     def pool(
         self, prompt: Prompt = None, items: Items = None, **options: Unpack[PoolingOptions]
     ) -> Pooling:
-        """What a pooling model makes of a prompt with items. Without a prompt the server writes the
-        placeholders of the items."""
+        """The tensor of a pooling model for a prompt with items. Without a prompt the server writes
+        the placeholders of the items."""
         body = self._endpoint.request(prompt, items, options)
         return _run(self._call(Pooling, "pooling", body))
 
     def stream(
         self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Generation, None, None]:
-        """As `generate`, but yields an event for each step; the last one has the usage. The request
-        is sent, and an error raised, when the first event is asked for; closing the generator ends
-        the request."""
+        """`generate` as a stream: yields an event per step; the last one has the usage. The first
+        `next` sends the request and raises its error; closing the generator ends the request."""
         events, opening = self._streaming(prompt, items, options)
         with self._endpoint.failures(events.url), opening as response:
             if not response.is_success:
@@ -187,12 +185,12 @@ class Client(_Client):
     def session(
         self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]
     ) -> Session:
-        """A generation that goes on with more items, chunk by chunk: ``with client.session(...) as
-        session``.
+        """A generation that continues with more items, chunk by chunk: ``with client.session(...)
+        as session``.
 
         Args:
-            prompt: what comes before the first chunk, as in `generate`.
-            items: those of that prompt.
+            prompt: the prompt of the first chunk, as in `generate`.
+            items: the items of that prompt.
             options: `max_tokens`, and more: see `SessionOptions` and `protocol.Sampling`.
         """
         return Session(self._endpoint, prompt, items, options)
@@ -255,7 +253,7 @@ class AsyncClient(_Client):
 
 
 class _Session:
-    """What both kinds of session are, as `_Client` is for the clients."""
+    """The common part of both kinds of session, like `_Client` for the clients."""
 
     first: ChunkMessage
     id: str
@@ -297,7 +295,7 @@ class _Session:
     async def _leave(self) -> None:
         try:
             if self._open and not self._waiting:
-                with suppress(MmkitError):  # over it is in any case
+                with suppress(MmkitError):  # the session ends in any case
                     await self._ask(_CLOSE, ClosedMessage)
         finally:
             self._open = False
@@ -310,8 +308,8 @@ class _Session:
         if self._waiting:
             remedy = "Await one call before the next; open a new session if one was interrupted."
             raise InputError(self._url, "the last chunk to be whole", "another message", remedy)
-        self._waiting = True  # it stays so if the wait for the answer is interrupted
-        with suppress(ConnectionClosed):  # what the server said before is still to be read
+        self._waiting = True  # stays True if the wait for the answer is interrupted
+        with suppress(ConnectionClosed):  # the server's last messages are still to be read
             await _settled(self._socket.send(text))
         return await self._answer(expected)
 
@@ -354,14 +352,14 @@ class _Session:
 
 
 class Session(_Session):
-    """A session of `Client.session`, once entered.
+    """A session of `Client.session`, after it is entered.
 
     Attributes:
-        first: the chunk that follows the start.
+        first: the chunk after the start.
         id: the server's name of the session.
         model: the served model.
-        remaining: tokens that still fit into the session, those of the prompt and of items among
-            them.
+        remaining: number of tokens that still fit into the session, tokens of prompts and items
+            included.
     """
 
     @staticmethod
@@ -382,7 +380,7 @@ class Session(_Session):
     def next(
         self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]
     ) -> ChunkMessage:
-        """The chunk that follows more items, more prompt, or both.
+        """Send more items, more prompt, or both, and return the next chunk.
 
         Args:
             items: as in `Client.generate`; without a prompt, the server writes their placeholders.
@@ -390,21 +388,20 @@ class Session(_Session):
             options: see `NextOptions`.
 
         Raises:
-            RequestError: the server refused this. The session is as it was before, unless the next
-                call raises `ServerGone`.
+            RequestError: the server refused the message. The session is as it was before, unless
+                the next call raises `ServerGone`.
             ServerGone: the session is over.
-            InputError: an item that has no form on the wire, or the last call was interrupted.
+            InputError: an item without a form on the wire, or the last call was interrupted.
         """
         return _run(self._ask(session_message("next", prompt, items, options), ChunkMessage))
 
     def close(self) -> None:
-        """Say goodbye, and wait until the server has let go of the session. Does nothing the second
-        time."""
+        """End the session, and wait until the server has released it. Can be called again."""
         _run(self._leave())
 
 
 class AsyncSession(_Session):
-    """A session of `AsyncClient.session`, once entered; see `Session`."""
+    """A session of `AsyncClient.session`, after it is entered; see `Session`."""
 
     @staticmethod
     def _connect(url: str, **options: Any) -> Any:
@@ -443,5 +440,5 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _settled(value: Any) -> Any:
-    """What a call of either kind of library comes to."""
+    """The result of a call, awaited where the library is asynchronous."""
     return await value if isawaitable(value) else value

@@ -1,5 +1,5 @@
-"""What one connection may cost: a body that does not come, frames without end, an answer that
-nobody reads.
+"""Limits of one connection: a body that does not come, frames without end, an answer that nobody
+reads.
 
 uvicorn waits for a body and for the reader of an answer as long as it takes, also when it is to
 stop, and reads the frames of a websocket as fast as they come. The middleware and the protocols
@@ -103,7 +103,7 @@ class Bounded:
 
 
 class _Exchange:
-    """What has come of a request, and whether its answer has begun."""
+    """The state of a request: what has arrived, and whether its answer has begun."""
 
     def __init__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         self._receive, self._send = receive, send
@@ -208,7 +208,7 @@ class Frames:
         self._since = 0
 
     def take(self, data: bytes | bytearray) -> int:
-        """How many of the bytes that come next are those of at most `TURN` frames.
+        """The number of the next bytes that hold at most `TURN` frames.
 
         Raises:
             Flood: there were more than `MOST_FRAMES` since the last message.

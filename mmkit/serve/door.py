@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""The state that the routes of one server share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Door:
         self._watch = asyncio.ensure_future(self._watching())
 
     async def described(self) -> Modalities:
-        """What the model accepts, made once: the largest items are processed for it."""
+        """The modalities, outputs and limits of the model; made once, because it processes the
+        largest items."""
         if self._described is None:
             self._described = await self.engine.beside(self._describe)
         return self._described
@@ -116,10 +117,10 @@ class Door:
         return asked or self.models[0]
 
     async def output(self, asked: Sampling) -> Output | None:
-        """How the output that a request asks for is answered; None where it asks for none.
+        """The form of the answer for the output that a request asks for; None without an output.
 
         Raises:
-            InputError: an output that there is not, or that is no image where a PNG is wanted.
+            InputError: an unknown output, or a PNG of an output that is no image.
         """
         if asked.output is None:
             if asked.output_format is not None:
@@ -303,7 +304,7 @@ def of_scope(scope: Any) -> Door | None:
 
 
 def _template(asked: Said) -> dict[str, Any]:
-    """What a message tells the chat template, as fields of vLLM's chat request."""
+    """The options of a message for the chat template, as fields of vLLM's chat request."""
     kwargs = parsing.decoded(_OPTIONS, asked.chat_template_kwargs, where="chat_template_kwargs")
     options = {
         "add_generation_prompt": asked.add_generation_prompt,
@@ -314,7 +315,7 @@ def _template(asked: Said) -> dict[str, Any]:
 
 
 def _media(value: Any) -> list[Media]:
-    """What of a modality's items is still to be loaded."""
+    """The media among a modality's items that are still to be loaded."""
     values = value if isinstance(value, list) else [value]
     return [part for part in values if isinstance(part, Media)]
 

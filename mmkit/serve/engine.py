@@ -1,4 +1,4 @@
-"""What the routes ask of vLLM."""
+"""The calls of vLLM that the routes make."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ COPY = "X-data-parallel-rank"
 routes."""
 
 TRIES = 3
-"""How often a request is sent whose items the engine's cache lacks, although vLLM's front end
-thought it had them."""
+"""The most times that a request is sent whose items the engine's cache lacks although vLLM's front
+end assumed them."""
 
 
 class Lost(Exception):
@@ -241,7 +241,7 @@ class Engine:
         return {name: await self.loaded(value, f"items.{name}") for name, value in data.items()}
 
     async def loaded(self, value: Any, where: str) -> Any:
-        """The same of one item, or of those of one modality."""
+        """The loaded value of one item, or of a modality's items."""
         if isinstance(value, list) and any(isinstance(part, Media) for part in value):
             return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
         if not isinstance(value, Media):
@@ -257,7 +257,7 @@ class Engine:
 
     @property
     def frames(self) -> int:
-        """How many frames of a video vLLM takes; negative for all."""
+        """The number of frames that vLLM takes of a video; negative for all."""
         options = self._media.media_io_kwargs.get("video", {})
         frames: int = options.get("num_frames", FRAMES)
         return frames
@@ -333,7 +333,7 @@ class Engine:
         return dict(prompt)
 
     def _after(self, text: Any, mark: str, last: Sequence[int]) -> str:
-        """What of a text comes after an answer, but for the end of it that is already there."""
+        """The text after an answer, without the end of it that stands there already."""
         parts = text.rsplit(mark, 1) if isinstance(text, str) else []
         if len(parts) != 2:
             expected = "a chat template that gives a text with the answers before"
@@ -370,8 +370,7 @@ class Engine:
             self.forget(work.result()[0])
 
     def forget(self, rendered: Mapping[str, Any]) -> None:
-        """Have vLLM send the items of a request anew the next time: the engine has not seen
-        them."""
+        """Make vLLM send the items of a request again next time: the engine has not seen them."""
         cache = self._renderer.mm_processor_cache
         if cache is not None:
             for hashes in rendered.get("mm_hashes", {}).values():
@@ -381,7 +380,7 @@ class Engine:
     async def render_left(
         self, history: History, cut: int, rendered: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What is left of a session whose window slides, and a new part after it, as one prompt.
+        """One prompt of the rest of a session whose window slides and of a new part after it.
 
         Its items are rendered again as they came: the engine may have let go of them.
 
@@ -528,7 +527,7 @@ def _made(kind: Callable[..., T], options: Mapping[str, Any], where: str) -> T:
 
 
 def _of_format(form: JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs:
-    """What OpenAI's form of a constraint means, as in vLLM's chat."""
+    """The meaning of a constraint in OpenAI's form, as in vLLM's chat."""
     if isinstance(form, JsonObjectFormat):
         return StructuredOutputs(json_object=True)
     return StructuredOutputs(json=form.json_schema.schema)

@@ -1,5 +1,5 @@
-"""What every route of the server has in front of it, those of vLLM among them: bodies are weighed,
-refusals are short.
+"""The gate before every route of the server, vLLM's included: it limits bodies, and keeps refusals
+short.
 
 vLLM's own routes collect every mistake of a body, at about a kilobyte each, and repeat in the
 refusal what was sent.
@@ -45,7 +45,7 @@ class _Prompted(msgspec.Struct):
     token_ids: list[_Id] | UnsetType | None = UNSET
 
     def values(self) -> int:
-        """How many there are in these fields.
+        """The number of values in these fields.
 
         Raises:
             InputError: a prompt is no list of one kind.
@@ -119,7 +119,7 @@ async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
 
 
 def _again(body: bytes, receive: Any) -> Any:
-    """What a route receives of a body that has been read."""
+    """The messages by which a route receives a body that has been read."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Any:

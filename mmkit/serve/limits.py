@@ -1,4 +1,4 @@
-"""What one client may ask of a server. Each limit is an environment variable of the server."""
+"""The limits of one client's requests. Each limit is an environment variable of the server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Limits:
     """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
 
     Attributes:
-        body_bytes: size of a request body or a session message.
+        body_bytes: bytes of a request body or a session message.
         listed: values written out in the JSON of a request or a session message, prompt ids
-            included. Each costs tens of bytes of memory, so this is lower than `elements`; a text
-            is one value, base64 too.
+            included. Each costs tens of bytes of memory, so this limit is lower than `elements`. A
+            text is one value, base64 too.
         elements: numbers in the items of one request.
         items: items of one request, all modalities together; a spec's own limits hold too.
         pixels: pixels of the images and video frames of one request, before they are decoded.
-        sessions: sessions open at once, at all API servers of one address together. 0 means as many
-            as leave each copy of the model half of its sequences and of its KV cache, since a
-            session holds both while it waits for its client.
-        idle_seconds: how long a session waits for its client's next message, a body for its next
-            part, and what the server sends for a client that does not read, an event stream too.
+        sessions: open sessions, at all API servers of one address together. A session holds
+            sequences and KV cache while it waits for its client; 0 means as many sessions as leave
+            each copy of the model half of both.
+        idle_seconds: seconds for which the server waits for a session's next message, for the next
+            part of a body, and for a client that does not read, event streams included.
     """
 
     body_bytes: int = 64 * 2**20

@@ -1,4 +1,4 @@
-"""How large media are, told from their headers, before anybody decodes a pixel."""
+"""The sizes of media, read from their headers before anything decodes a pixel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model accepts, for clients that have not read its spec."""
+"""The modalities of a model, for clients that have not read its spec."""
 
 from __future__ import annotations
 

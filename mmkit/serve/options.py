@@ -1,4 +1,4 @@
-"""What the calls of the client take, as types."""
+"""The types of the client's arguments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class _Array(Protocol):
 
 
 Prompt = str | Sequence[int] | _Array | None
-"""A text, or token ids; None where a session needs neither."""
+"""A text, or token ids; None for neither."""
 Items = Mapping[str, Any] | None
 """Per modality a list of items or a batch, as in vLLM's ``multi_modal_data``."""
 Messages = Sequence[Mapping[str, Any]] | None
 Uuids = Mapping[str, Sequence[str | None]] | None
-"""Per modality and item a name, under which the server caches the processed item."""
+"""Per modality and item a name under which the server caches the processed item."""
 OnTokens = Callable[[TokensMessage], object]
 
 
@@ -45,7 +45,8 @@ class _Choosing(TypedDict, total=False):
 
 
 class SamplingOptions(_Choosing, total=False):
-    """The fields of `protocol.Sampling`; None, as leaving one out, takes the server's default."""
+    """The fields of `protocol.Sampling`; None, or leaving a field out, takes the server's
+    default."""
 
     max_tokens: int | None
 
@@ -64,22 +65,23 @@ class _Chatting(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, _Processing, _Chatting, total=False):
-    """What a request can say besides its prompt and items.
+    """Options of a request besides its prompt and items.
 
     Attributes:
-        messages: in place of both, messages as in OpenAI's chat, with items as content parts,
-            ``{"type": "cloud", "cloud": item}``; the server's chat template makes a prompt of them.
+        messages: in place of prompt and items, messages as in OpenAI's chat, with items as content
+            parts, ``{"type": "cloud", "cloud": item}``; the server's chat template makes the
+            prompt.
         add_generation_prompt: whether the prompt ends with the beginning of an answer; True by
             default.
         continue_final_message: whether the answer continues the last message.
-        chat_template_kwargs: what the template is told besides.
-        uuids: per modality and item a name, under which the server caches the processed item.
+        chat_template_kwargs: further variables of the template.
+        uuids: per modality and item a name under which the server caches the processed item.
         mm_processor_kwargs: options of the processor, for this request.
-        cache_salt: requests share the prefix cache and the names of items with those of the same
+        cache_salt: requests share the prefix cache and the names of items with requests of the same
             salt only.
-        n: how many answers.
+        n: number of answers.
         stop: texts that end an answer.
-        structured_outputs: what the text must be: one of `protocol.StructuredOutputs`, as
+        structured_outputs: the form of the text: one of `protocol.StructuredOutputs`, for example
             ``{"choice": ["yes", "no"]}``.
         response_format: the same in OpenAI's form: ``{"type": "json_object"}``.
     """
@@ -91,7 +93,7 @@ class GenerateOptions(SamplingOptions, _Processing, _Chatting, total=False):
 
 
 class PoolingOptions(_Processing, total=False):
-    """What a pooling request can say besides its prompt and items.
+    """Options of a pooling request besides its prompt and items.
 
     Attributes:
         uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`.
@@ -102,20 +104,19 @@ class PoolingOptions(_Processing, total=False):
 
 
 class SessionOptions(_Choosing, _Processing, _Chatting, total=False):
-    """What the start of a session can say besides its prompt and its items; it holds for all
-    chunks.
+    """Options of the start of a session besides its prompt and items; they hold for all chunks.
 
     Attributes:
-        max_tokens: the most tokens of each chunk; wanted without an `output`, which decides it.
+        max_tokens: the most tokens of each chunk; required without an `output`, which decides it.
         messages, add_generation_prompt, continue_final_message, chat_template_kwargs: as in
-            `GenerateOptions`; they are of the start alone.
-        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids are of the
-            start's items.
-        window: how the session goes on when it is full, the fields of `protocol.Window`:
-            ``{"keep": 13}``. By default what does not fit is refused.
+            `GenerateOptions`; for the start alone.
+        uuids, mm_processor_kwargs, cache_salt: as in `GenerateOptions`; the uuids name the items of
+            the start.
+        window: how the session continues when it is full, the fields of `protocol.Window`:
+            ``{"keep": 13}``. By default the server refuses messages that do not fit.
         stream: whether the server sends tokens as they come.
-        on_tokens: a plain function, called with the new tokens of a chunk before it is whole;
-            implies ``stream=True``.
+        on_tokens: a plain function, called with the new tokens of a chunk before the chunk is
+            complete; implies ``stream=True``.
     """
 
     max_tokens: int
@@ -125,13 +126,13 @@ class SessionOptions(_Choosing, _Processing, _Chatting, total=False):
 
 
 class NextOptions(_Chatting, total=False):
-    """What one step of a session can say besides its prompt and its items.
+    """Options of one step of a session besides its prompt and items.
 
     Attributes:
         messages, add_generation_prompt, continue_final_message, chat_template_kwargs: as in
-            `GenerateOptions`; the messages are those that come after the last answer.
+            `GenerateOptions`; the messages are those after the last answer.
         uuids: as in `GenerateOptions`.
-        max_tokens: instead of the session's.
+        max_tokens: in place of the session's.
     """
 
     uuids: Uuids

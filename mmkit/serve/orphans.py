@@ -1,4 +1,4 @@
-"""What becomes of API servers whose head is gone."""
+"""The end of API servers whose head process is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def end_with_head() -> None:
-    """Have an API server, and all that vLLM has started beside it, end with the process that has
+    """Let an API server, and all processes that vLLM started beside it, end with the process that
     started them.
 
     That process ends them itself, unless it is killed. They would then go on, and share their port

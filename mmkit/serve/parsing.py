@@ -1,7 +1,7 @@
-"""JSON as messages and items, and what is wrong with it in one sentence.
+"""JSON as messages and items, and errors in it as one sentence.
 
-msgspec decodes: it stops at the first thing that is wrong, and makes nothing of what it was not
-asked for, so a refusal costs no more than what was sent.
+msgspec decodes. It stops at the first error, and builds no values beyond the expected ones, so the
+cost of a refusal is bounded by the size of the message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnknownField(InputError):
 
     Attributes:
         object: the path of the object; empty for the body.
-        name: the field's, shortened.
+        name: the name of the field, shortened.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -78,19 +78,19 @@ def _whole(described: Any, parts: Mapping[str, Any]) -> Any:
 
 @cache
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """What decodes JSON of one type."""
+    """The decoder of JSON of one type."""
     return msgspec.json.Decoder(kind)
 
 
 def decoded(of: msgspec.json.Decoder[Any], raw: Any, written: Any = None, where: str = "") -> Any:
-    """JSON as what a decoder makes of it.
+    """The value that a decoder makes of JSON.
 
     Args:
         of: the decoder.
         raw: bytes, a text or `Raw`.
-        written: tells how a field of the outermost object was written, where errors should show
-            that.
-        where: names the value in errors; the body if it is empty.
+        written: a function that returns the source of a field of the outermost object, for errors
+            that show it.
+        where: names the value in errors; empty for the body.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -118,7 +118,7 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
-"""What msgspec calls the types of JSON, in words."""
+"""msgspec's names of JSON types, in words."""
 
 _UNIONS = {
     "`bool | int | float | object | array | null`": FORMS,
@@ -126,11 +126,11 @@ _UNIONS = {
     "`bool | int | float | str | object | array | null`": f"a text, {FORMS}",
     "`bool | int | float`": f"lists nested at most {DEEPEST} deep",
 }
-"""What it calls the types of items."""
+"""msgspec's names of the types of items, in words."""
 
 
 def _refusal(message: str, root: str, written: Any) -> InputError:
-    """One sentence for what msgspec says."""
+    """One sentence for an error of msgspec."""
     message, of_key, rest = message.partition(" - at `key` in `$")
     message = f"{message} - at `${rest}" if of_key else message
     text, at, place = message.rpartition(" - at `$")
@@ -176,7 +176,7 @@ def _as_written(model: type[Struct]) -> Any:
 
 
 def _written(model: type[Struct], raw: Any, field: str) -> str:
-    """How a number or a text was written; empty for anything else."""
+    """The source of a number or a text; empty for any other value."""
     try:
         value = getattr(_as_written(model).decode(raw), field)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # more is wrong, further on
@@ -188,5 +188,5 @@ def _written(model: type[Struct], raw: Any, field: str) -> str:
 
 
 def shown(value: str) -> str:
-    """A text as errors show it."""
+    """A text in the form that errors show."""
     return repr(value) if len(value) <= _SHOWN else f"a text like {value[:_SHOWN]!r}..."

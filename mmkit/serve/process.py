@@ -32,10 +32,10 @@ class Server:
     Args:
         model: directory of a checkpoint.
         options: more arguments of ``vllm serve``.
-        port: where to listen; None takes a free one.
+        port: port to listen on; None takes a free one.
         environment: variables on top of this process's.
-        log: file for what it writes; None drops that.
-        start_seconds: how long it may take to answer.
+        log: file for the server's output; None drops the output.
+        start_seconds: the most seconds until the server answers.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and return when it is healthy.
+        """Start the server, and return when it is healthy.
 
         Raises:
-            MmkitError: it ended, or took too long.
+            MmkitError: the server ended, or took too long.
         """
         output: int | IO[bytes] = subprocess.DEVNULL if self._log is None else self._log.open("wb")
         try:
@@ -98,10 +98,10 @@ class Server:
         return f"Its log ends:\n{self._log.read_text(errors='replace')[-_TAIL:]}"
 
     def stop(self, seconds: float = 30.0) -> int | None:
-        """Stop it: by SIGTERM, and after some seconds by SIGKILL to it and all its processes.
+        """Stop the server by SIGTERM, and after `seconds` by SIGKILL, with all its processes.
 
         Returns:
-            The exit status; None if it was never started.
+            The exit status; None if the server was never started.
         """
         process = self.process
         if process is None:
@@ -129,7 +129,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,9 +1,7 @@
-"""What goes over the wire: requests, responses and session messages, shared by the server and the
-client.
+"""The protocol: requests, responses and session messages, shared by the server and the client.
 
-Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are taken as they are: an integer
-field refuses 1.5 and "1" rather than casting them. Items and uuids stay bytes until their names
-are checked.
+Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are not cast: an integer field
+refuses 1.5 and "1". Items and uuids stay bytes until their names are checked.
 """
 
 from __future__ import annotations
@@ -67,21 +65,21 @@ Options = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
 def nothing() -> Raw:
-    """What a field of bytes is where a request leaves it out."""
+    """The value of a field of bytes that a request leaves out."""
     return Raw(b"null")
 
 
 def no_items() -> Raw:
-    """The items of a request without any."""
+    """The items of a request without items."""
     return Raw(b"{}")
 
 
 class _Body(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a client sends."""
+    """A message of a client."""
 
 
 class _Out(BaseModel):
-    """What a server sends; a client of an older version reads past fields that it does not know."""
+    """A message of a server. A client of an older version ignores fields that it does not know."""
 
     model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
 
@@ -98,8 +96,7 @@ class Prompted(_Body, kw_only=True):
 
 
 class Said(Prompted, kw_only=True):
-    """A prompt with items, or messages, and how the chat template makes a prompt of these, as in
-    vLLM's chat."""
+    """A prompt with items, or messages with the options of the chat template, as in vLLM's chat."""
 
     messages: Messages = msgspec.field(default_factory=nothing)
     add_generation_prompt: bool | None = None
@@ -108,8 +105,8 @@ class Said(Prompted, kw_only=True):
 
 
 class Sampling(Said, kw_only=True):
-    """What the model is to read, and how tokens are chosen after it, as in vLLM's `SamplingParams`;
-    None takes the model's generation config, then vLLM's default."""
+    """The prompt, and the choice of tokens after it, as in vLLM's `SamplingParams`; None takes the
+    model's generation config, then vLLM's default."""
 
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
@@ -150,8 +147,9 @@ class Sampling(Said, kw_only=True):
 
 
 class StructuredOutputs(_Body, kw_only=True):
-    """What the text of an answer must be, as in vLLM's `StructuredOutputsParams`: one of these. Its
-    options are left out, since no backend of vLLM reads those of a request."""
+    """The form of an answer's text, as in vLLM's `StructuredOutputsParams`: one of these. The
+    options of `StructuredOutputsParams` are left out: no backend of vLLM reads them from a
+    request."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -162,7 +160,7 @@ class StructuredOutputs(_Body, kw_only=True):
 
 
 class _Format(_Body, tag_field="type"):
-    """The form of an answer, as OpenAI's clients ask for it."""
+    """The form of an answer in OpenAI's `response_format`."""
 
 
 class TextFormat(_Format, tag="text"):
@@ -212,16 +210,16 @@ class PoolingRequest(Prompted, kw_only=True):
 
 
 class Window(_Body, kw_only=True):
-    """How a session goes on when the next message would not fit: its oldest items fall out, with
-    the tokens that belong to them.
+    """How a session continues when the next message would not fit: the window drops the oldest
+    items, with the tokens that belong to them.
 
     Attributes:
-        keep: the most items that are left then, those of the new message among them.
+        keep: the most items that remain, those of the new message included.
         items: the most items at once, where that is less than the model's limit.
-        cut: where the window may begin: right behind an item's placeholders, or at the beginning of
+        cut: where the window may begin: right after an item's placeholders, or at the beginning of
             a message of the client's.
-        prefix: so many of the first tokens always stay, with their items, which `keep` does not
-            count.
+        prefix: number of first tokens that always stay, with their items; `keep` does not count
+            these items.
     """
 
     keep: Positive
@@ -231,8 +229,8 @@ class Window(_Body, kw_only=True):
 
 
 class StartMessage(Sampling, kw_only=True):
-    """First message of a client in ``WS /v1/mm/session``. `max_tokens` is that of each chunk; an
-    `output` decides it. Without a `window`, what does not fit is refused."""
+    """First message of a client in ``WS /v1/mm/session``. `max_tokens` holds for each chunk; an
+    `output` decides it. Without a `window`, the server refuses messages that do not fit."""
 
     type: Literal["start"]
     window: Window | None = None
@@ -243,8 +241,8 @@ class StartMessage(Sampling, kw_only=True):
 
 
 class NextMessage(Said, kw_only=True):
-    """What comes after the last chunk: more prompt with its items, items alone, whose placeholders
-    the server then writes, or more messages."""
+    """The message after a chunk: more prompt with its items, items alone, whose placeholders the
+    server then writes, or more messages."""
 
     type: Literal["next"]
     max_tokens: Positive | None = None
@@ -267,13 +265,13 @@ MESSAGES: dict[str, type[_Body]] = {
 
 
 class PromptTokensDetails(_Out):
-    """Where prompt tokens came from."""
+    """The origin of prompt tokens."""
 
     cached_tokens: int = 0
 
 
 class Usage(_Out):
-    """Token counts; those of a session are of one chunk."""
+    """Token counts; in a session those of one chunk."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -282,15 +280,15 @@ class Usage(_Out):
 
 
 class Produced(_Out):
-    """An output, as the request wants it: a tensor in the form of an item, base64 of little-endian
-    values, ``dtype`` and ``shape``; or base64 of a PNG file."""
+    """An output in the form that the request asks for: a tensor in the form of an item, base64 of
+    little-endian values, ``dtype`` and ``shape``; or base64 of a PNG file."""
 
     name: str
     tensor: dict[str, Any] | None = None
     png: str | None = None
 
     def array(self) -> np.ndarray[Any, Any]:
-        """It as an array; of a PNG uint8 (height, width, 3), for which Pillow is wanted."""
+        """The output as an array; a PNG as uint8 (height, width, 3), which needs Pillow."""
         if self.tensor is not None:
             return _array(self.tensor)
         from PIL import Image
@@ -299,11 +297,11 @@ class Produced(_Out):
 
 
 class _Answering(_Out):
-    """What may have an output.
+    """An answer that may have an output.
 
     Attributes:
-        produced: the output on the wire, there under the name ``output``; in a stream with the last
-            of its tokens.
+        produced: the output on the wire, where its name is ``output``; a stream sends it with the
+            last tokens.
     """
 
     produced: Produced | None = Field(None, alias="output")
@@ -315,7 +313,7 @@ class _Answering(_Out):
 
 
 class Choice(_Answering):
-    """One of the `n` answers; in a stream, what is new of it."""
+    """One of the `n` answers; in a stream, the new part of it."""
 
     index: int
     token_ids: list[int]
@@ -383,7 +381,7 @@ Sizes = list[int | str | list[int | str]] | None
 
 
 class PartInfo(_Out):
-    """What a model accepts as one part of a record, or beside an embedding; see `ModalityInfo`."""
+    """One part of a record, or one field beside an embedding; see `ModalityInfo`."""
 
     expected: str
     shape: Sizes
@@ -391,21 +389,22 @@ class PartInfo(_Out):
 
 
 class ModalityInfo(_Out):
-    """What a model accepts of one modality.
+    """The items that a model accepts for one modality.
 
     Attributes:
-        expected: an item in a few words.
-        shape: sizes of a tensor item, or of a text in characters, [least, most] where one varies;
-            None for media and records.
-        dtype: its canonical dtype, or ``"text"``; None for media and records.
+        expected: a short description of an item.
+        shape: sizes of a tensor item, or of a text in characters, [least, most] where a size
+            varies; None for media and records.
+        dtype: canonical dtype of the item, or ``"text"``; None for media and records.
         parts: the parts of a record, by name; None for other items.
         limit: the most items in one request.
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
             decides.
-        placeholder: ids that the prompt has for one item; None where they depend on it.
-        in_place: the caller writes the whole placeholders, rather than a target that they replace.
-        embeds: name under which precomputed embeddings may be sent, or None.
-        embeds_with: what each of these comes with, by name.
+        placeholder: the ids of one item in the caller's prompt; None where they depend on the item.
+        in_place: whether the caller writes the whole placeholders, rather than a target that they
+            replace.
+        embeds: name under which callers may send precomputed embeddings, or None.
+        embeds_with: the fields beside the embeddings, by name.
         example: a smallest item in JSON, ready to send.
     """
 
@@ -424,14 +423,14 @@ class ModalityInfo(_Out):
 
 
 class OutputInfo(_Out):
-    """What a model gives as one output.
+    """One output of a model.
 
     Attributes:
-        tokens: how many ids it has.
-        shape: of the array.
-        dtype: of its numbers.
-        png: whether it is an image, uint8 (height, width, 3), which `output_format` may want as a
-            PNG.
+        tokens: number of ids.
+        shape: shape of the array.
+        dtype: dtype of the array.
+        png: whether the array is an image, uint8 (height, width, 3), which `output_format` may ask
+            for as a PNG.
     """
 
     name: str
@@ -486,18 +485,18 @@ class TokensMessage(_Out):
 
 
 class Slid(_Out):
-    """What fell out of a session's window: tokens, and items by modality."""
+    """The tokens, and the items by modality, that a session's window dropped."""
 
     tokens: int
     items: dict[str, int]
 
 
 class ChunkMessage(_Answering):
-    """A whole chunk. `remaining` tokens fit into the session after it, before its window slides.
+    """A complete chunk. `remaining` tokens fit into the session after it, before its window slides.
 
     Attributes:
-        slid: what fell out before this chunk. The model has then read again what is left, and
-            `usage` counts that, too.
+        slid: the part that the window dropped before this chunk. The model has then read the rest
+            again, and `usage` counts those tokens, too.
     """
 
     type: Literal["chunk"] = "chunk"

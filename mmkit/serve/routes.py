@@ -66,7 +66,7 @@ _NO_SPEC = protocol.ErrorInfo(
 
 @router.get("/v1/mm/modalities", responses={200: {"model": protocol.Modalities}, **_REFUSALS})
 async def modalities(request: Request) -> Response:
-    """What this model accepts, straight from its spec."""
+    """The modalities, outputs and limits of this model, from its spec."""
     try:
         here = door(request)
     except NoSpec:
@@ -130,7 +130,7 @@ def _refusal(error: Exception, plan: Plan | None, route: str) -> Response:
     openapi_extra=_body(PoolingRequest),
 )
 async def pooling(request: Request) -> Response:
-    """What a pooling model makes of a prompt with items: one tensor."""
+    """The tensor of a pooling model for a prompt with items."""
     plan = None
     try:
         here = door(request)
@@ -184,7 +184,7 @@ class _Answer:
         return [await self._with_output(choice(part)) for part in output.outputs]
 
     async def _with_output(self, new: Choice) -> Choice:
-        """What is new of a choice, with the output once it is whole."""
+        """The new part of a choice, with the output once it is complete."""
         if self._output is None:
             return new
         ids = self._ids.setdefault(new.index, [])

@@ -195,7 +195,7 @@ class Session:
         return _End(info.message, code)
 
     async def _finish(self, end: _End) -> None:
-        """Say farewell, if there is anybody."""
+        """Send the last message, if the client is still there."""
         try:
             await self._send(ClosedMessage(reason=end.reason, remaining=self.remaining))
             async with asyncio.timeout(self._door.limits.idle_seconds):
@@ -266,7 +266,7 @@ class Session:
         return self._door.engine.sampling(chunk, output=output, stream=True)
 
     async def _rendered(self, message: Any, prompt: Mapping[str, Any], max_tokens: int) -> _Step:
-        """What the engine is to read for a message, if it fits."""
+        """The prompt of the engine for a message, if it fits."""
         engine = self._door.engine
         if not prompt.get("prompt") and not prompt.get("prompt_token_ids"):
             if not self._last:
@@ -477,6 +477,6 @@ _CONSTRAINTS = ("structured_outputs", "response_format")
 
 
 class _Kind(msgspec.Struct):
-    """What every message has."""
+    """The fields of every message."""
 
     type: str

@@ -1,5 +1,5 @@
-"""What the clients and their sessions share: where a server is, how requests look, and what goes
-wrong on the way, as errors."""
+"""Common code of clients and sessions: the address of a server, the form of requests, and failures
+of the connection as errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ M = TypeVar("M", bound=BaseModel)
 SHOWN = 200
 """Characters of a body or message of unknown form that an error shows."""
 GOODBYE_SECONDS = 5.0
-"""How long the end of a session may take."""
+"""The most seconds that the end of a session may take."""
 
 
 class RequestError(MmkitError):
-    """What a server refused; the message is its sentence.
+    """A refusal by the server; the message is the server's sentence.
 
     Attributes:
         code: HTTP status.
-        param: path of what is wrong in the request, as ``items.actions[3]``.
-        type: the kind of error, as ``BadRequestError``.
+        param: path of the error in the request, for example ``items.actions[3]``.
+        type: the kind of error, for example ``BadRequestError``.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class RequestError(MmkitError):
 
 
 class ServerGone(MmkitError):
-    """No server, one that went away or fell silent before the answer was whole, or another one."""
+    """No server of mmkit at the address, or one that went away or fell silent before the answer was
+    complete."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is, and how requests to it look."""
+    """The address of a server, and the form of requests to it."""
 
     base: str
     headers: Mapping[str, str]
@@ -93,7 +94,7 @@ class Endpoint:
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:
-        """What goes wrong on the way, as errors of this module."""
+        """A context that turns failures of the connection into errors of this module."""
         try:
             yield
         except (httpx.TimeoutException, TimeoutError):

@@ -47,6 +47,6 @@ class Connector(MediaConnector):
 
 
 def install() -> None:
-    """Have vLLM's own routes load media by this loader. Can be called again."""
+    """Make vLLM's own routes load media by this loader. Can be called again."""
     REGISTRY.register("http")(Connector)
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

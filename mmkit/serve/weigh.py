@@ -1,4 +1,4 @@
-"""What a body weighs, told from its bytes while they come, before anything is made of them."""
+"""The weight of a body, counted in its bytes as they arrive, before anything is parsed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Scale:
             raise TooLarge(self._where, f"at most {limits.listed} values in JSON", "more", remedy)
 
     def _outside(self, piece: bytes) -> bytes:
-        """What of the next piece is not in a text. Commas in texts are no values: a long text has
-        many."""
+        """The part of the next piece that is outside texts. Commas in texts separate no values, and
+        long texts have many."""
         piece = (self._escape + piece).replace(rb"\\", b"")
         self._escape = piece[-1:] if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')

@@ -1,4 +1,4 @@
-"""What a session remembers of itself, and what it lets go of when its window slides."""
+"""The history of a session, and the parts that its sliding window drops."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class History:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Those of which something is left."""
+        """The turns that the window has not dropped as a whole."""
         return self._turns
 
     @property

@@ -1,4 +1,4 @@
-"""Items in JSON.
+"""Items in JSON: the forms on the wire, their decoder and their encoder.
 
 ====================================================== ===========================================
 form                                                   is
@@ -12,9 +12,9 @@ nested lists, a number                                 the values
 ``{"gene_ids": ..., "values": ...}``                   a record: its parts, in the forms above
 ====================================================== ===========================================
 
-The value of a modality is a list of items, or one encoded tensor, which is one item or a batch of
-them, or ``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms, and beside
-these the fields that their layout reads. Nothing is unpickled.
+The value of a modality is a list of items; or one encoded tensor, which is one item or a batch; or
+``{"<modality>_embeds": ...}`` with precomputed embeddings in the same forms, and beside them the
+fields that their layout reads. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Media:
 
     Attributes:
         kind: image, video or audio.
-        url: where it is; a data URL holds it.
+        url: its address; a data URL holds the part itself.
     """
 
     kind: str
@@ -112,7 +112,7 @@ def _any_with(name: str) -> Any:
 
 
 def _type_of(kind: ItemType | None) -> Any:
-    """What one item of a list is, of an item type; None for numbers or media."""
+    """The type of one item of a list, by its item type; None stands for numbers or media."""
     if isinstance(kind, Text):
         return str | None
     return _named(kind.part_names, _PART) | None if kind and kind.part_names else _VALUE
@@ -145,7 +145,8 @@ def _has(raw: Raw, name: str, where: str) -> bool:
 
 @contextmanager
 def _forms(parts: tuple[str, ...]) -> Iterator[None]:
-    """Tell the forms of an item, or the parts of a record, where an object has another field."""
+    """A context that names the forms of an item, or the parts of a record, in the error for an
+    object with another field."""
     try:
         yield
     except UnknownField as error:
@@ -160,8 +161,8 @@ class Decoder:
     """Decodes the items of one request.
 
     Attributes:
-        elements: numbers that may still come, all items together.
-        items: items that may still come.
+        elements: numbers that the request may still have, all items together.
+        items: items that the request may still have.
     """
 
     elements: int
@@ -176,12 +177,12 @@ class Decoder:
         kinds: Mapping[str, ItemType] | None = None,
         beside: Mapping[str, Iterable[str]] | None = None,
     ) -> dict[str, Any]:
-        """What goes into ``multi_modal_data``; media parts become `Media`.
+        """The value of ``multi_modal_data``; media parts become `Media`.
 
         Args:
             items: JSON, by modality.
-            kinds: the item types, by modality; numbers or media where one is missing.
-            beside: the fields that come with precomputed embeddings, by modality.
+            kinds: the item types, by modality; a modality without one takes numbers or media.
+            beside: the fields beside precomputed embeddings, by modality.
 
         Raises:
             InputError: names the path of what is malformed.
@@ -339,7 +340,7 @@ class Decoder:
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers nested lists have."""
+    """The number of numbers in nested lists."""
     count, level = 0, [value]
     while level:
         lists = [part for part in level if isinstance(part, list)]
@@ -352,11 +353,11 @@ def _numbers(value: Any) -> int:
 
 
 def encode(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller would put into ``multi_modal_data``, as JSON: arrays and tensors as raw base64,
-    PIL images as PNG data URLs, lists and texts as they are, dicts by their parts.
+    """The JSON of items as a caller writes them into ``multi_modal_data``: arrays and tensors as
+    raw base64, PIL images as PNG data URLs, lists and texts as they are, dicts part by part.
 
     Raises:
-        InputError: a value that has no form on the wire.
+        InputError: a value without a form on the wire.
     """
     return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
@@ -365,8 +366,8 @@ def content_part(modality: str, item: Any, uuid: str | None = None) -> dict[str,
     """A content part of a chat message with an item, for `/v1/chat/completions`.
 
     Args:
-        modality: its name.
-        item: as for `encode`; None with a `uuid` for one that the server has.
+        modality: name of the modality.
+        item: as for `encode`; None with a `uuid` for an item that the server has.
         uuid: a name for the server's cache.
 
     Raises:
@@ -395,12 +396,12 @@ def encoded(value: Any, where: str, *, top: bool = False) -> Any:
     """One value as JSON, see `encode`.
 
     Args:
-        value: an item, or what holds items, as messages do.
+        value: an item, or a container of items, for example messages.
         where: its path in errors.
-        top: whether it is all that there is of a modality.
+        top: whether the value is all of a modality.
 
     Raises:
-        InputError: it has no form on the wire.
+        InputError: a value without a form on the wire.
     """
     if isinstance(value, torch.Tensor):
         return _base64(value.detach().cpu(), str(value.dtype).removeprefix("torch."), where)

@@ -91,21 +91,22 @@ def check_law(
     """Check one law on a subject.
 
     Args:
-        law: a law, or its number, as ``"L3"``.
+        law: a law, or its number, for example ``"L3"``.
         subject: see `of_spec` and `of_registered`.
         examples: Hypothesis examples; None for those of the current profile.
         database: let Hypothesis keep failures for the next run.
-        seconds: after which no more requests are drawn; None for no end.
+        seconds: the time after which no more requests are drawn; None for no limit.
 
     Returns:
-        What there is to say of a law that holds, as that it was cut off; mostly nothing.
+        A note on a law that holds, for example that its time was over; mostly empty.
 
     Raises:
-        Violation: the law does not hold; the message has the smallest request for which Hypothesis
-            saw it.
-        NotApplicable: it has nothing to say about this subject.
-        NotDrawn: it said something about none, or fewer than one in twenty, of the drawn requests.
-        KitError: the kit itself broke; see `verdicts.is_of_kit`.
+        Violation: the law does not hold. The message has the smallest failing request that
+            Hypothesis found.
+        NotApplicable: the law has nothing to say about this subject.
+        NotDrawn: the law said something about none, or fewer than one in twenty, of the drawn
+            requests.
+        KitError: mmkit's own code failed; see `verdicts.is_of_kit`.
     """
     law = LAWS[law] if isinstance(law, str) else law
     if subject.undrawn and not subject.samples:
@@ -176,7 +177,7 @@ def _judged(case: Case) -> Iterator[None]:
             message if message.startswith(name) else f"{name}: {message}"
         ) from error.__cause__
     except Exception as error:
-        # those of Hypothesis on its own function say nothing
+        # notes of Hypothesis about its own function say nothing
         said = [
             note
             for note in getattr(error, "__notes__", ())
@@ -201,13 +202,13 @@ def check_subject(
     expected: Mapping[str, str] | None = None,
     budget: float | None = None,
 ) -> Report:
-    """Check laws on a subject; the arguments are those of `check`, and a title for the report."""
+    """Check laws on a subject. The arguments are those of `check`, and `title`, the report's."""
     without = f", without items of {' and '.join(subject.undrawn)}" if subject.undrawn else ""
     report = Report((title or str(subject.model_dir)) + without)
     numbers = list(LAWS if laws is None else laws)
     reasons = dict(expected or {})
     for number in reasons:
-        LAWS[number]  # those that there are not are refused at once
+        LAWS[number]  # an unknown law is a KeyError before any check
     waiting = [LAWS[number] for number in numbers if model or not LAWS[number].needs_model]
     end = None if budget is None else time.monotonic() + budget
     for number in numbers:
@@ -262,25 +263,25 @@ def check(
     Args:
         spec: the declaration.
         model_dir: a folder; weights are not needed.
-        laws: their numbers, as ``["L2", "L3"]``; None for all.
+        laws: numbers of laws, for example ``["L2", "L3"]``; None for all.
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
         progress: called with each result as it comes.
-        expected: laws that are known to be violated, by number, with the reason or a link; it is a
-            failure if one of them holds.
-        budget: seconds for all laws together, without the loading of models: a law draws no more
-            requests when its share is over, and says so.
+        expected: laws that are known to be violated, by number, with the reason or a link; a law
+            among them that holds is a failure.
+        budget: seconds for all laws together, without the loading of models. A law draws no more
+            requests when its share is over, and its result says so.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
             classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
             runs code that the folder brings.
 
     Returns:
-        One result per law; false if one failed, or if the kit broke.
+        One result per law; false if a law failed, or mmkit's own code did.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
-        KeyError: a law that there is not.
+        KeyError: an unknown law.
     """
     subject = of_spec(spec, model_dir, **options)
     return check_subject(
@@ -329,13 +330,13 @@ def parametrize(
     examples: int | None = None,
     **options: Any,
 ) -> Any:
-    """A pytest decorator: the test function is called once per law, with a `check` to call.
+    """A pytest decorator: one test per law. The test function receives `check`, and calls it.
 
     Args:
         spec: as for `check`.
         model_dir: as for `check`.
-        expected: laws that this spec is known to violate, with the reason; it is a failure if one
-            of them holds.
+        expected: laws that this spec is known to violate, with the reason; a law among them that
+            holds is a failure.
         model: as for `check`.
         examples: as for `check`.
         options: as for `check`.

@@ -1,7 +1,8 @@
-"""A spec beside the processor classes that it replaces: is the port right?
+"""A spec compared with the processor classes that it replaces.
 
 Both process the same requests, drawn from the spec's item types and given ones, as token ids and as
-text. Ids, ranges, masks, and the fields with their kinds, dtypes and every value are compared.
+text. The comparison covers ids, ranges, masks, and the fields with their kinds, dtypes and every
+value.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from .subject import of_spec as subject_of
 
 
 class Difference(AssertionError):
-    """A request that the two process differently; the message tells the first difference."""
+    """A request that the two process differently; the message has the first difference."""
 
 
 @dataclass
 class Comparison:
-    """What came of a comparison; true if nothing differs.
+    """The result of a comparison; true if nothing differs.
 
     Attributes:
-        requests: how many requests were compared, as ids and as text apart.
-        refused: how many of them both refuse.
-        taken: how many the spec takes and the class refuses, which is no difference: hand-written
-            classes fail on much that is well-formed.
+        requests: number of compared requests; ids and text count separately.
+        refused: number of requests that both refuse.
+        taken: number of requests that the spec accepts and the class refuses. This is no
+            difference: hand-written classes fail on many well-formed requests.
         taken_first: the first of these, as a sentence.
         difference: the first difference, as a sentence; empty for none.
     """
@@ -47,13 +48,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Given:
-    """A request that is compared beside the drawn ones.
+    """A request of your own, compared before the drawn ones.
 
     Attributes:
         prompt: a text, or token ids.
-        data: what a caller puts into ``multi_modal_data``.
+        data: as a caller writes it into ``multi_modal_data``.
         kwargs: `mm_processor_kwargs`.
-        items: what the data is, for messages.
+        items: a short form of the data for messages; None for the data itself.
     """
 
     prompt: str | list[int]
@@ -81,10 +82,11 @@ def compare(
     Args:
         spec: the declaration.
         model_dir: a folder with config, tokenizer and processor files; no weights are needed.
-        model_class: a class for which processor classes are registered with vLLM. What vLLM reads
-            from the model class, as whether it takes raw input, is read from this one.
-        examples: drawn requests.
-        given_requests: those to compare first.
+        model_class: a class for which processor classes are registered with vLLM. vLLM reads its
+            own attributes of the model class, for example whether it takes raw input, from this
+            class.
+        examples: number of drawn requests.
+        given_requests: requests to compare first.
         progress: called after each request.
         options: for `mmkit.testing.of_spec`: `kwargs` and `samples` to draw from, options of vLLM's
             ModelConfig.
@@ -113,7 +115,7 @@ def compare(
         progress(comparison)
 
     def canonical(request: Request) -> dict[str, list[Any]]:
-        """The items in the one form that both take: hand-written classes read others otherwise."""
+        """The items in canonical form: hand-written classes interpret other forms differently."""
         return {
             name: [items[name].canonical(value, name) for value in values]
             for name, values in request.data().items()
@@ -139,7 +141,7 @@ def compare(
 def _outcome(processor: Any, request: Given) -> harness.Outcome | str:
     try:
         return harness.run(processor, request.prompt, request.data, request.kwargs)
-    except Exception as error:  # what hand-written classes refuse with is anything
+    except Exception as error:  # hand-written classes refuse with any exception
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Drawn values and a check of each of them, outside of a test file: the laws and comparisons."""
+"""Checks of drawn values outside a test file, for laws and comparisons."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 
 def quiet(**options: Any) -> settings:
-    """The current profile for checks that may take their time and raise one error, with other
-    settings changed."""
+    """The settings of the current profile for checks that may be slow and raise one error, with
+    some settings changed."""
     return settings(
         **{
             "deadline": None,
@@ -30,12 +30,13 @@ def quiet(**options: Any) -> settings:
 
 
 def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options: Any) -> None:
-    """Call a check with drawn values, as the requests of a subject.
+    """Call a check with drawn values, for example the requests of a subject.
 
     Args:
-        values: a strategy, as `Subject.requests()`.
-        check: raises where something does not hold; its error comes from the smallest value.
-        options: Hypothesis settings, as `max_examples`.
+        values: a strategy, for example `Subject.requests()`.
+        check: a function that raises where a value fails; the final error is that of the smallest
+            failing value.
+        options: Hypothesis settings, for example `max_examples`.
     """
 
     @quiet(**options)
@@ -47,22 +48,21 @@ def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options
 
 
 class OutOfTime(unittest.SkipTest):
-    """The time of a law is over. Hypothesis hands a skipped test on at once, and makes nothing
-    smaller."""
+    """The time of a law is over. Hypothesis passes a skipped test on at once, without shrinking."""
 
 
 class Clock:
-    """How long something may take, in seconds; None for no end."""
+    """A time limit in seconds; None for no limit."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         self.start = time.monotonic()
 
     def look(self) -> None:
-        """Say when the time is over.
+        """Check the time limit.
 
         Raises:
-            OutOfTime: it is.
+            OutOfTime: the time is over.
         """
         if self.seconds is not None and time.monotonic() - self.start >= self.seconds:
             raise OutOfTime(f"cut off after {self.seconds:.3g} s")
@@ -78,13 +78,13 @@ here, so they are off; this share is of all draws.
 
 @dataclass
 class Tally:
-    """How many requests were drawn, and about how many of them a law said something.
+    """The number of drawn requests, and of those about which a law said something.
 
     Attributes:
-        clock: how long the law may draw.
-        drawn: draws that were begun.
-        said: those on which the law held.
-        failure: what the law raised last.
+        clock: the time limit of the law.
+        drawn: number of draws that were begun.
+        said: number of draws on which the law held.
+        failure: the error that the law raised last.
     """
 
     clock: Clock
@@ -93,8 +93,8 @@ class Tally:
     failure: Exception | None = None
 
     def once(self, check: Callable[[], Any]) -> None:
-        """Call a check, which may reject what it draws, then look at the clock: Hypothesis wants
-        that what was drawn once is drawn again."""
+        """Call a check, which may reject its draw, and look at the clock afterwards: Hypothesis
+        needs a repeated draw to behave like the first."""
         self.drawn += 1
         try:
             check()
@@ -120,7 +120,7 @@ class Tally:
         return start
 
     def _ended(self) -> None:
-        """The end of a state machine, which a failure may have brought."""
+        """The end of a state machine, perhaps by a failure."""
         match sys.exception():
             case None:
                 self.clock.look()
@@ -134,6 +134,6 @@ class Tally:
 
     @property
     def nothing(self) -> str:
-        """That it said nothing about any."""
+        """The sentence for a law that said nothing about any request."""
         of = f"none of {self.drawn} drawn requests is one" if self.drawn else "no request was found"
         return f"{of} about which this law says anything"

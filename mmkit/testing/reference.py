@@ -1,4 +1,4 @@
-"""What a model's own Hugging Face classes make of a request: ids, fields and positions."""
+"""Ids, fields and positions of a request by a model's own Hugging Face classes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers import PretrainedConfig
 from ..vllm_api.harness import NotTaken, Outcome
 
 _KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
-"""What processors of transformers call their items."""
+"""The names of items in processors of transformers."""
 
 _FIELDS = {
     "audio_seqlens": ("audio_feature_lengths",),
     "second_per_grids": ("second_per_grid_ts", "video_second_per_grid"),
 }
-"""What the fields are called that `get_rope_index` takes under other names."""
+"""The names of fields under which `get_rope_index` takes them, where they differ."""
 
 _TYPES = {"image": 1, "video": 2, "audio": 3}
 """Of tokens, in transformers; those of a text have 0."""

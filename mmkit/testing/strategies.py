@@ -1,8 +1,7 @@
-"""Hypothesis strategies for requests: items by how they are made, prompts around them, and
-sequences of requests.
+"""Hypothesis strategies for requests: items, and prompts around them.
 
-Items are drawn as samples, small frozen objects whose `repr` is the code that makes them again, so
-that a failure can be copied into a test; `value()` is what a caller would send.
+Strategies draw items as samples: small frozen objects whose `repr` is the code that makes them
+again, so a failure can be copied into a test. `value()` is the item as a caller sends it.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from ..items.text import Text
 
 @dataclass(frozen=True)
 class Sample:
-    """One item, by how it is made: by a seed, and whatever else its class states."""
+    """One item, as the arguments that make it: a seed, and those of its class."""
 
     seed: int
 
     def value(self) -> Any:
-        """What a caller sends."""
+        """The item as a caller sends it."""
         raise NotImplementedError
 
     def same(self) -> list[Any]:
-        """Other containers of equal content."""
+        """The same item in other containers."""
         return [self.value()]
 
     def other(self) -> Sample:
-        """A sample of the same shape and other content."""
+        """A sample of the same shape with other content."""
         return replace(self, seed=self.seed + 1)
 
 
 @dataclass(frozen=True)
 class PlainSample(Sample):
-    """A value that a strategy made: what is sent is all that is known of it."""
+    """A value of a user's strategy, sent as it is."""
 
     given: Any
 
@@ -60,12 +59,12 @@ class PlainSample(Sample):
 
 
 def as_sample(drawn: Any) -> Sample:
-    """A sample as it is, any other value as one."""
+    """A sample for a drawn value; samples stay as they are."""
     return drawn if isinstance(drawn, Sample) else PlainSample(0, drawn)
 
 
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
-    """In what callers may send a tensor, for `TensorSample`."""
+    """The containers in which callers may send a tensor, for `TensorSample`."""
     names = ["torch", "strided"]
     if dtype != "bfloat16":  # which numpy lacks
         names.append("numpy")
@@ -76,12 +75,14 @@ def containers(dtype: str, shape: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class TensorSample(Sample):
-    """Values between -bound and bound, from a seed; integers where the dtype is one."""
+    """A tensor with values between -bound and bound; integers for an integer dtype, which are
+    those from `least` on, if that is known."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     bound: float = 4.0
     container: str = "torch"
+    least: int | None = None
 
     def tensor(self) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -90,7 +91,8 @@ class TensorSample(Sample):
             return torch.randint(0, 2, self.shape, generator=random).bool()
         if not dtype.is_floating_point:
             limits = torch.iinfo(dtype)
-            least, most = max(limits.min, -int(self.bound)), min(limits.max, int(self.bound))
+            least = -int(self.bound) if self.least is None else self.least
+            least, most = max(limits.min, least), min(limits.max, int(self.bound))
             return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
         # multiples of a power of two survive every floating dtype
         return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(
@@ -118,7 +120,7 @@ class TensorSample(Sample):
 
 @dataclass(frozen=True)
 class TextSample(Sample):
-    """Characters of an alphabet."""
+    """A text of `length` characters of an alphabet."""
 
     length: int
     alphabet: str
@@ -130,7 +132,7 @@ class TextSample(Sample):
 
 @dataclass(frozen=True)
 class RecordSample(Sample):
-    """The samples of its parts; the seed says which of them is another one in another record."""
+    """A record of samples; the seed chooses the part that `other()` changes."""
 
     parts: Mapping[str, Sample]
 
@@ -150,7 +152,7 @@ class RecordSample(Sample):
 
 @dataclass(frozen=True)
 class ImageSample(Sample):
-    """RGB noise."""
+    """An image of RGB noise."""
 
     width: int
     height: int
@@ -193,8 +195,7 @@ class ImageSample(Sample):
 
 @dataclass(frozen=True)
 class VideoSample(Sample):
-    """Frames of RGB noise, with the metadata of a video of one frame a second where the model wants
-    metadata."""
+    """A video of RGB noise; with `metadata`, that of one frame per second."""
 
     frames: int
     width: int
@@ -218,7 +219,7 @@ class VideoSample(Sample):
 
 @dataclass(frozen=True)
 class AudioSample(Sample):
-    """Normal noise, with a sampling rate in Hz where one is stated."""
+    """Audio of normal noise, with a sampling rate in Hz where `rate` states one."""
 
     length: int
     rate: int | None = None
@@ -239,8 +240,8 @@ SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 @singledispatch
 def items(kind: ItemType) -> SearchStrategy[Sample]:
-    """Samples of a bound item type: boundary sizes first, extreme aspect ratios, all containers and
-    dtypes.
+    """A strategy for samples of a bound item type: boundary sizes first, extreme aspect ratios, all
+    containers and dtypes.
 
     Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
     """
@@ -288,13 +289,14 @@ def _of_sizes(kind: type[Sample], seed: int, sizes: Sequence[int], *options: Any
 
 
 def _sides(largest: Sequence[int], bound: Between, most: int = 256) -> SearchStrategy[int]:
-    """Sizes from the least up to what the largest item has, the interesting ones often. Shrinks
-    towards the least.
+    """Sizes from the least to that of the largest item, boundary sizes often. Shrinks towards the
+    least.
 
     Args:
         largest: the sizes of the largest items.
-        bound: the least size that is taken, and the most.
-        most: larger ones are too slow to be drawn often, but for an end of up to four times this.
+        bound: the least and the most accepted size.
+        most: the largest size that is drawn, since larger items are slow; an upper bound of up to
+            four times this number is drawn, too.
     """
     least = bound.least
     limit = max(least, min(max(largest), most), bound.most if bound.most <= 4 * most else 0)
@@ -311,13 +313,16 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
     ends = kind.ends()
     sides = [_size(*end) for end in ends]
+    bound = _INTEGERS if kind.bound is None else kind.bound
+    least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)
     return st.builds(
         TensorSample,
         SEEDS,
         st.tuples(*sides),
         st.just(kind.dtype),
-        st.just(float(_INTEGERS if kind.bound is None else kind.bound)),
+        st.just(float(most)),
         st.sampled_from(containers(kind.dtype, [least for least, _ in ends])),
+        st.just(least),
     )
 
 
@@ -345,14 +350,14 @@ def _drawn_record(draw: Any, kind: Record) -> Sample:
 
 @dataclass(frozen=True)
 class Request:
-    """A well-formed request, and what is known of its result.
+    """A well-formed request, with the order of its items in the prompt.
 
     Attributes:
         prompt: token ids, as a caller writes them.
         items: per modality, samples.
-        kwargs: mm_processor_kwargs.
-        order: the (modality, index) of the items that stand in the prompt, in its order; the others
-            are inserted.
+        kwargs: `mm_processor_kwargs`.
+        order: (modality, index) of the items that stand in the prompt, in prompt order; the other
+            items are inserted.
     """
 
     prompt: list[int]
@@ -361,7 +366,7 @@ class Request:
     order: tuple[tuple[str, int], ...] = ()
 
     def data(self) -> dict[str, list[Any]]:
-        """What a caller puts into ``multi_modal_data``."""
+        """The items as a caller writes them into ``multi_modal_data``."""
         return {
             name: [sample.value() for sample in samples]
             for name, samples in self.items.items()
@@ -379,11 +384,14 @@ def prompts(
     fragments: Sequence[list[int]] = (),
     prefix: Sequence[int] = (),
 ) -> SearchStrategy[list[int]]:
-    """Token ids that hold what stands for the items, in their order, with other tokens before,
-    between and after.
+    """A strategy for prompts: the ids of the items, in order, with other tokens before, between and
+    after them. Shrinks towards adjacent items and no other token.
 
-    The others are single tokens of `fillers` and the given `fragments` (parts of placeholders,
-    say). Shrinks towards adjacent items and no other token.
+    Args:
+        written: per item, the ids that a caller writes for it.
+        fillers: single other tokens.
+        fragments: other runs of tokens, for example parts of placeholders.
+        prefix: ids with which every prompt starts.
     """
     between = st.lists(
         st.sampled_from([[token] for token in fillers] + list(fragments)), max_size=3
@@ -399,5 +407,5 @@ def prompts(
 
 
 def most_of(limit: int | None) -> int:
-    """The most items to draw: up to the limit, but not many."""
+    """The most items to draw: the limit, and at most four."""
     return min(4 if limit is None else limit, 4)

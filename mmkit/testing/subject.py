@@ -1,4 +1,4 @@
-"""What the laws are checked on: a processor, and how to make requests for it."""
+"""The subject of the laws: a processor, and strategies for its requests."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Subject:
 
     Attributes:
         processor: vLLM's processor object, generated or written by hand.
-        samples: per modality, a strategy for its items: samples, or what a caller sends.
-        kwargs: a strategy for mm_processor_kwargs: the one given, else of the options that the
-            Hugging Face processor names.
-        has_own_kwargs: one was given.
+        samples: per modality, a strategy for its items: samples, or values as a caller sends them.
+        kwargs: a strategy for `mm_processor_kwargs`: the given one, else one over the options that
+            the Hugging Face processor names.
+        has_own_kwargs: whether a strategy for `mm_processor_kwargs` was given.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
-        options: of vLLM's ModelConfig, with which the processor was made.
+        options: options of vLLM's ModelConfig with which the processor was made.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def undrawn(self) -> list[str]:
-        """The modalities for whose items there is no strategy."""
+        """The modalities without a strategy for their items."""
         limits = self.processor.info.get_supported_mm_limits()
         return [name for name, limit in limits.items() if limit != 0 and name not in self.samples]
 
@@ -81,7 +81,7 @@ class Subject:
     def pieces(
         self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE
     ) -> list[harness.Piece]:
-        """How items appear in a prompt, by the processor's own updates."""
+        """The ids of items in a prompt, by the processor's own updates."""
         values = [sample.value() for sample in samples]
         try:
             return harness.pieces(self.processor, name, values, kwargs)
@@ -90,14 +90,14 @@ class Subject:
             raise
 
     def most_rows(self, name: str) -> tuple[int, int]:
-        """The most encoder rows of an item, as stated and as reached by the dummy item."""
+        """The most encoder rows of an item: as stated, and as the dummy item has them."""
         if name not in self._most_rows:
             self._most_rows[name] = harness.most_rows(self.processor, name)
         return self._most_rows[name]
 
     def postprocessed(self, request: Request) -> list[int]:
-        """The prompt in which items are placed: what the spec makes of a caller's, else the
-        processor; an encoder may have one of its own."""
+        """The prompt in which items are placed: the caller's prompt after the spec's `prompt`, or
+        after the hooks of a hand-written processor; an encoder may have its own prompt."""
         prompt = list(request.prompt)
         encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
         if encoder_prompt is not None:
@@ -108,7 +108,7 @@ class Subject:
         return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
 
     def may_cache(self, request: Request) -> bool:
-        """Whether the spec lets vLLM keep the processed items of such a request."""
+        """Whether the spec lets vLLM cache the processed items of a request."""
         if self.plan is None:
             return True
         modalities = self.plan.modalities
@@ -117,7 +117,7 @@ class Subject:
 
     @cached_property
     def doors(self) -> Doors | None:
-        """vLLM's doors in front of the processor; None where this vLLM has none without an
+        """vLLM's entry points in front of the processor; None where this vLLM has none without an
         engine."""
         spec = None if self.plan is None else self.plan.spec
         return Doors(self.processor, spec) if KNOWN else None
@@ -129,11 +129,11 @@ class Subject:
 
     @cached_property
     def rope(self) -> tuple[harness.Rope, Any]:
-        """What gives tokens positions of several dimensions, and the Hugging Face model that does,
-        None where transformers has none.
+        """vLLM's way to compute positions of several dimensions, and the Hugging Face model that
+        computes them; None for the latter where transformers has none.
 
         Raises:
-            NotTaken: tokens have positions of one dimension, or either cannot be made.
+            NotTaken: tokens have positions of one dimension, or one of the two cannot be made.
         """
         if not harness.has_rope(self.processor, self.plan):
             raise harness.NotTaken("positions have one dimension")
@@ -172,12 +172,13 @@ class Subject:
         most: int | None = None,
         of: Mapping[str, SearchStrategy[Sample]] | None = None,
     ) -> SearchStrategy[Request]:
-        """Well-formed requests. Shrinks towards few small items and a bare prompt.
+        """A strategy for well-formed requests. Shrinks towards few small items and a prompt without
+        other tokens.
 
         Args:
-            least: number of items, of all modalities together.
-            most: number of items of each modality.
-            of: strategies for the items in place of `samples`.
+            least: the fewest items, of all modalities together.
+            most: the most items of each modality.
+            of: strategies for the items, in place of `samples`.
         """
         return _requests(self, least, most, self.samples if of is None else of)
 
@@ -263,7 +264,7 @@ def _pieces(
     except Exception as error:
         if not _is_refusal(subject, kwargs, error):
             raise
-    # where each is accepted alone, the law is to see that they are not together
+    # items that are accepted alone and refused together are for the law to find
     try:
         return [piece for one in samples for piece in subject.pieces(name, [one], kwargs)]
     except Exception as error:
@@ -273,8 +274,8 @@ def _pieces(
 
 
 def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
-    """Whether items are refused in good order, as an image one pixel wide may be, or a Hugging Face
-    processor fails at an option that the kit alone has thought of."""
+    """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
+    Hugging Face processor fails at an option that the kit itself chose."""
     if isinstance(error, ValueError):
         return True
     if subject.has_own_kwargs or not kwargs:
@@ -302,14 +303,13 @@ def of_spec(
     Args:
         spec: the declaration.
         model_dir: config, tokenizer and processor files; weights are not needed.
-        info: a subclass of the generated class, to check in its place.
-        dummy_inputs: likewise.
-        processor: likewise.
-        kwargs: a strategy for `mm_processor_kwargs`; None for those that the Hugging Face processor
-            names (`st.just({})` for none).
-        samples: strategies for the items of some modalities, in place of those that follow from
-            their item types.
-        options: of vLLM's ModelConfig.
+        info: a subclass of the spec's `classes.info`, to check in its place.
+        dummy_inputs: a subclass of `classes.dummy_inputs`, likewise.
+        processor: a subclass of `classes.processor`, likewise.
+        kwargs: a strategy for `mm_processor_kwargs`; None for the options that the Hugging Face
+            processor names (`st.just({})` for no options).
+        samples: strategies for the items of some modalities, in place of those of their item types.
+        options: options of vLLM's ModelConfig.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
@@ -339,14 +339,14 @@ def of_registered(
     samples: Mapping[str, SearchStrategy[Sample]] | None = None,
     **options: Any,
 ) -> Subject:
-    """The processor that vLLM has for a checkpoint, whoever wrote it.
+    """The processor that vLLM, or a plugin, has for a checkpoint.
 
     Args:
         model_dir: as for `of_spec`.
         kwargs: as for `of_spec`.
-        samples: as for `of_spec`; without them images of 4 to 96 pixels at a side, videos of up to
-            6 frames of 64 x 64, and audio of up to 16,000 samples.
-        options: of vLLM's ModelConfig.
+        samples: as for `of_spec`. The defaults are images of 4 to 96 pixels per side, videos of up
+            to 6 frames of 64 x 64, and audio of up to 16,000 samples.
+        options: options of vLLM's ModelConfig.
     """
     processor = harness.registered(harness.model_config(model_dir, **options))
     defaults = {

@@ -1,4 +1,4 @@
-"""What came of a law: five verdicts, whose exception it was, and reports that machines read."""
+"""Verdicts: the result of a law, the owner of an exception, and reports that machines read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Status = Literal["holds", "violated", "not applicable", "not drawn", "kit error"
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one law.
+    """The result of one law.
 
     Attributes:
-        law: its name.
+        law: name of the law.
         status: ``holds``; ``violated``; ``not applicable``: the law has nothing to say about this
-            subject; ``not drawn``: it said something about too few of the drawn requests; ``kit
-            error``: an exception of the kit's own code, which says nothing about the subject.
-        detail: what was seen, or why.
-        traceback: of a kit error.
-        expected: why it is known that the law is violated; empty for laws that are to hold.
-        seconds: how long the law took.
+            subject; ``not drawn``: the law said something about too few of the drawn requests;
+            ``kit error``: an exception of mmkit's own code, which says nothing about the subject.
+        detail: the observation, or the reason.
+        traceback: the traceback of a kit error.
+        expected: the reason why a violation is known; empty for laws that should hold.
+        seconds: duration of the check.
     """
 
     law: str
@@ -39,19 +39,24 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether the law is violated, or holds where it is known to be violated."""
+        """Whether the law is violated, or holds although a violation is known."""
         return self.status == ("holds" if self.expected else "violated")
 
     @property
     def sentence(self) -> str:
-        """The status and the detail, and what was expected."""
+        """The status, the known violation if there is one, and the detail."""
         known = f" (expected to be violated: {self.expected})" if self.expected else ""
         return f"{self.status}{known}" + (f": {self.detail}" if self.detail else "")
 
 
 @dataclass
 class Report:
-    """What came of all laws; true if none failed and none ended in a kit error."""
+    """The results of all laws; true if no law failed and none ended in a kit error.
+
+    Attributes:
+        subject: title of the report.
+        results: one per law.
+    """
 
     subject: str
     results: list[Result] = field(default_factory=list)
@@ -66,24 +71,24 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """Violations that nobody expected, and laws that hold although they were not to."""
+        """Violations that were not expected, and laws that hold although a violation was."""
         return [result for result in self.results if result.failed]
 
     @property
     def kit_errors(self) -> list[Result]:
-        """The laws in which the kit itself broke."""
+        """The results of the laws in which mmkit's own code failed."""
         return [result for result in self.results if result.status == "kit error"]
 
     @property
     def exit_status(self) -> int:
-        """1 if a law failed, else 3 if the kit broke, else 0."""
+        """1 if a law failed, else 3 if mmkit's own code failed, else 0."""
         if self.failures:
             return 1
         return 3 if self.kit_errors else 0
 
     @property
     def summary(self) -> str:
-        """Three numbers: laws that hold, laws that are violated, and the rest."""
+        """The numbers of laws that hold, that are violated, and of the rest."""
         counts = Counter(result.status for result in self.results)
         held, violated = counts["holds"], counts["violated"]
         return f"{held} held, {violated} violated, {len(self.results) - held - violated} neither"
@@ -97,16 +102,15 @@ class Report:
         return "\n".join([*lines, f"  {self.summary}"])
 
     def json(self) -> str:
-        """The report as JSON: the subject, the results with all of their attributes, and the
-        counts."""
+        """The report as JSON: the subject, the counts, and the results with all attributes."""
         counts = Counter(result.status for result in self.results)
         results = [{**asdict(result), "failed": result.failed} for result in self.results]
         whole = {"subject": self.subject, "counts": counts, "results": results}
         return json.dumps(whole, indent=2) + "\n"
 
     def junit(self) -> str:
-        """The report as JUnit's XML: one test case per law, kit errors as errors, what neither
-        holds nor fails as skipped."""
+        """The report as JUnit's XML: one test case per law. Kit errors are errors; laws that
+        neither hold nor fail are skipped."""
         counts = {
             "tests": len(self.results),
             "failures": len(self.failures),
@@ -139,7 +143,7 @@ def _element(result: Result) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text without the characters that XML has no way to write."""
+    """A text without characters that XML cannot hold."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
@@ -150,19 +154,19 @@ _NOBODY = {"abc", "builtins", "collections", "torch", "typing"}
 
 
 def is_of_kit(error: BaseException, subject: Subject, check: Any = None, model: Any = None) -> bool:
-    """Whether an exception is the kit's own, and not of the code under test.
+    """Whether an exception belongs to the kit, and not to the code under test.
 
-    The innermost frame that belongs to either decides. To the kit belong `mmkit.testing`, its
-    modules of `mmkit.vllm_api`, and the check of a law. To the code under test belong the packages
-    of the classes of the processor (with its info, dummy inputs, data parser and tokenizer) and of
-    the model, and those of their base classes: vLLM always, the rest of mmkit where the processor
-    is a generated one. Frames of other libraries belong to whoever called them.
+    The innermost frame that belongs to either decides. `mmkit.testing`, its modules of
+    `mmkit.vllm_api`, and the check of a law belong to the kit. The packages of the classes of the
+    processor (with its info, dummy inputs, data parser and tokenizer) and of the model, and those
+    of their base classes, belong to the code under test: vLLM always, the rest of mmkit where the
+    processor is generated. A frame of another library belongs to its caller.
 
     Args:
-        error: with its traceback.
-        subject: what a law was checked on.
-        check: the function of the law, wherever it stands.
-        model: vLLM's model, if there is one.
+        error: the exception, with its traceback.
+        subject: the subject of the law.
+        check: the law's function, in whatever module.
+        model: vLLM's model, if the law needs one.
     """
     if isinstance(error, harness.NotTaken):
         return False
@@ -178,8 +182,8 @@ def is_of_kit(error: BaseException, subject: Subject, check: Any = None, model: 
 
 
 def frames_of(error: BaseException | None) -> str:
-    """The traceback of an exception, without the frames of Hypothesis and its decorated function;
-    empty for none."""
+    """The traceback of an exception, without the frames of Hypothesis and of the function that it
+    calls; empty without an exception."""
     if error is None:
         return ""
     around = ("hypothesis", "mmkit.testing.drawing", "contextlib")

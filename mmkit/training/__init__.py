@@ -1,4 +1,4 @@
-"""Specs as processors of transformers, for training: no vLLM is imported here.
+"""Specs as processors of transformers, for training. This package imports no vLLM.
 
 - `processor`: the base of the generated processors;
 - `batch`: samples of a batch, as tensors;

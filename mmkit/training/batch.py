@@ -14,19 +14,19 @@ from ..plan import Plan, Preview
 from ..spec import Declaration
 
 _MEDIA = {"image": 1, "video": 2, "audio": 3}
-"""How transformers numbers the modalities that it knows."""
+"""The numbers of the modalities that transformers knows."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """How prompts are brought to one length.
+    """Padding of prompts to one length.
 
     Attributes:
-        is_wanted: else prompts of several lengths are refused.
-        token: the id that is filled in.
+        is_wanted: False refuses prompts of several lengths.
+        token: the padding id.
         side: "left" or "right".
-        length: the least length; None for that of the longest prompt.
-        multiple: what the length is a multiple of.
+        length: the least length; None for the length of the longest prompt.
+        multiple: the length is a multiple of this number.
     """
 
     is_wanted: bool
@@ -36,10 +36,10 @@ class Padding:
     multiple: int = 1
 
     def of(self, prompts: Sequence[Sequence[int]], where: str) -> list[int]:
-        """How many ids each prompt lacks.
+        """The number of padding ids of each prompt.
 
         Raises:
-            InputError: prompts of several lengths that are not to be padded.
+            InputError: prompts of several lengths without padding.
         """
         lengths = {len(prompt) for prompt in prompts}
         if not self.is_wanted:
@@ -63,7 +63,7 @@ def token_types(spec: Declaration) -> dict[str, int]:
 def prompts_of(
     name: str, prompts: Sequence[Sequence[int]], padding: Padding, where: str
 ) -> dict[str, Any]:
-    """Prompts as a tensor, with the mask of what is no padding."""
+    """Prompts as a tensor, with their attention mask."""
     missing = padding.of(prompts, where)
     prefix = name.removesuffix("input_ids")
     rows = [

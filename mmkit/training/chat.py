@@ -25,27 +25,28 @@ def apply(
     return_tensors: str | None = "pt",
     **options: Any,
 ) -> Any:
-    """A conversation, or a list of them, as text or as tensors.
+    """A conversation, or a list of conversations, as text or as tensors.
 
     The content of a message is a text or a list of parts, ``{"type": "text", "text": ...}`` and
     ``{"type": "series", "series": item}`` with the name of a modality. A template that knows the
-    type writes what stands for the item; for others that is the text of the spec's `replace`. A
-    template without types gets, as in vLLM, one text: what stands for the items, then the texts.
+    type writes the placeholder of the item; otherwise the placeholder is the text of the spec's
+    `replace`. A template without types receives one text, as in vLLM: the placeholders, then the
+    texts.
 
     Args:
-        processor: of the spec.
+        processor: the spec's processor.
         conversation: messages with `role` and `content`.
-        chat_template: in place of the processor's; a template, or the name of one.
-        tokenize: return tensors, or with ``return_dict=False`` the `input_ids` alone.
-        return_dict: return all that `Processor.__call__` does.
-        processor_kwargs: arguments of that call, as `padding`.
-        return_tensors: one of them.
-        options: of the tokenizer's `apply_chat_template`, as `add_generation_prompt` and `tools`;
-            the template sees those that it does not know.
+        chat_template: a template, or the name of one, in place of the processor's.
+        tokenize: return tensors: the `input_ids` alone, or all with ``return_dict=True``.
+        return_dict: with `tokenize`, return the whole result of `Processor.__call__`.
+        processor_kwargs: arguments of that call, for example `padding`.
+        return_tensors: another argument of that call.
+        options: of the tokenizer's `apply_chat_template`, for example `add_generation_prompt` and
+            `tools`; the template receives options that the tokenizer does not know.
 
     Raises:
         InputError: the model has no tokenizer, there is no template, a part is malformed, or
-            nothing says what stands for an item.
+            neither the template nor the spec has a placeholder for an item.
     """
     where = f"{processor.spec.name}.conversation"
     tokenizer = getattr(processor, "tokenizer", None)
@@ -85,7 +86,7 @@ def _template(processor: Processor, named: str | None, where: str) -> str:
 def _without_items(
     processor: Processor, messages: Messages, template: str, where: str
 ) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-    """Messages as a template takes them, and the items that stood in them."""
+    """Messages in the template's form, and the items of the messages by modality."""
     items: dict[str, list[Any]] = {}
     rendered = []
     for message in messages:
@@ -98,7 +99,7 @@ def _without_items(
 
 
 def _has_types(template: str) -> bool:
-    """Whether a template looks at the parts of a content."""
+    """Whether a template reads the parts of a content."""
     return any(f"{before}type" in template for before in (".", "['", '["'))
 
 

@@ -14,22 +14,22 @@ from .batch import Padding, batch_of
 from .processor import Processor
 
 IGNORED = -100
-"""The label of what is not learned, as in transformers."""
+"""The label of ids that are not learned, as in transformers."""
 
 
 class Collator:
     """Makes a batch of samples: the `collate_fn` of a `torch.utils.data.DataLoader`, or the
     `data_collator` of a `transformers.Trainer`.
 
-    A sample is a dict with the prompt, as `text` or `input_ids`, the `answer` to it, as a text or
-    ids, and its items by modality. The prompt is what a server takes; the answer what the model is
-    to write, with the token that ends it. A text of an answer is tokenized by itself, without
-    special tokens.
+    A sample is a dict with the prompt, as `text` or `input_ids`, the `answer`, as a text or ids,
+    and the prompt's items by modality. The prompt is a prompt as a server takes it. The answer
+    holds the tokens that the model learns to write, the end token included. The text of an answer
+    is tokenized alone, without special tokens.
 
     Args:
-        processor: of the spec.
+        processor: the spec's processor.
         padding_side: "right" or "left".
-        pad_to_multiple_of: what the padded length is a multiple of.
+        pad_to_multiple_of: the padded length is a multiple of this number.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Collator:
         self._padding = Padding(True, token, padding_side, multiple=pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
-        """The batch: what `Processor.__call__` returns, padded, and
+        """The batch: the padded result of `Processor.__call__`, and
 
         - `labels`: int64 (samples, length), the ids of the answers, and -100 for prompts,
           placeholders and padding.

@@ -15,17 +15,16 @@ from ..spec import Declaration
 from .batch import token_types
 
 _OF_BATCH = ("mm_token_type_ids", "placeholders")
-"""What says where in a batch the items stand."""
+"""The entries of a batch that locate the items."""
 
 
 class MultiModalMixin:
-    """Mixin for a causal language model of transformers; put it first among the bases, and name the
-    spec. It is what `mmkit.MultiModalModel` is for vLLM.
+    """Mixin for a causal language model of transformers, the training side of
+    `mmkit.MultiModalModel`; put it first among the bases, and set `mm_spec`.
 
-    For each modality the class defines ``embed_<modality>(self, **fields)``, the same method as the
-    class for vLLM: it receives the fields that a `Processor` returns and returns one (rows,
-    hidden_size) tensor per item, as a list or stacked. A class of the same name saves checkpoints
-    that vLLM loads.
+    For each modality the class defines ``embed_<modality>(self, **fields)``, the same method as in
+    the class for vLLM: it receives the fields of a `Processor` and returns one (rows, hidden_size)
+    tensor per item, as a list or stacked. vLLM loads the checkpoints of a class of the same name.
 
     >>> class WavesForCausalLM(MultiModalMixin, LlamaForCausalLM):
     ...     mm_spec = WAVES
@@ -45,25 +44,27 @@ class MultiModalMixin:
     mm_spec: ClassVar[Declaration]
 
     def forward(self, input_ids: torch.Tensor | None = None, **inputs: Any) -> Any:
-        """What the language model returns, for a batch whose placeholders take encoder rows.
+        """The language model's result for a batch, with encoder rows at the placeholders.
 
         Args:
             input_ids: int64 (prompts, length), expanded.
-            inputs: the rest of the batch, as `labels`; and arguments of the language model.
+            inputs: the rest of the batch, for example `labels`, and arguments of the language
+                model.
 
         Raises:
             InputError: items without `mm_token_type_ids`.
-            MmkitError: a method returned another number of items or rows than the prompts have
-                positions, or rows of another width than the language model's.
+            MmkitError: an `embed_<modality>` returned rows for another number of items, another
+                number of rows than the prompts have positions, or rows of another width than the
+                language model's.
         """
         return super().forward(**self._embedded(input_ids, inputs))  # type: ignore[misc]
 
     def generate(self, inputs: torch.Tensor | None = None, **options: Any) -> Any:
-        """Ids after the prompts of a batch, by transformers' `generate`; padded prompts have their
-        padding on the left.
+        """The ids that transformers' `generate` adds to the prompts of a batch. Pad prompts on the
+        left.
 
-        vLLM never samples a placeholder: have the same here with
-        ``suppress_tokens=sorted(processor.plan.embed_ids)``, or write it into `generation_config`.
+        vLLM never samples a placeholder. For the same here, pass
+        ``suppress_tokens=sorted(processor.plan.embed_ids)``, or set it in `generation_config`.
 
         Args:
             inputs: `input_ids`, if they do not come by name.
@@ -71,7 +72,7 @@ class MultiModalMixin:
 
         Raises:
             InputError: as for `forward`.
-            MmkitError: likewise.
+            MmkitError: as for `forward`.
         """
         input_ids = options.pop("input_ids", inputs)
         embedded = self._embedded(input_ids, options)
@@ -80,7 +81,7 @@ class MultiModalMixin:
     def _embedded(
         self, input_ids: torch.Tensor | None, inputs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The inputs of the language model: embeddings, where there are items."""
+        """The inputs of the language model: embeddings for a batch with items, else ids."""
         spec = self.mm_spec
         rest = {key: value for key, value in inputs.items() if key not in _OF_BATCH}
         sent = {}
@@ -122,7 +123,8 @@ class MultiModalMixin:
 
 
 def _counts(placeholders: Sequence[Sequence[Placement]] | None, name: str) -> list[int] | None:
-    """The rows of each item of a modality, prompt by prompt; None where a batch does not say."""
+    """The number of rows of each item of a modality, prompt by prompt; None for a batch without
+    `placeholders`."""
     if placeholders is None:
         return None
     placed = (at for at in chain.from_iterable(placeholders) if at.modality == name)

@@ -21,30 +21,30 @@ from . import chat, saving
 from .batch import Padding, batch_of, prompts_of
 
 _KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
-"""What processors of transformers call their items."""
+"""The names of items in processors of transformers."""
 
 
 class Processor(ProcessorMixin):
-    """Texts and items of a spec, as the tensors that its model is trained on. Generated classes set
-    `spec`; make one with `ModelSpec.hf_processor`, or load it from a checkpoint with
-    `from_pretrained` or transformers' `AutoProcessor`.
+    """Turns texts and items of a spec into the tensors that its model is trained on. Generated
+    classes set `spec`. Make a processor with `ModelSpec.hf_processor`, or load one from a
+    checkpoint with `from_pretrained` or transformers' `AutoProcessor`.
 
-    Prompts become what they become in vLLM, by the same code: same ids, same fields, value for
-    value, if the processor has the dtype and the `mm_processor_kwargs` of the server. vLLM is not
-    needed.
+    Ids and fields equal those of vLLM, value for value, because the same code makes them, if the
+    processor has the dtype and the `mm_processor_kwargs` of the server. vLLM is not needed.
 
     Attributes:
         config: the config of the model.
         tokenizer: its tokenizer; missing for a model that runs without one.
         hf_processor: the Hugging Face processor that the spec uses, or None.
-        mm_processor_kwargs: options of every call, as the server's ``--mm-processor-kwargs``.
-        dtype: that of floats which the Hugging Face processor returns; None leaves them.
+        mm_processor_kwargs: options of every call, the same as the server's
+            ``--mm-processor-kwargs``.
+        dtype: dtype of the floats that the Hugging Face processor returns; None leaves them.
         plan: the spec, bound to these.
     """
 
     spec: ClassVar[Declaration]
-    attributes: ClassVar[list[str]] = []  # what is saved is said in `saving`
-    audio_tokenizer: ClassVar[None] = None  # which transformers 4 asks for
+    attributes: ClassVar[list[str]] = []  # `saving` has what is saved
+    audio_tokenizer: ClassVar[None] = None  # for transformers 4
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Processor(ProcessorMixin):
         self.mm_processor_kwargs = dict(mm_processor_kwargs or {})
         self.dtype = dtype_of(config) if dtype is None else getattr(torch, dtype_name(dtype))
         self.chat_template = chat_template or getattr(tokenizer, "chat_template", None)
-        self.plan  # noqa: B018  (what cannot work is refused here)
+        self.plan  # noqa: B018  (binding refuses a spec that cannot work)
 
     @cached_property
     def plan(self) -> Plan:
@@ -77,7 +77,7 @@ class Processor(ProcessorMixin):
     @override
     @classmethod
     def get_attributes(cls) -> list[str]:
-        return cls.attributes  # which transformers 4 reads
+        return cls.attributes  # for transformers 4
 
     @property
     @override
@@ -98,31 +98,31 @@ class Processor(ProcessorMixin):
         return_tensors: str | None = "pt",
         **items: Any,
     ) -> BatchFeature:
-        """A prompt with its items, or a batch of them, as tensors.
+        """A prompt with its items, or a batch of prompts, as tensors.
 
-        A text, or a flat list of ids, is one prompt, and each modality gets what one puts into
-        ``multi_modal_data``: an item, or a list of them. A list of texts, or of lists of ids, is a
-        batch, and each modality gets a list with the same for each prompt: None for none.
+        A text, or a flat list of ids, is one prompt, and each modality takes what one puts into
+        ``multi_modal_data``: an item, or a list of items. A list of texts, or of lists of ids, is a
+        batch, and each modality takes a list with the items of each prompt: None for no items.
 
-        What comes back:
+        The result has:
 
         - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model those of the
           encoder, with `decoder_input_ids` and `decoder_attention_mask` beside them;
-        - `attention_mask`: int64 (prompts, length), 0 where it is padded;
-        - `mm_token_type_ids`: int64 (prompts, length), 0 but for the positions that take encoder
-          rows: 1 those of images, 2 of videos, 3 of audio, and from 4 on those of other modalities,
-          in the order of the spec;
-        - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in its order;
-        - the fields of all items, prompt by prompt, as vLLM hands them to the model: batched ones
-          stacked, or a list where the shapes differ, flat ones one after the other.
+        - `attention_mask`: int64 (prompts, length), 0 for padding;
+        - `mm_token_type_ids`: int64 (prompts, length), at positions that receive encoder rows 1 for
+          images, 2 for videos, 3 for audio, and from 4 on for other modalities, in the order of the
+          spec; 0 elsewhere;
+        - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in prompt order;
+        - the fields of all items, prompt by prompt, as vLLM passes them to the model: batched
+          fields stacked, or a list where the shapes differ, flat fields concatenated.
 
         Args:
             text: a text, or a list of them.
             input_ids: token ids in place of a text, or a list or tensor of several prompts.
-            padding: bring prompts to the length of the longest; "max_length": to `max_length`.
+            padding: True pads prompts to the longest, "max_length" to `max_length`.
             max_length: the length for ``padding="max_length"``. Nothing is cut off.
             padding_side: "left" or "right"; by default the tokenizer's, or right.
-            pad_to_multiple_of: what the padded length is a multiple of.
+            pad_to_multiple_of: the padded length is a multiple of this number.
             return_tensors: "pt", the only form.
             items: by the name of their modality; for images, videos and audio also as ``images``,
                 ``videos`` and ``audio``.
@@ -132,7 +132,7 @@ class Processor(ProcessorMixin):
 
         Raises:
             InputError: vLLM would refuse the request too; prompts of several lengths without
-                padding; a list of items that has not one entry per prompt.
+                padding; a list of items without one entry per prompt.
         """
         if return_tensors not in ("pt", None):
             where = f"{self.spec.name}.return_tensors"
@@ -149,13 +149,13 @@ class Processor(ProcessorMixin):
         return BatchFeature(batch)
 
     def preview(self, text: str | None, input_ids: Any, items: Mapping[str, Any]) -> Preview:
-        """One prompt with its items, before it is a tensor; arguments as for a call."""
+        """One prompt with its items, before the batch; arguments as for a call."""
         (prompt,), _ = self._prompts(text, input_ids)
         (data,) = self._data(items, None)
         return self.plan.preview(prompt, data)
 
     def _prompts(self, text: Any, input_ids: Any) -> tuple[list[Any], bool]:
-        """The prompts, each a text or a list of ids, and whether they are a batch."""
+        """The prompts, each as a text or a list of ids, and whether the caller sent a batch."""
         where = f"{self.spec.name}.prompt"
         if (text is None) == (input_ids is None):
             if text is None and self.spec.is_raw:
@@ -174,7 +174,8 @@ class Processor(ProcessorMixin):
         return (nested, True) if is_batch else ([nested], False)
 
     def _data(self, items: Mapping[str, Any], prompts: int | None) -> list[dict[str, Any]]:
-        """The items of each prompt, by modality; of one prompt if their number is None."""
+        """The items of each prompt, by modality. `prompts` is the number of prompts of a batch, or
+        None for one prompt."""
         names = {
             _KEYWORDS[modality.item.media]: name
             for name, modality in self.plan.modalities.items()
@@ -216,8 +217,8 @@ class Processor(ProcessorMixin):
 
     @property
     def pad_token_id(self) -> int:
-        """The id that is filled in: the first of those that tokenizer and config have for padding
-        or the end, and of all others, that is no placeholder."""
+        """The padding id: the first id, among those of tokenizer and config for padding and end and
+        then among all ids, that is no placeholder."""
         tokenizer = getattr(self, "tokenizer", None)
         known = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
         known += [of_text_config(self.config, name) for name in ("pad_token_id", "eos_token_id")]
@@ -253,14 +254,14 @@ class Processor(ProcessorMixin):
 
 
 def dtype_of(config: Any) -> torch.dtype | None:
-    """The dtype that a config states for its model, if it does."""
+    """The dtype that a config states for its model, or None."""
     stated = of_text_config(config, "dtype") or getattr(config, "dtype", None)
     dtype = getattr(torch, str(dtype_name(stated)), None)
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def own_processor(processor: Any) -> Any:
-    """The Hugging Face processor that a spec uses, where a checkpoint has one of a spec."""
+    """The Hugging Face processor inside a spec's processor; any other processor as it is."""
     if not isinstance(processor, Processor):
         return processor
     own = processor.hf_processor

@@ -41,7 +41,7 @@ _OF_AUTO = "_from_auto"
 
 
 def described(processor: Processor) -> dict[str, Any]:
-    """What processor_config.json holds."""
+    """The contents of processor_config.json."""
     name = type(processor).__name__
     stated: dict[str, Any] = {
         "processor_class": name,
@@ -59,13 +59,13 @@ def save(processor: Processor, folder: Any) -> None:
     """Write a processor into a folder, so that `AutoProcessor.from_pretrained` loads it: with
     ``trust_remote_code=True``, or where its class is registered.
 
-    The code of the spec goes with it, but for a spec of a script or a notebook, which no other
-    process can import, and for one that imports from folders above its own. A config.json that is
-    there stays.
+    The folder receives the code of the spec, too, except for a spec of a script or a notebook,
+    which no other process can import, and for one that imports from folders above its own. An
+    existing config.json stays.
 
     Args:
-        processor: of the spec.
-        folder: of a checkpoint, or a new one.
+        processor: the spec's processor.
+        folder: a checkpoint folder, or a new one.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -99,16 +99,16 @@ def load(
     """A processor from a folder that `save` wrote, or from any checkpoint of the model.
 
     Args:
-        cls: the class.
+        cls: the generated class.
         name: a folder, or a name on the hub.
-        config: in place of that of the checkpoint, as are the next four.
-        tokenizer: as for `ModelSpec.hf_processor`.
-        hf_processor: likewise.
-        mm_processor_kwargs: likewise.
-        dtype: likewise.
+        config: in place of the checkpoint's config.
+        tokenizer: in place of the checkpoint's tokenizer.
+        hf_processor: in place of the checkpoint's Hugging Face processor.
+        mm_processor_kwargs: in place of the saved options.
+        dtype: in place of the saved dtype.
         trust_remote_code: run code of the checkpoint for its config, tokenizer and processor.
-        options: of transformers' `from_pretrained`, as `revision`; others go to that of the Hugging
-            Face processor.
+        options: of transformers' `from_pretrained`, for example `revision`; further options go to
+            the `from_pretrained` of the Hugging Face processor.
     """
     options.pop(_OF_AUTO, None)
     of_files = {key: options[key] for key in _OF_FILES if key in options}
@@ -141,8 +141,8 @@ def load(
 
 
 def announce(spec: Declaration) -> None:
-    """Have `AutoProcessor` find the processor of a spec in folders that `save` wrote, in this
-    process, whatever their config."""
+    """Let `AutoProcessor` of this process find the spec's processor in folders that `save` wrote,
+    whatever their config."""
     cls = hf_class(spec)
     key = _key(cls.__name__)
     AutoProcessor.register(key, cls, exist_ok=True)
@@ -154,8 +154,8 @@ def _key(name: str) -> type:
 
 
 def _roots(spec: Declaration) -> set[str]:
-    """What a spec depends on; "proc" where it uses the Hugging Face processor of its model, and
-    "function" where it may do so."""
+    """The roots that a spec reads; "proc" where it uses the Hugging Face processor of its model,
+    and "function" where it may use it."""
     declared = [spec.prompt, spec.decoder_prompt, *map(dict, spec.modalities)]
     roots = {leaf.root for leaf in leaves(declared)}
     processes = [m.process for m in spec.modalities if isinstance(m.process, HF)]
@@ -163,7 +163,7 @@ def _roots(spec: Declaration) -> set[str]:
 
 
 def _inner(processor: Processor) -> Any:
-    """The Hugging Face processor that goes with a processor, where its spec uses it."""
+    """The Hugging Face processor to save with a processor; None where the spec uses none."""
     own = processor.hf_processor
     if not isinstance(own, LazyProcessor):
         return own
@@ -171,8 +171,8 @@ def _inner(processor: Processor) -> Any:
 
 
 def _save_config(config: Any, path: Path) -> None:
-    """Write the config, if there is none yet, and the code of its class, if it has one of its
-    own."""
+    """Write the config, if the folder has none yet, and the code of its class, if the class is no
+    class of transformers."""
     config = deepcopy(config)
     module = type(config).__module__
     is_own = not module.startswith(("transformers.", "__main__"))
@@ -196,14 +196,14 @@ def _has_tokenizer(name: Any, options: dict[str, Any]) -> bool:
 
 
 def _files(spec: Declaration) -> list[Path] | None:
-    """The modules that go with a spec; None where no other process can import it."""
+    """The modules to save with a spec; None where no other process can import it."""
     module = module_of(spec)
     return None if module is None else _with_its_own(module[0])
 
 
 def _with_its_own(module: Any) -> list[Path] | None:
-    """The file of a module, and those of its folder that it imports. None where it has none, or
-    imports from folders above."""
+    """The file of a module, and the files of its folder that it imports; None for a module without
+    a file, or with imports from folders above."""
     if (file := getattr(module, "__file__", None)) is None:
         return None
     try:

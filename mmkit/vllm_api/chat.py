@@ -25,15 +25,15 @@ SENT: ContextVar[Sequence[tuple[str, Load]]] = ContextVar("SENT", default=())
 """The items of the request that a server reads, each with its modality."""
 
 REFERENCE = "mmkit-item:"
-"""How the URL of a part begins that stands for one of them: the parts of vLLM's own kinds are all
-that its routes accept in every version."""
+"""The prefix of the URL of a part that stands for one of these items: in every version, vLLM's
+routes accept only parts of vLLM's own types."""
 
 _READERS = (
     ("renderers.chat_utils.chat_message", "parse_chat_message_content_part"),
     ("renderers.chat_utils", "_parse_chat_message_content_part"),
     ("entrypoints.chat_utils", "_parse_chat_message_content_part"),
 )
-"""What reads one part, from the newest vLLM to the oldest."""
+"""The functions of vLLM that read one part, from the newest version to the oldest."""
 
 _MARK = f"{__name__} installed"
 
@@ -68,7 +68,7 @@ class _Load:
 
 
 def install(spec: Declaration) -> None:
-    """Have vLLM's chat take the modalities of a spec. Can be called again; does nothing before vLLM
+    """Make vLLM's chat take the modalities of a spec. Can be called again; does nothing before vLLM
     0.15."""
     module, name = _reader()
     if module is None:
@@ -141,7 +141,7 @@ def _reader() -> tuple[ModuleType | None, str]:
 
 
 def _trackers(module: ModuleType) -> tuple[Any, Any]:
-    """What gathers the items of a conversation, at once and later."""
+    """The classes that gather the items of a conversation, at once and later."""
     home = import_module(module.__package__) if module.__package__ else module
     home = home if hasattr(home, "MultiModalItemTracker") else module
     return home.MultiModalItemTracker, home.AsyncMultiModalItemTracker
@@ -183,7 +183,7 @@ def _gathering_later(theirs: Callable[[Any], Awaitable[Any]]) -> Callable[[Any],
 
 
 def _joined(tracker: Any, data: Any, uuids: Any, items: Mapping[str, Sequence[Any]]) -> Any:
-    """What vLLM gathered, and the items of modalities that it does not know."""
+    """The items that vLLM gathered, with those of modalities that it does not know."""
     spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
     if spec is None or not (items or data):
         return data, uuids

@@ -1,4 +1,4 @@
-"""How mmkit's items, fields and layouts look as vLLM's objects."""
+"""mmkit's items, fields and layouts as vLLM's objects."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _CANONICAL = {"image": ImageProcessorItems, "audio": AudioProcessorItems}
 
 
 class Parser(MultiModalDataParser):
-    """Turns what callers send into canonical items."""
+    """Turns callers' data into canonical items."""
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
         # not target_sr: canonical audio has its rate
@@ -100,7 +100,7 @@ class Parser(MultiModalDataParser):
 
 
 def embeds_size(model_config: Any) -> int:
-    """Width of the rows that the language model takes."""
+    """Width of the language model's rows."""
     # 0.11 has no projections
     size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)
     return int(size())
@@ -109,7 +109,7 @@ def embeds_size(model_config: Any) -> int:
 def field_configs(
     modality: BoundModality, processed: Processed
 ) -> Mapping[str, MultiModalFieldConfig]:
-    """How vLLM splits the processed fields of one modality."""
+    """vLLM's configuration for splitting the processed fields of one modality."""
     # as any other request's
     if all(isinstance(declared, Batched) for declared in modality.fields_and_embeds.values()):
         return modality.adapted.get("fields", lambda: _field_configs(modality, processed))
@@ -142,7 +142,7 @@ def item_slices(sizes: Sequence[int], dim: int) -> list[Any]:
 
 
 def taken(items: ModalityDataItems[Any, Any]) -> Taken:
-    """The items of a modality, as they are to be processed."""
+    """The items of a modality, ready for processing."""
     return Taken(items.get_all(), isinstance(items, EmbedItems), total(items))
 
 
@@ -158,7 +158,7 @@ def total(items: ModalityDataItems[Any, Any]) -> int:
 
 
 def some_of(items: Any, indices: Sequence[int]) -> Any:
-    """Those at some positions among the items of a modality, which are canonical already: vLLM
+    """The items at some positions among a modality's items. They are canonical already, and vLLM
     would parse them again."""
     part = copy(items)
     part.data = [items.data[i] for i in indices]
@@ -181,7 +181,7 @@ def target_of(alternative: Alternative) -> Any:
 
 
 class Details(PromptUpdateDetails):
-    """One alternative of one item, with what is needed to evaluate it again at another index."""
+    """One alternative of one item, with the values to evaluate it again at another index."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Details(PromptUpdateDetails):
         self.modality, self.scope, self.embeds = modality, scope, embeds
 
     def moved(self, index: int) -> Details:
-        """The same alternative of the same item at another position among the request's items."""
+        """This alternative of the item at another position among the request's items."""
         if self.scope is None or self.scope.item.index == index:
             return self
         scope = replace(

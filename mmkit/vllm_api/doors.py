@@ -50,7 +50,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 @dataclass(frozen=True)
 class Read:
-    """How the messages of a chat were read.
+    """The result of reading the messages of a chat.
 
     Attributes:
         text: what the chat template gave.
@@ -145,7 +145,7 @@ class Doors:
         kwargs: Mapping[str, Any],
         uuids: Mapping[str, Any] | None = None,
     ) -> harness.Outcome:
-        """What `LLM.generate` hands to the engine."""
+        """The request that `LLM.generate` passes to the engine."""
         text = isinstance(prompt, str)
         sent: dict[str, Any] = {"prompt" if text else "prompt_token_ids": prompt}
         sent |= {"multi_modal_data": dict(data), "mm_processor_kwargs": deepcopy(dict(kwargs))}
@@ -158,7 +158,7 @@ class Doors:
     def chat(
         self, message: Sequence[Any], template: str, kwargs: Mapping[str, Any]
     ) -> harness.Outcome:
-        """What `LLM.chat` hands to the engine for one message of such parts."""
+        """The request that `LLM.chat` passes to the engine for one message of these parts."""
         self.last = None
         with self.in_place():
             self.llm.chat(
@@ -174,8 +174,8 @@ class Doors:
     def chat_completions(
         self, message: Sequence[Any], template: str, kwargs: Mapping[str, Any]
     ) -> harness.Outcome:
-        """What the server's chat completions hand to the engine, and its render route answers
-        with."""
+        """The request that the server's chat completions pass to the engine, which is also the
+        answer of its render route."""
         self.last = None
         request = _ChatRequest(model="", messages=[], mm_processor_kwargs=deepcopy(dict(kwargs)))
         # items themselves, which JSON has no form for

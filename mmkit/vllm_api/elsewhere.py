@@ -31,10 +31,11 @@ OPTION = "render_processes"
 
 _PROCESSES = f"{__name__} processes"
 _TRIES = 3
-"""How often a request is tried whose items others put into the cache, or out of it, meanwhile."""
+"""The most times that a request is tried whose items other requests meanwhile put into the cache or
+out of it."""
 
 PLACE: ContextVar[Callable[[Future[Any]], Any]] = ContextVar("wait", default=Future.result)
-"""How a request of the offline API waits for its items."""
+"""The function by which a request of the offline API waits for its items."""
 
 Indices = Mapping[str, tuple[int, ...]]
 
@@ -85,7 +86,7 @@ class Elsewhere(dict[str, Any]):
 
 
 def count(vllm_config: Any) -> int:
-    """How many processes a configuration asks for.
+    """The number of processes that a configuration asks for.
 
     Raises:
         MmkitError: it asks for something else than a number.

@@ -27,7 +27,7 @@ _CACHED_TWICE = (
 
 
 class ProcessingInfo(common.ParsingInfo if _INFO_PARSES else common.CommonInfo):  # type: ignore[misc]
-    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     @override
     def get_mm_max_tokens_per_item(

@@ -1,8 +1,8 @@
-"""What every request passes last, whatever route it came by: the offline API, chat, completions,
-tokens in.
+"""The guard: the last check of every request, whatever its route: the offline API, chat,
+completions, tokens in.
 
-vLLM compares token ids with the tokenizer and skips that where there is none, and its token-in
-endpoint takes processed fields as they are. One id of 2**31, or one field that the model does not
+vLLM compares token ids with the tokenizer, and skips this for a model without one. Its token-in
+endpoint accepts processed fields unchecked. One id of 2**31, or one field that the model does not
 expect, ends the engine.
 """
 
@@ -34,7 +34,7 @@ with suppress(VllmApiError):  # before it there was none
     Renderer = find("renderers.base:BaseRenderer")
 
 _STEPS = [name for name in ("_process_tokens", "_process_tokens_async") if hasattr(Renderer, name)]
-"""What makes a request for the engine of a tokenized prompt."""
+"""The methods of vLLM that make a request for the engine from a tokenized prompt."""
 
 _PARTS = ("encoder_prompt", "decoder_prompt")
 _MARK = f"{__name__} processed"
@@ -59,7 +59,7 @@ class Refused(*_BASES):  # type: ignore[misc]
 
 
 def mark(rendered: Any) -> Any:
-    """Say that a rendered request comes from a processor of ours."""
+    """Mark a rendered request as made by a processor of mmkit."""
     setattr(rendered["mm_kwargs"], _MARK, True)
     return rendered
 
@@ -87,10 +87,10 @@ def install() -> None:
 
 
 def admitted(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A request as the engine may have it.
+    """A request in the form that the engine may receive.
 
     Raises:
-        InputError: it may not.
+        InputError: the engine must not receive the request.
     """
     parts = [prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)]
     for part in parts:
@@ -165,8 +165,7 @@ async def _ready(value: Any) -> Any:
 
 
 def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether what a caller sends as a prompt is what vLLM's renderer returned, with processed
-    items."""
+    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
     return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 

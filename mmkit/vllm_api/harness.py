@@ -42,7 +42,7 @@ class NotTaken(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a processor makes of a request.
+    """The result of a processor for a request.
 
     Attributes:
         ids: the prompt with the placeholders in it.
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Piece:
-    """How one item appears in a prompt.
+    """The ids of one item in a prompt.
 
     Attributes:
         written: what a caller writes for it; nothing where it is inserted at an anchor.
@@ -138,7 +138,7 @@ def of_class(model: Any, config: ModelConfig) -> Any:
 
 
 def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
-    """How vLLM batches the fields of an outcome: per modality, item and field."""
+    """The kinds of batching of an outcome's fields: per modality, item and field."""
     return {
         name: [{key: _kind(element.field) for key, element in item.items()} for item in items]
         for name, items in outcome.items.items()
@@ -208,8 +208,8 @@ def run(
 
 
 def in_flight(processor: Any, requests: Sequence[Any], caches: Caches) -> list[tuple[int, Any]]:
-    """What becomes of requests that wait together for vLLM's renderer, as its servers have it:
-    their numbers, in the order in which they return, with what `outcome` takes or the error.
+    """The results of requests that wait together for vLLM's renderer, as in its servers: their
+    numbers, in the order in which they return, each with the argument of `outcome` or the error.
 
     Before 0.19 vLLM renders one after the other.
     """
@@ -258,12 +258,12 @@ def sent(
 
 
 def received(body: bytes) -> dict[str, Any]:
-    """What `sent` has written, as vLLM reads it, and as `LLM.generate` takes it for a prompt."""
+    """The result of `sent` as vLLM reads it, and as `LLM.generate` takes it for a prompt."""
     return kit.read(body)
 
 
 def admitted(processor: Any, request: Mapping[str, Any]) -> Outcome:
-    """What the guard before the engine makes of a rendered request.
+    """The rendered request after the guard before the engine.
 
     Raises:
         InputError: it refuses the request.
@@ -272,7 +272,7 @@ def admitted(processor: Any, request: Mapping[str, Any]) -> Outcome:
 
 
 def outcome(result: Any, caches: Caches | None = None) -> Outcome:
-    """What vLLM's form of a rendered request says."""
+    """The outcome in vLLM's form of a rendered request."""
     ranges = {name: [*map(_range, places)] for name, places in result["mm_placeholders"].items()}
     hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
     items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
@@ -319,7 +319,7 @@ class Caches:
             multimodal.mm_processor_cache_gb = before
 
     def forget(self, hashes: Sequence[str]) -> None:
-        """What vLLM does before a request is sent again whose items the engine lacks."""
+        """The step of vLLM before it sends a request again whose items the engine lacks."""
         for item_hash in hashes:
             self.sender.invalidate(item_hash)
 
@@ -340,7 +340,7 @@ class Caches:
 
 
 def size_gib(outcome: Outcome) -> float:
-    """What the items of a request take in vLLM's caches."""
+    """The size of a request's items in vLLM's caches."""
     items = [item for of_modality in outcome.items.values() for item in of_modality]
     size: int = sum(map(kit.item_size, items))
     return size / 2**30
@@ -349,8 +349,8 @@ def size_gib(outcome: Outcome) -> float:
 def pieces(
     processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Piece]:
-    """How items of one modality appear in a prompt, from the processor's own updates; the first
-    alternative of each. Where it has none, nothing stands for an item."""
+    """The ids of one modality's items in a prompt, by the first alternative of the processor's own
+    updates. Without an update, an item has no ids."""
     _, kwargs_items, items = _processed(processor, {name: values}, kwargs or {})
     updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
     if name not in updates:
@@ -511,7 +511,7 @@ def embedded(model: Any, modality: Any, item: Any, embeds: torch.Tensor) -> list
 
 
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What the language model gets where the prompt has these rows."""
+    """The input of the language model at the positions of these rows."""
     ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
     everywhere = torch.ones_like(ids).bool()
     with torch.inference_mode():
@@ -532,7 +532,7 @@ def has_rope(processor: Any, plan: Any) -> bool:
 
 
 class Rope:
-    """What gives the tokens of a request positions of several dimensions.
+    """Computes positions of several dimensions for the tokens of a request.
 
     Positions that a spec declares are those of mmkit's model classes, whatever vLLM has for the
     checkpoint.

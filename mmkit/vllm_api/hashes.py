@@ -1,12 +1,12 @@
-"""What identifies an item: vLLM keeps processed items and encoder outputs by hash.
+"""Hashes of items, by which vLLM keeps processed items and encoder outputs.
 
-vLLM's hasher walks through an item in Python, leaf by leaf. Here it hashes what the items of a
-request have in common (model, modality, options), once; an item is that, a line that says what it
-is, and its bytes.
+vLLM's hasher walks through an item in Python, leaf by leaf. Here it hashes the common part of a
+request's items (model, modality, options) once; the hash of an item then covers that part, a line
+with its form, and its bytes.
 
-A caller may name items (`multi_modal_uuids`), and later send a name in place of the item. A name
-means something only among the requests of one `cache_salt`, so that no tenant reaches, or replaces,
-what another one has named.
+A caller may name items (`multi_modal_uuids`), and later send a name in place of the item. A name is
+valid among the requests of one `cache_salt`, so no tenant reaches or replaces the items that
+another tenant named.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
 
 
 class HashForms(list[Any]):
-    """What vLLM hashes of the items of a modality: it iterates, or calls
+    """The values that vLLM hashes for the items of a modality: it iterates over them, or calls
     `get_all_items_for_hash`."""
 
     def get_all_items_for_hash(self) -> list[Any]:
@@ -168,7 +168,7 @@ class Hashes:
         self._names: _Names | SharedNames = _Names()
 
     def share(self, path: Path) -> None:
-        """Have the names in common with the processes that share a file."""
+        """Share the names with the processes that share a file."""
         if isinstance(self._names, _Names):
             self._names = SharedNames(path)
 

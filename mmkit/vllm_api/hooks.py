@@ -1,9 +1,8 @@
-"""Whether vLLM still has, and calls, the methods that mmkit overrides.
+"""Checks that vLLM still has, and calls, the methods that mmkit overrides.
 
-A method of a processor class that vLLM renamed is not missed by anybody: vLLM calls its own new
-one, and what the old one did is silently gone. So each method that is there for vLLM to call is
-marked by `typing_extensions.override`, and compared with the class that it overrides before any of
-them is used.
+If vLLM renames a method of a processor class, no error follows: vLLM calls its own new method, and
+mmkit's override is silently dead. `typing_extensions.override` therefore marks each method that
+vLLM calls, and mmkit compares it with the overridden class before it uses any of them.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _CALLERS = (
     "v1/**/*.py",
     "entrypoints/**/*.py",
 )
-"""Where vLLM calls these methods: the files that do in the versions known so far, then all that
-may."""
+"""The files in which vLLM calls these methods: first those of the known versions, then all that may
+call them."""
 
 
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
-    """What is wrong with the marked methods of some classes of ours: where, expected, got.
+    """The mistakes in the marked methods of mmkit's classes: where, expected, got.
 
-    A class is judged as a whole, and not again as the base of another one of them. One with
-    ``name = None`` has no such method any more, whatever its bases have.
+    Each class is checked with all that it inherits, and not again as a base of another class. A
+    class with ``name = None`` no longer has that method, whatever its bases have.
     """
     listed = list(dict.fromkeys(classes))
     bases = {base for cls in listed for base in cls.__mro__[1:]}
@@ -47,7 +46,7 @@ def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     for cls in (own for own in listed if own not in bases):
         theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
         ours = [base for base in cls.__mro__ if base not in theirs]
-        # the most derived definition is the one that vLLM calls; an older one below it may differ
+        # vLLM calls the most derived definition; the one that it replaces may differ
         definitions = {name: value for one in reversed(ours) for name, value in vars(one).items()}
         for name, value in definitions.items():
             if getattr(value, "__override__", False):
@@ -82,7 +81,7 @@ def _compared(
 
 @cache
 def _called(name: str) -> bool:
-    """Whether vLLM calls a method somewhere, other than by ``super()`` in overriding it."""
+    """Whether vLLM calls a method anywhere, except by ``super()`` in an override."""
     call = f".{name}("
     return any(text.count(call) > text.count(f"super(){call}") for text in _texts())
 

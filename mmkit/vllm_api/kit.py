@@ -1,5 +1,4 @@
-"""What `mmkit.testing` needs of vLLM: its caches, its batches, processors and models without an
-engine."""
+"""vLLM's parts for `mmkit.testing`: caches, batches, processors and models without an engine."""
 
 from __future__ import annotations
 
@@ -83,8 +82,8 @@ def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) 
 
 @contextmanager
 def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[Any]] | None]:
-    """How vLLM's renderer, as its servers have it, processes a request beside others, with this
-    processor and cache; None before 0.19, which renders one after the other."""
+    """A function that processes a request beside others in vLLM's renderer, as in its servers, with
+    this processor and cache; None before 0.19, which renders requests one after the other."""
     if make_renderer is None:
         yield None
         return
@@ -132,7 +131,7 @@ def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
 
 
 def place(offset: int, length: int, mask: Sequence[bool]) -> Any:
-    """Where an item is in a prompt."""
+    """The place of an item in a prompt."""
     return PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))
 
 
@@ -174,7 +173,8 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def decoded(file: bytes) -> list[Any]:
-    """What vLLM's loader makes of an image file with transparent parts, on white and on black."""
+    """The pictures that vLLM's loader makes of an image file with transparent parts, on white and
+    on black."""
     return [
         _image_loader(rgba_background_color=background).load_bytes(file)
         for background in ((255, 255, 255), (0, 0, 0))

@@ -28,7 +28,7 @@ from .moved import KEEPS_ON_CPU
 
 
 class UnmarkedModel(SupportsMultiModal):
-    """What later versions of the interface do for a model, before vLLM 0.15."""
+    """Methods of the interface that it lacks before vLLM 0.15."""
 
     def get_language_model(self) -> Any:
         """The part that reads the rows: the first one that embeds ids."""
@@ -76,15 +76,15 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
 
 
 class Current(NamedTuple):
-    """What the model that vLLM is constructing has to know.
+    """The facts about the model that vLLM is constructing.
 
     Attributes:
         config: vLLM's configuration of the engine.
         plan: the spec, bound to the model.
-        dtype: of the language model.
-        width: of the rows that the language model takes.
-        first: whether this is the first process of a tensor-parallel group, which all have the same
-            rows.
+        dtype: dtype of the language model.
+        width: width of the language model's rows.
+        first: whether this is the first process of a tensor-parallel group, whose processes all
+            have the same rows.
     """
 
     config: Any
@@ -95,7 +95,7 @@ class Current(NamedTuple):
 
 
 def current_model() -> Current:
-    """What vLLM says of the model that it is constructing."""
+    """The facts about the model that vLLM is constructing."""
     vllm_config = get_current_vllm_config()
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
@@ -114,19 +114,19 @@ def merge_embeddings(
 
 
 def load_by_name(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
-    """vLLM's loader of a model's weights; it passes over names that the model itself lacks."""
+    """vLLM's loader of a model's weights; it ignores names that the model lacks."""
     load: Any = AutoWeightsLoader(model, ignore_unexpected_prefixes=[""]).load_weights
     return load  # type: ignore[no-any-return]
 
 
 def is_of_another_stage(name: str, model: Any) -> bool:
-    """Whether a weight belongs to a part that this process does without: of another stage of the
-    pipeline, or of a tower, head or language model that is switched off."""
+    """Whether a weight belongs to a part that this process lacks: another stage of the pipeline, or
+    a tower, head or language model that is switched off."""
     return bool(is_pp_missing_parameter(name, model))
 
 
 def module_names(model: Any, language_model: Any) -> Any:
-    """The names of a model's parts, as vLLM's LoRA wants them: those beside the language model are
+    """The names of a model's parts for vLLM's LoRA: the parts beside the language model are
     towers."""
     path = next(name for name, part in model.named_modules() if part is language_model).split(".")
     towers = [

@@ -1,4 +1,4 @@
-"""What vLLM has under other names and in other places from version to version."""
+"""Parts of vLLM whose names and places differ between versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several API servers of one address share.
+"""Files and names that several API servers of one address share.
 
 vLLM starts them as children of one process, with one folder of metrics for all.
 """

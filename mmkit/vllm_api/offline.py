@@ -1,4 +1,4 @@
-"""Offline calls whose items are processed in other processes."""
+"""Offline calls of vLLM's `LLM` with items processed in other processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _STEPS = ("_preprocess_cmpl_one", "_preprocess_chat_one")
 
 @contextmanager
 def render_processes(llm: Any, count: int) -> Iterator[Any]:
-    """Have the items of offline calls processed in several processes.
+    """Process the items of offline calls in several processes, while the block runs.
 
     Inside the block, the prompts of `LLM.generate` and the conversations of `LLM.chat` are rendered
-    ahead of the engine. Images in data URLs are decoded by the processes, too. Answers are those
-    of vLLM alone.
+    ahead of the engine. The processes also decode images in data URLs. The answers are the same as
+    without the block.
 
     Args:
-        llm: vLLM's `LLM`, with a model of mmkit.
-        count: how many processes.
+        llm: vLLM's `LLM`, with a model that has a spec.
+        count: the number of processes.
 
     Raises:
         SpecError: the processes cannot import the spec.
@@ -44,8 +44,7 @@ def render_processes(llm: Any, count: int) -> Iterator[Any]:
 
 @contextmanager
 def rendered_ahead(llm: Any, length: int) -> Iterator[None]:
-    """Prompts of an LLM that has render processes are rendered ahead of the engine, so many at
-    once."""
+    """Render the prompts of an LLM with render processes ahead of the engine, `length` at once."""
     line = _Line(length, llm.renderer)
     steps: dict[str, Any] = {name: partial(line.begin, getattr(llm, name)) for name in _STEPS}
     theirs = llm._render_and_add_requests
@@ -61,12 +60,12 @@ def rendered_ahead(llm: Any, length: int) -> Iterator[None]:
 class _Line:
     """Prompts that are rendered ahead, in their order.
 
-    Each has a thread, of which one works at a time; the others wait for items. What a request
-    changes in vLLM's cache, it changes after those before it.
+    Each prompt has a thread. One thread works at a time; the others wait for items. A request
+    changes vLLM's cache after the requests before it.
 
     Args:
-        length: how many prompts are rendered at once.
-        renderer: vLLM's.
+        length: the number of prompts that are rendered at once.
+        renderer: vLLM's renderer.
     """
 
     def __init__(self, length: int, renderer: Any) -> None:
@@ -76,12 +75,12 @@ class _Line:
         self._last, self._first = 0, 0
 
     def begin(self, render: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin to render one more."""
+        """Begin to render one more prompt."""
         number, self._last = self._last, self._last + 1
         return self.threads.submit(self._render, number, partial(render, *args, **kwargs))
 
     def rendered(self, prompts: Iterable[Any]) -> Iterator[Any]:
-        """The prompts that are begun while this goes through them, rendered."""
+        """The rendered prompts, in order; up to `length` are begun ahead."""
         begun: deque[Any] = deque()
         try:
             for prompt in prompts:
@@ -109,7 +108,7 @@ class _Line:
                 self._at_work.notify_all()
 
     def _wait(self, number: int, work: Future[Any]) -> Any:
-        """The result of work, when all prompts before a prompt are rendered."""
+        """The result of work, once all prompts before this one are rendered."""
         work.add_done_callback(self._notify)
         self._at_work.wait_for(lambda: work.done() and self._first == number)
         return work.result()

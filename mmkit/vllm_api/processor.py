@@ -1,16 +1,15 @@
-"""What the processor classes do in every generation of vLLM's processor API.
+"""The base of the processor classes in every generation of vLLM's processor API.
 
-A generation's module puts vLLM's calls into the form of a few methods here:
+A generation's module translates vLLM's calls into calls of a few methods here:
 
 - `CommonInfo.new_parser`: the parser;
 - `CommonProcessor.worst`: the prompt and the items of the dummy request;
 - `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and
   its hashes;
-- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt that they are placed
-  in.
+- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt for placement.
 
-The other way round it says how to get `merged_kwargs` and the `cache_of` a request. Methods that
-vLLM calls are marked by `override`; see `mmkit.vllm_api.hooks`.
+In return it provides `merged_kwargs` and the `cache_of` a request. `override` marks the methods
+that vLLM calls; see `mmkit.vllm_api.hooks`.
 """
 
 from __future__ import annotations
@@ -61,26 +60,26 @@ if TYPE_CHECKING:
     from ..spec import Declaration
 
 _PROCESSED = "mmkit_processed"
-"""Key in the BatchFeature under which flat fields' sizes reach the field configs, which vLLM asks
-for without items."""
+"""Key in the BatchFeature for the sizes of flat fields: vLLM asks for field configs without
+items."""
 
 _counts: ContextVar[Mapping[str, int] | None] = ContextVar("items by modality", default=None)
-"""vLLM hands the prompt on without them."""
+"""The numbers of items of the current request: vLLM passes the prompt on without them."""
 
 _changed: ContextVar[list[Any]] = ContextVar("caches that a request has changed")
 
 
 class CommonInfo(BaseProcessingInfo):
-    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
     _last: ClassVar[tuple[Any, Plan | None]] = None, None
-    """What the spec was bound to last, and the plan; that holds all of it."""
+    """The arguments of the last binding, and its plan, which keeps them alive."""
 
     @cached_property
     def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer: once, although vLLM makes another
-        info for each chat request."""
+        """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
+        new info for each chat request."""
         announce(self.spec)  # the checkpoint may have been saved with its processor
         config, tokenizer, kwargs = self.get_hf_config(), self.ctx.tokenizer, self.merged_kwargs({})
         most = self.ctx.model_config.max_model_len
@@ -97,12 +96,12 @@ class CommonInfo(BaseProcessingInfo):
         return own_processor(super().get_hf_processor(**kwargs))
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The `mm_processor_kwargs` of a request, with those of the server."""
+        """The `mm_processor_kwargs` of a request, merged with the server's."""
         merged: dict[str, Any] = self.ctx.get_mm_config().merge_mm_processor_kwargs(kwargs)
         return merged
 
     def new_parser(self) -> Parser:
-        """A parser of what callers send."""
+        """A parser of callers' data."""
         config = self.ctx.model_config
         return Parser(
             self.plan,
@@ -119,7 +118,7 @@ class CommonInfo(BaseProcessingInfo):
     ) -> Mapping[str, int] | None:
         modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
         if any(m.needs_hf for m in modalities):
-            return None  # vLLM then processes the dummy inputs and counts
+            return None  # vLLM then processes the dummy inputs and counts their tokens
         return {m.name: m.largest()[1] for m in modalities}
 
 
@@ -187,14 +186,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return plan
 
     def share_names(self, config: Any) -> None:
-        """Know the names of items that the other API servers of vLLM's config are told."""
+        """Share the names of items with the other API servers of vLLM's config."""
         if (path := shared_file(config, "names")) is not None:
             self._hashes.share(path)
 
     # -- dummy inputs ------------------------------------------------------------------------------
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item of a modality with the most encoder rows, of at most some sizes; see
+        """The item of a modality with the most encoder rows, of at most `sizes`; see
         `BoundModality.largest_item`."""
         with self._of_the_spec():
             process = partial(self._process_one, name)
@@ -207,7 +206,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
 
     @contextmanager
     def _of_the_spec(self) -> Iterator[None]:
-        """A refusal of an item that the spec itself states is a mistake of the spec."""
+        """A context in which the refusal of an item is a mistake of the spec, which stated it."""
         try:
             yield
         except InputError as error:
@@ -216,7 +215,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def worst(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> tuple[list[int], Any]:
-        """The request with the most tokens: items, and a prompt that they fit into."""
+        """The request with the most tokens: its prompt, and its items."""
         mm_items = self.data_parser.parse_mm_data(
             self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         )
@@ -240,8 +239,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         mm_uuids: Mapping[str, Any],
         run: Callable[[], Any],
     ) -> Any:
-        """Refuse what vLLM would not; keep the names of items, or forget the items of a request
-        that fails."""
+        """Run a request with mmkit's own checks. Remember the names of its items; if it fails,
+        empty the caches that it changed."""
         if not isinstance(prompt, str):
             self.plan.check_ids(prompt)
         self._check_uuids(mm_items, mm_uuids)
@@ -251,9 +250,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         try:
             outcome = run()
         except Exception:
-            # The engine, which has the other half of the cache, will never see the items. It would
-            # then evict others than this half, which is empty therefore: what an empty one asks for
-            # later, the engine can give.
+            # The engine, which has the other half of the cache, never sees the items of a refused
+            # request, and would later evict others than this half. An empty half asks only for
+            # items that the engine can have.
             for cache in changed:
                 cache.clear_cache()
             raise
@@ -274,7 +273,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         raise NotImplementedError
 
     def may_cache(self, mm_items: Any) -> bool:
-        """Whether the items of a request may be kept in vLLM's processor cache."""
+        """Whether vLLM may cache the processed items of a request."""
         return all(
             self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items()
         )
@@ -291,13 +290,13 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
         for name, own in hashes.items():
             if not self.plan.modalities[name].may_cache(len(own)):
-                # the engine caches encoder outputs by hash: what depends on the number of items is
-                # another item
+                # the engine caches encoder outputs by hash: an item that depends on the number of
+                # items has another hash for each number
                 hashes[name] = [f"{item_hash}-of-{len(own)}" for item_hash in own]
         return hashes
 
     def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
-        """The ids in which items are placed, of a prompt that may still be a text."""
+        """The ids for placement of a prompt, which may still be a text."""
         if isinstance(prompt, str):
             prompt = self.plan.encode(prompt, **options)
         return self.plan.rewrite("prompt", prompt, _counts.get())
@@ -351,7 +350,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             raise error.__cause__ or error from None
 
     def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
-        """What a Hugging Face processor would return for the items."""
+        """The processed fields of the items, in the form of a Hugging Face processor's result."""
         elsewhere: Elsewhere | None = getattr(mm_items, "mmkit_elsewhere", None)
         try:
             if elsewhere is None:
@@ -361,7 +360,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 items = {name: taken(own) for name, own in mm_items.items()}
                 processed = elsewhere.processed(indices, items)
         except InputError:
-            # where the spec's own item is refused as well, the spec is at fault, and says so
+            # a refusal of the spec's own largest item is a mistake of the spec, and raises here
             for name in mm_items:
                 if self.plan.modalities[name].processing.hf is not None:
                     self.sample(name)
@@ -391,15 +390,14 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return bool(self.info.ctx.get_mm_config().enable_mm_embeds)
 
     def sample(self, name: str) -> Mapping[str, Any]:
-        """The processed fields of some item of a modality; processed once."""
+        """The processed fields of one item of a modality that the spec states; processed once."""
         if (fields := self._samples.get(name)) is None:
             value = self.plan.modalities[name].item.candidates()[0]
             fields = self._samples[name] = self._process_one(name, value)
         return fields
 
     def hash_of_fields(self, name: str, fields: Mapping[str, Any]) -> str:
-        """What identifies an item of a modality of which nothing but its processed fields is
-        known."""
+        """The hash of an item that is known by its processed fields alone."""
         return self._hashes.of_fields(name, fields)
 
     # -- prompt updates ----------------------------------------------------------------------------

@@ -1,6 +1,5 @@
-"""What is the same up to vLLM 0.28: the prompt goes through the processor with the items, and may
-be a text. Up to 0.30 the processor holds its cache.
-"""
+"""The common part of vLLM up to 0.28: the prompt passes the processor with the items, and may be a
+text. Up to 0.30 the processor holds its cache."""
 
 from __future__ import annotations
 

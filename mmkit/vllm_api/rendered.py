@@ -157,7 +157,8 @@ def _item(
 
 @contextmanager
 def _refusing(modality: BoundModality, where: str) -> Iterator[None]:
-    """What contradicts the spec is the caller's; it may also read what is not here."""
+    """A context for checks against the spec: a contradiction is a mistake of the caller, and the
+    spec may also read values that are missing here."""
     try:
         yield
     except SpecError as error:
@@ -166,7 +167,7 @@ def _refusing(modality: BoundModality, where: str) -> Iterator[None]:
 
 
 def compared(spec: Modality) -> frozenset[Leaf]:
-    """What the layout, the targets and the fields of a modality depend on."""
+    """The leaves of the layout, the targets and the fields of a modality."""
     sent = [field for field in spec.fields.values() if not field.hidden]
     return leaves([spec.layout, *(update.target for update in spec.update), *sent])
 

@@ -1,5 +1,5 @@
-"""What is the same from vLLM 0.17 on: a request comes as one `ProcessorInputs`, and the info makes
-the parser."""
+"""The common part of vLLM 0.17 and later: a request comes as one `ProcessorInputs`, and the info
+makes the parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GuardedTokenizeParams(TokenizeParams):
 
     @classmethod
     def guard(cls, params: TokenizeParams, plan: Plan | None) -> GuardedTokenizeParams:
-        """The same parameters, guarded by a plan."""
+        """These parameters, guarded by a plan."""
         return cls(**{f.name: getattr(params, f.name) for f in fields(TokenizeParams)}, plan=plan)
 
     @override
@@ -58,7 +58,7 @@ class GuardedTokenizeParams(TokenizeParams):
 
 
 class ProcessingInfo(ParsingInfo):
-    """What vLLM asks about the modalities of a spec; generated classes set `spec`."""
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     @override
     def get_default_tok_params(self) -> TokenizeParams:
@@ -145,7 +145,7 @@ def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
 
 
 def encoded(processor: Any, text: str) -> list[int]:
-    """The ids of a text, as they are."""
+    """The ids of a text, without placement."""
     return list(
         processor.info.get_tokenizer().encode(
             text, **processor.info.default_tok_params.get_encode_kwargs()

@@ -73,6 +73,6 @@ def images_undecoded() -> AbstractContextManager[None]:
 
 
 def leave_images_undecoded() -> None:
-    """The same for good, in a server."""
+    """`images_undecoded` for the lifetime of a server."""
     for name, step in _steps().items():
         setattr(MediaConnector, name, step)

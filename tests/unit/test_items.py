@@ -15,6 +15,7 @@ from PIL import Image as PILImage
 
 from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
 from mmkit.expr import Scope
+from mmkit.testing.strategies import items
 
 CONFIG = Scope(cfg=SimpleNamespace(n=2, d=3, big=100, size=[8, 4], text="x", minus=-1, half=0.5))
 AT = "spec.modality[3]"
@@ -195,6 +196,22 @@ def test_integers_that_fit_have_one_form(dtype):
     assert edge.tolist() == [limits.min, limits.max, 0]
 
 
+@given(st.integers(0, 3), st.integers(0, 4), st.data())
+def test_indices_of_an_earlier_part(least, more, data):
+    """Drawn, blank and refused: a bond joins atoms that are there."""
+    atoms = Tensor((between(1, 5),), "int64", bound=between(least, least + more))
+    bonds = Tensor((between(1, 5), 2), "int8", bound=between(0, item.atoms.length - 1))
+    kind = Record(atoms=atoms, bonds=bonds).bind(CONFIG)
+    assert {least} == set(kind.candidates()[0]["atoms"].tolist())
+    value = kind.canonical(data.draw(items(kind)).value(), AT)
+    assert least <= int(value["atoms"].min()) <= int(value["atoms"].max()) <= least + more
+    assert 0 <= int(value["bonds"].min()) <= int(value["bonds"].max()) < len(value["atoms"])
+    with pytest.raises(InputError, match=r"bonds: expected int8 values from 0 to 1, got values from 0 to 2\."):
+        kind.canonical({"atoms": [least, least], "bonds": [[0, 2]]}, AT)
+    with pytest.raises(InputError, match=rf"atoms: expected int64 values from {least} to {least + more}"):
+        kind.canonical({"atoms": [least - 1], "bonds": [[0, 0]]}, AT)
+
+
 def test_bound_of_integers():
     kind = Tensor(shape=(2,), dtype="int64", bound=cfg.big).bind(CONFIG)
     assert kind.canonical([100, -100], AT).tolist() == [100, -100]
@@ -228,6 +245,7 @@ AUDIO = Audio(largest=cfg.big, rate=16000).bind(CONFIG)
 SCALAR = Tensor(shape=()).bind(CONFIG)
 IDS, VALUES, WORD = Tensor((between(1, cfg.n),), "int64"), Tensor((item.ids.length, 2)), Text(most=cfg.d).bind(CONFIG)
 CELL = Record(ids=IDS, values=VALUES, name=Text(most=cfg.d)).bind(CONFIG)
+BONDS = Record(bonds=Tensor((between(0, cfg.n), 2), "int64")).bind(CONFIG)
 ONE_CELL = {"ids": [1.0, 2.0], "values": [[1, 2], [3, 4]], "name": "ab"}
 
 
@@ -241,6 +259,7 @@ ONE_CELL = {"ids": [1.0, 2.0], "values": [[1, 2], [3, 4]], "name": "ab"}
         (SCALAR, 1, [3.0, [3.0], np.float64(3), np.zeros(())]),
         (SCALAR, 2, [[3.0, 3], np.zeros(2)]),
         (CELL, 0, [[]]),
+        (BONDS, 1, [{"bonds": []}, {"bonds": ()}, {"bonds": np.zeros((0, 2), int)}]),
         (CELL, 1, [ONE_CELL, [ONE_CELL], (ONE_CELL,), UserDict(ONE_CELL)]),
         (CELL, 2, [[ONE_CELL, dict(reversed(ONE_CELL.items()))]]),
         (WORD, 1, ["ab", ["ab"], ("ab",), np.array("ab")[()]]),

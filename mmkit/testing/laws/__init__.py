@@ -1,8 +1,8 @@
-"""The laws: what must hold of any processor on vLLM, each a named check on a `Subject`.
+"""The laws of every multimodal processor on vLLM, each a named check on a `Subject`.
 
-A law draws what it needs (a request, several, a change to one) through Hypothesis, and raises
-`Violation` in one sentence where it does not hold. docs/laws.md tells what each law says and what
-it does not test.
+A law draws what it needs (a request, several requests, a change to one) through Hypothesis, and
+raises `Violation` with one sentence where it does not hold. docs/laws.md has the contract of each
+law and the limits of its test.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _with_uuids(case: Case, request: Request, uuids: dict[str, list[str]]) -> No
 
 
 def _attempt(case: Case, run: Callable[[], harness.Outcome]) -> harness.Outcome | str:
-    """What comes of a request, or its refusal: a text may mean something else than its ids."""
+    """The result of a request, or its refusal: a text may mean something else than its ids."""
     try:
         return run()
     except Exception as error:

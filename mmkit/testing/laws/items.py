@@ -95,7 +95,7 @@ def identity(case: Case) -> None:
 
 
 def _becomes(outcome: harness.Outcome, name: str) -> list[Any]:
-    """What the first item of a modality becomes: its fields, and its ids with their mask."""
+    """The fields of a modality's first item, and its ids with their mask."""
     places = [
         (outcome.ids[start : start + length], mask)
         for start, length, mask in outcome.ranges.get(name, [])[:1]
@@ -170,8 +170,8 @@ def _mistakes(
 
 
 def embeddings(modality: Any, rows: Sequence[torch.Tensor], outcome: Any) -> dict[str, Any]:
-    """What a caller sends in place of the items of a modality: their rows, and the fields beside
-    them that their layout reads."""
+    """Precomputed embeddings in place of a modality's items: their rows, and the fields beside them
+    that their layout reads."""
     fields = outcome.fields[modality.name]
     companions = {key: [own[key] for own in fields] for key in modality.intake.companions}
     return {modality.intake.embeds_field: list(rows), **companions}

@@ -1,5 +1,4 @@
-"""What a law is, and what its check is given: a `Case`, which draws requests and says what does not
-hold."""
+"""A law, and the `Case` that its check receives: a case draws requests and reports violations."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from ..verdicts import is_of_kit
 
 
 class Violation(AssertionError):
-    """A law does not hold; the message names the law and what was seen."""
+    """A law does not hold; the message has the law and the observation."""
 
 
 class NotApplicable(Exception):
-    """A law has nothing to say about this subject; the message tells why."""
+    """A law has nothing to say about this subject; the message has the reason."""
 
 
 class NotDrawn(NotApplicable):
@@ -32,7 +31,7 @@ class NotDrawn(NotApplicable):
 
 
 class KitError(Exception):
-    """The kit itself broke: nothing is known of the law. The cause has the traceback."""
+    """mmkit's own code failed, so nothing is known of the law. The cause has the traceback."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,14 @@ class Law:
     """One law.
 
     Attributes:
-        name: ``L5 independence``.
-        statement: what it says, in one sentence.
-        check: gets a `Case`, and raises `Violation`.
+        name: number and name, for example ``L5 independence``.
+        statement: the law in one sentence.
+        check: a function of a `Case` that raises `Violation`.
         kind: ``drawn`` for checks of drawn requests, ``once`` for a single check, ``machine`` for
-            one that returns a state machine of Hypothesis.
-        cost: requests per example; of a law with several, as many fewer examples are drawn.
-        needs_model: the check wants the model, loaded without an engine.
-        dtypes: in which the model is loaded, one after the other.
+            a check that returns a state machine of Hypothesis.
+        cost: requests per example; the number of examples is divided by it.
+        needs_model: the check needs the model, loaded without an engine.
+        dtypes: the dtypes in which the model is loaded, one after the other.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Law:
 
 
 def law(name: str, statement: str, **options: Any) -> Callable[[Callable[[Case], Any]], Law]:
-    """Make a law of the function below."""
+    """A decorator that makes a law of a check."""
     return lambda check: Law(name, statement, check, **options)
 
 
@@ -73,12 +72,12 @@ class Case:
     """One check of a law.
 
     Attributes:
-        law: which.
-        subject: what it is checked on.
+        law: the law.
+        subject: the processor under test.
         data: Hypothesis' ``data()``, for laws that draw.
         model: vLLM's model, for laws that need it.
-        request: what the law is being checked for; a violation shows it.
-        before: what else a violation shows of it.
+        request: the current request, which a violation shows.
+        before: further lines that a violation shows.
     """
 
     law: Law
@@ -93,20 +92,19 @@ class Case:
         return self.data.draw(strategy)
 
     def draw_request(self, **options: Any) -> Request:
-        """A request, with the options of `Subject.requests`, about which the case is from now
-        on."""
+        """A drawn request, which becomes the current one; options of `Subject.requests`."""
         self.request = self.draw(self.subject.requests(**options))
         return self.request
 
     def is_of_kit(self, error: BaseException) -> bool:
-        """Whether an exception is the kit's own."""
+        """Whether an exception belongs to the kit."""
         return is_of_kit(error, self.subject, self.law.check, self.model)
 
     def refused(self, error: Exception) -> None:
-        """Take an exception for a refusal by the code under test.
+        """Accept an exception as a refusal by the code under test.
 
         Raises:
-            KitError: it is the kit's own.
+            KitError: the exception belongs to the kit.
         """
         if isinstance(error, KitError):
             raise error
@@ -114,11 +112,14 @@ class Case:
             raise KitError(f"{self.law.name}: {type(error).__name__}: {error}") from error
 
     def fail(self, observation: str) -> NoReturn:
-        """Say that the law does not hold.
+        """Report that the law does not hold.
+
+        Args:
+            observation: the end of the sentence that begins with the law's name.
 
         Raises:
-            Violation: always, but for this:
-            KitError: the law was handling an exception which is the kit's own.
+            Violation: always, except in this case:
+            KitError: the law was handling an exception that belongs to the kit.
         """
         if isinstance(handled := sys.exception(), Exception) and _caught_by_law(self.law, handled):
             self.refused(handled)
@@ -126,13 +127,13 @@ class Case:
         raise Violation(f"{self.law.name}: {observation}{request}")
 
     def same(self, one: Any, other: Any, what: str, where: str = "") -> None:
-        """Fail if two outcomes, or parts of them, differ."""
+        """Fail if two outcomes, or parts of outcomes, differ."""
         if difference := differences(one, other, where):
             self.fail(f"{what}: {difference}")
 
 
 def _caught_by_law(law: Law, error: Exception) -> bool:
-    """Whether the handler of an exception stands in a law, and not somewhere around it."""
+    """Whether a law itself handles an exception, and not a caller of the law."""
     traceback = error.__traceback__
     if traceback is None:
         return False
@@ -142,7 +143,7 @@ def _caught_by_law(law: Law, error: Exception) -> bool:
 
 
 def differences(one: Any, other: Any, where: str = "") -> str | None:
-    """The first difference of two outcomes, or of parts of them; None if they are equal."""
+    """The first difference of two outcomes, or of parts of outcomes; None if they are equal."""
     pairs: list[tuple[str, Any, Any]]
     match one, other:
         case harness.Outcome(), harness.Outcome():
@@ -192,8 +193,7 @@ def _equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether values of one class are equal; where its `==` does not tell, whether they are
-    pickled alike."""
+    """Whether values of one class are equal; where `==` is not true, whether their pickles are."""
     with suppress(Exception):
         if one == other:
             return True
@@ -207,6 +207,6 @@ def _unless(equal: bool, one: Any, other: Any, where: str) -> str | None:
 
 
 def brief(value: Any) -> str:
-    """Its repr, as far as a sentence has room for it."""
+    """The `repr` of a value, cut to 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."

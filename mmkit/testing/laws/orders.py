@@ -96,7 +96,7 @@ class Orders:
         steps = _steps(subject.processor)
 
         def beside(only: str = "") -> tuple[Any, dict[str, _Running]]:
-            """What becomes of the request, and of the other one at each step, or one, of it."""
+            """The results of the request, and of the other one at each step, or one, of it."""
             # no processor that has learned from earlier requests
             fresh = copy(subject)
             fresh.processor = harness.again(subject.processor)
@@ -176,7 +176,7 @@ def _outcome(subject: Subject, request: Request, caches: harness.Caches | None =
 
 
 def _handed_over(result: Any, caches: harness.Caches) -> Any:
-    """What the engine has of a rendered request, or the error."""
+    """The engine's view of a rendered request, or the error."""
     if isinstance(result, Exception):
         return result
     try:
@@ -192,7 +192,7 @@ def _room(outcomes: list[Any]) -> float:
 
 
 def _unlike(case: Case, alone: Any, there: Any) -> str | None:
-    """How an outcome, or error, is not that of the request alone."""
+    """The difference between an outcome, or error, and that of the request alone."""
     for error in (alone, there):
         if isinstance(error, Exception):
             case.refused(error)

@@ -132,8 +132,8 @@ def _check_ranges(case: Case, request: Request) -> None:
 
 
 def _surplus(runs: Runs, ids: list[int], layout: list[int]) -> tuple[int, int] | None:
-    """How many characters of runs that merged a range has at its beginning and at its end beyond
-    those of its layout; None where it differs from this otherwise."""
+    """The numbers of merged characters that a range has at its beginning and at its end beyond
+    those of its layout; None where it differs otherwise."""
     own, expected = runs.apart(ids), runs.apart(layout)
     (before, core, after), (lead, rest, tail) = _edges(runs, own), _edges(runs, expected)
     return (before - lead, after - tail) if core == rest else None

@@ -121,7 +121,7 @@ def _as_in_chat(case: Case, config: Any, request: Request) -> Request:
 
 
 def _around(config: Any, name: str) -> tuple[list[int], list[int]]:
-    """What a config of transformers says to stand before and after an item."""
+    """The ids before and after an item, by a config of transformers."""
     for kind in (name, "vision"):
         start = getattr(config, f"{kind}_start_token_id", None)
         end = getattr(config, f"{kind}_end_token_id", None)

@@ -183,7 +183,7 @@ def test_two_players_drive_and_a_lost_connection_resumes(
                 "\n"
                 + ", ".join(f"{player.text('rate')} frames/s, {player.text('latency')}" for player in (first, second))
             )
-        # README.md shows one like it
+        # docs/terra.md shows one like it
         assert first.browser.save_screenshot(str(tmp_path / "terra-page.png"))
         # its console is silent: nothing failed, and nothing was asked of anybody else
         assert not first.browser.get_log("browser")

@@ -236,6 +236,13 @@ def test_the_stock_routes_are_guarded_too(server, ids, message):
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
+def test_a_chat_needs_a_tokenizer(server):
+    body = {"model": "terra", "messages": [{"role": "user", "content": "on"}]}
+    answer = post(server, body, "/v1/chat/completions")
+    message = "messages: expected a prompt at /v1/mm/generate, since the server has no tokenizer, got messages."
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "code", "kind"),
     [

@@ -1,0 +1,153 @@
+"""Build what is released, and check it: ``make release``. Nothing is uploaded.
+
+The sdist is built from the files that git has for HEAD, the wheel from the sdist, so that nothing
+of a working directory gets into either.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+from mmkit.errors import DISTRIBUTION, sentence
+
+ROOT = Path(__file__).parents[1]
+NAME = DISTRIBUTION.replace("-", "_")
+
+IN_THE_WHEEL = {
+    "mmkit/": "mmkit/",
+    "pytest_mmkit.py": "pytest_mmkit.py",
+    "examples/": "mmkit/cli/shipped/examples/",
+    "requirements/fix_cpu_environment.py": "mmkit/cli/shipped/requirements/fix_cpu_environment.py",
+    "requirements/mmkit_torchvision_fix.py": (
+        "mmkit/cli/shipped/requirements/mmkit_torchvision_fix.py"
+    ),
+}
+"""Files of the repository, or folders, by where the wheel has them."""
+
+METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+
+NEXT = """\
+Nothing was uploaded. What comes next:
+  git tag -a v{version} -m "mmkit {version}" && git push origin v{version}
+  twine upload {files}"""
+
+
+def main() -> None:
+    version = run(sys.executable, "-m", "hatchling", "version").strip()
+    check_tree(ROOT, version)
+    out = ROOT / "dist"
+    built = build(out)
+    check_contents(*built)
+    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, built))
+    for path, names in zip(built, (sdist_names(built[0]), wheel_names(built[1])), strict=True):
+        print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {len(names)} files")
+    files = " ".join(str(path.relative_to(ROOT)) for path in built)
+    print(NEXT.format(version=version, files=files))
+
+
+def check_tree(root: Path, version: str) -> None:
+    """Nothing is left to commit, nothing is left to be told, and all agree on the version.
+
+    Raises:
+        SystemExit: names what is wrong.
+    """
+    if changed := run("git", "status", "--porcelain", cwd=root).splitlines():
+        refuse(str(root), "a clean tree", f"{changed[0]!r}", "Commit your changes.")
+    fragments = sorted(p.name for p in (root / "changelog.d").glob("*.md") if p.stem != "README")
+    if fragments:
+        remedy = "Run make changelog, then edit CHANGELOG.md."
+        refuse("changelog.d", "no fragments", ", ".join(fragments), remedy)
+    told = re.findall(r"(?m)^## (\S+) \(\d{4}-\d\d-\d\d\)$", (root / "CHANGELOG.md").read_text())
+    if told[:1] != [version]:
+        refuse("CHANGELOG.md", f"its first version to be {version}", ", ".join(told[:1]) or "none")
+    tag = f"v{version}"
+    tagged = run("git", "tag", "--list", tag, "--points-at", "HEAD", cwd=root)
+    if not tagged and run("git", "tag", "--list", tag, cwd=root):
+        remedy = "Raise __version__ in mmkit/__init__.py."
+        refuse(tag, "a tag of HEAD, or none", "one of another commit", remedy)
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """Write the sdist of HEAD and its wheel into a folder, whose other files are removed.
+
+    Raises:
+        SystemExit: the tree itself makes another wheel.
+    """
+    rmtree(out, ignore_errors=True)
+    with TemporaryDirectory() as folder:
+        tree, unpacked, direct = (Path(folder, name) for name in ("tree", "unpacked", "direct"))
+        archive = Path(folder, "head.tar")
+        run("git", "archive", "--output", str(archive), "HEAD")
+        extract(archive, tree)
+        sdist = hatch(tree, "sdist", out)
+        extract(sdist, unpacked)
+        wheel = hatch(*unpacked.iterdir(), "wheel", out)
+        if hatch(tree, "wheel", direct).read_bytes() != wheel.read_bytes():
+            refuse(wheel.name, "the same wheel of the sdist and of the tree", "two")
+    return sdist, wheel
+
+
+def check_contents(sdist: Path, wheel: Path) -> None:
+    """Both hold what git has, and nothing else.
+
+    Raises:
+        SystemExit: names the files.
+    """
+    tracked = set(run("git", "ls-tree", "-r", "--name-only", "-z", "HEAD").split("\0")) - {""}
+    compare(sdist.name, sdist_names(sdist), tracked | {"PKG-INFO"})
+    info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    expected = {f"{info}/{name}" for name in METADATA} | {"mmkit/py.typed"}
+    for source, target in IN_THE_WHEEL.items():
+        expected |= {target + p.removeprefix(source) for p in tracked if p.startswith(source)}
+    compare(wheel.name, wheel_names(wheel), expected)
+
+
+def compare(where: str, names: set[str], expected: set[str]) -> None:
+    for what, wrong in (("lacks", expected - names), ("must not hold", names - expected)):
+        if wrong:
+            refuse(where, "the files that git has", f"an archive that {what} {sorted(wrong)[:5]}")
+
+
+def sdist_names(sdist: Path) -> set[str]:
+    with tarfile.open(sdist) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+def wheel_names(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def extract(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+
+
+def hatch(tree: Path, target: str, out: Path) -> Path:
+    """Build a target of a tree; its only file in the folder."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out), cwd=tree)
+    (built,) = out.glob(f"{NAME}-*{'.whl' if target == 'wheel' else '.tar.gz'}")
+    return built
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    """Standard output of a command, which has to end well."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def refuse(where: str, expected: str, got: str, remedy: str = "") -> None:
+    raise SystemExit(sentence(where, expected, got, remedy))
+
+
+if __name__ == "__main__":
+    main()
