@@ -170,7 +170,10 @@ def open_checkpoint(
         raise UsageError(f"--config {folder}", expected, got, remedy) from error
 
 
-_UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it."
+_UNTRUSTED = (
+    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own package, "
+    '"pip install -e ." makes its plugin known to vLLM and transformers.'
+)
 
 
 def _brings_code(folder: Path) -> bool:

@@ -328,7 +328,8 @@ REFUSED = {
     'mmkit.testing.check(SPEC, folder, laws=["L1"], model=True) loads it.',
     "check SPEC --config HERE --laws L99": f"--laws: expected laws among {LAWS}, got 'L99'.",
     "show SPEC --config BRINGS_CODE": "--config BRINGS_CODE: expected a checkpoint that vLLM can read, got one that "
-    "needs its own code. The checkpoint's own code was not run: --trust-remote-code runs it.",
+    "needs its own code. The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
+    'package, "pip install -e ." makes its plugin known to vLLM and transformers.',
     "new Weather --modality series": "name: expected a Python identifier in lower case, got 'Weather'.",
     "new mmkit --modality series": "name: expected one that nothing else has, got 'mmkit'.",
 }
