@@ -286,6 +286,8 @@ def plan_of_all_kinds() -> Any:
         ("word=3", "3 characters"),
         ("cell=zeros", "ids 1, word 1 character"),
         ("cell={}/a.json", "ids 2, word 3 characters"),
+        ('cell={{"ids": [1, 2], "word": "abc"}}', "ids 2, word 3 characters"),
+        ("series=[[1, 2, 3, 4]]", "1×4"),
     ],
 )
 def test_items(form: str, words: str, tmp_path: Path) -> None:
@@ -347,6 +349,8 @@ BAD_ITEMS = {
     "As in --item series=zeros.",
     "image=640": "expected WIDTHxHEIGHT, 2 size(s), got 1.",
     "cell=3": "expected a dict of its parts in JSON, got sizes.",
+    'cell={"ids": [1': "expected JSON, got JSONDecodeError: Expecting ',' delimiter: line 1 column 11 (char 10). In a "
+    "shell, put single quotes around the whole.",
     "image=0x3": "expected sizes of at least 1, got 0x3.",
     "series=big": "expected zeros, a shape as 9x4, or a file (.npy, .safetensors, .json, .png, .jpg, .jpeg, .webp), "
     "got 'big'. As in --item series=zeros.",
