@@ -171,8 +171,8 @@ def open_checkpoint(
 
 
 _UNTRUSTED = (
-    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own package, "
-    '"pip install -e ." makes its plugin known to vLLM and transformers.'
+    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
+    'package, "pip install -e ." makes its plugin known to vLLM and transformers.'
 )
 
 
