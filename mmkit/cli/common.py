@@ -163,6 +163,8 @@ def open_checkpoint(
         )
         info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
         return Opened(spec, info, remedy)
+    except MmkitError:
+        raise
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
         expected = "a checkpoint that vLLM can read"

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 from safetensors.torch import save_file
 from typer.testing import CliRunner
+from vllm import ModelRegistry
 
 from examples.gallery.blip2 import BLIP2
 from examples.series import register
@@ -378,6 +379,19 @@ def test_a_config_that_vllm_cannot_read(tmp_path: Path) -> None:
     status, _, error = invoke("show", TERRA, "--config", tmp_path)
     assert status == 2
     assert error.startswith(f"--config {tmp_path}: expected a checkpoint that vLLM can read, got ")
+
+
+def test_a_model_class_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["Broken"]}))
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    ModelRegistry.register_model("Broken", "no_such_module:Broken")
+    assert invoke("show", TERRA, "--config", tmp_path) == (
+        2,
+        "",
+        "Broken: expected a model class that can be imported, got ModuleNotFoundError: No module named "
+        "'no_such_module'.",
+    )
 
 
 def test_a_spec_that_is_refused_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
