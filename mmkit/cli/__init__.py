@@ -78,7 +78,8 @@ def app() -> Any:
             list[str] | None,
             typer.Option(
                 metavar="MODALITY=FORM",
-                help="An item: zeros, sizes as 640x480, or a file. Can be repeated.",
+                help="An item: zeros, sizes as 640x480, a list or dict in JSON, or a file (.json, "
+                ".npy, .safetensors, an image). Can be repeated.",
             ),
         ] = None,
         svg: Annotated[str | None, writing("--svg", "a picture for light and dark pages")] = None,

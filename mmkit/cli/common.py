@@ -162,6 +162,8 @@ def open_checkpoint(
         )
         info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
         return Opened(spec, info, remedy)
+    except MmkitError:
+        raise
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
         expected = "a checkpoint that vLLM can read"
@@ -169,7 +171,10 @@ def open_checkpoint(
         raise UsageError(f"--config {folder}", expected, got, remedy) from error
 
 
-_UNTRUSTED = "The checkpoint's own code was not run: --trust-remote-code runs it."
+_UNTRUSTED = (
+    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
+    'package, "pip install -e ." makes its plugin known to vLLM and transformers.'
+)
 
 
 def _brings_code(folder: Path) -> bool:

@@ -128,15 +128,15 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
     """The modality and the item that ``modality=FORM`` means.
 
     FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
-    of an image, frames x width x height of a video, samples of audio, characters of a text), or a
-    file: .json (lists, a text, or the dict of a record), .npy, .safetensors with one tensor, or an
-    image.
+    of an image, frames x width x height of a video, samples of audio, characters of a text), JSON
+    (a list, or the dict of a record), or a file: .json (a text, too), .npy, .safetensors with one
+    tensor, or an image.
 
     Raises:
-        UsageError: another form, an unknown modality, or a file that cannot be read.
+        UsageError: another form, an unknown modality, or JSON or a file that cannot be read.
     """
     name, separator, text = form.partition("=")
-    where = f"--item {form}"
+    where = f"--item {brief(form, 100)}"
     if not separator or name not in plan.modalities:
         expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
         remedy = f"As in --item {next(iter(plan.modalities), 'image')}=zeros."
@@ -146,6 +146,8 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
         return name, (kind.small() or kind.candidates())[0]
     if re.fullmatch(r"\d+(x\d+)*", text):
         return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
+    if text.lstrip().startswith(("{", "[")):
+        return name, _parsed(text, where)
     if Path(text).suffix.lower() in _READERS:
         return name, _read(Path(text), where)
     expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
@@ -161,6 +163,14 @@ def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
     if kind.dummy_sizes and 0 in sizes:
         raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
     return kind.blank(*sizes)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        remedy = "In a shell, put single quotes around the whole."
+        raise UsageError(where, "JSON", reason(error), remedy) from error
 
 
 def _read(path: Path, where: str) -> Any:

@@ -106,7 +106,8 @@ class Record(ItemType):
 
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise InputError(where, self.expected, described(value))
+            remedy = "A list or tuple is several items."
+            raise InputError(where, self.expected, described(value), remedy)
         if missing := [name for name in self.parts if name not in value]:
             raise InputError(where, self.expected, f"one without {' and '.join(missing)}")
         if unknown := [name for name in value if name not in self.parts]:

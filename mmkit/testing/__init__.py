@@ -5,7 +5,7 @@
 >>> print(mmkit.testing.check(SPEC, "path/of/checkpoint", model=True))  # and those that do
 >>> print(mmkit.testing.check_registered("path/of/checkpoint"))  # what vLLM has for it
 
-In a test file, with one test per law and law names as ids (``pytest -k L3``)::
+In a test file, with one test per law and law names as ids (``pytest -k ranges``)::
 
     @mmkit.testing.parametrize(SPEC, "path/of/checkpoint", expected={"L5": "pads to the batch"})
     def test_laws(check):

@@ -25,6 +25,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
+from ..errors import MmkitError
 from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
 from . import guard, kit
@@ -161,13 +162,35 @@ def load_plugins() -> None:
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none.
     Plugins are loaded first: config classes are theirs. What code the folder brings is run with
-    `trust_remote_code=True` alone."""
+    `trust_remote_code=True` alone.
+
+    Raises:
+        MmkitError: the model class cannot be imported.
+    """
     load_plugins()
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     tokenizer = any((Path(folder) / name).exists() for name in names)
     defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
     settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
-    return ModelConfig(model=str(folder), tokenizer=str(folder), **settings)
+    try:
+        return ModelConfig(model=str(folder), tokenizer=str(folder), **settings)
+    except ValueError as error:
+        if "failed to be inspected" in str(error):
+            _import_models(architectures_of(folder))
+        raise
+
+
+def _import_models(architectures: Sequence[str]) -> None:
+    """Find the exception of which vLLM says only that it is in the logs: its inspection imports the
+    model in another process."""
+    for name in architectures:
+        if name not in ModelRegistry.models:
+            continue
+        try:
+            ModelRegistry.models[name].load_model_cls()
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}".rstrip(".")
+            raise MmkitError(name, "a model class that can be imported", got) from error
 
 
 def config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 from safetensors.torch import save_file
 from typer.testing import CliRunner
+from vllm import ModelRegistry
 
 from examples.gallery.blip2 import BLIP2
 from examples.series import register
@@ -286,6 +287,8 @@ def plan_of_all_kinds() -> Any:
         ("word=3", "3 characters"),
         ("cell=zeros", "ids 1, word 1 character"),
         ("cell={}/a.json", "ids 2, word 3 characters"),
+        ('cell={{"ids": [1, 2], "word": "abc"}}', "ids 2, word 3 characters"),
+        ("series=[[1, 2, 3, 4]]", "1×4"),
     ],
 )
 def test_items(form: str, words: str, tmp_path: Path) -> None:
@@ -328,7 +331,8 @@ REFUSED = {
     'mmkit.testing.check(SPEC, folder, laws=["L1"], model=True) loads it.',
     "check SPEC --config HERE --laws L99": f"--laws: expected laws among {LAWS}, got 'L99'.",
     "show SPEC --config BRINGS_CODE": "--config BRINGS_CODE: expected a checkpoint that vLLM can read, got one that "
-    "needs its own code. The checkpoint's own code was not run: --trust-remote-code runs it.",
+    "needs its own code. The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
+    'package, "pip install -e ." makes its plugin known to vLLM and transformers.',
     "new Weather --modality series": "name: expected a Python identifier in lower case, got 'Weather'.",
     "new mmkit --modality series": "name: expected one that nothing else has, got 'mmkit'.",
 }
@@ -346,6 +350,8 @@ BAD_ITEMS = {
     "As in --item series=zeros.",
     "image=640": "expected WIDTHxHEIGHT, 2 size(s), got 1.",
     "cell=3": "expected a dict of its parts in JSON, got sizes.",
+    'cell={"ids": [1': "expected JSON, got JSONDecodeError: Expecting ',' delimiter: line 1 column 11 (char 10). In a "
+    "shell, put single quotes around the whole.",
     "image=0x3": "expected sizes of at least 1, got 0x3.",
     "series=big": "expected zeros, a shape as 9x4, or a file (.npy, .safetensors, .json, .png, .jpg, .jpeg, .webp), "
     "got 'big'. As in --item series=zeros.",
@@ -373,6 +379,19 @@ def test_a_config_that_vllm_cannot_read(tmp_path: Path) -> None:
     status, _, error = invoke("show", TERRA, "--config", tmp_path)
     assert status == 2
     assert error.startswith(f"--config {tmp_path}: expected a checkpoint that vLLM can read, got ")
+
+
+def test_a_model_class_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["Broken"]}))
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    ModelRegistry.register_model("Broken", "no_such_module:Broken")
+    assert invoke("show", TERRA, "--config", tmp_path) == (
+        2,
+        "",
+        "Broken: expected a model class that can be imported, got ModuleNotFoundError: No module named "
+        "'no_such_module'.",
+    )
 
 
 def test_a_spec_that_is_refused_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -527,7 +527,7 @@ VALUES = [
     ("a dict of a and b, got one without b.", (RECORD, {"a": [1], "c": 2})),
     ("a dict of a and b, got one without a and b.", (RECORD, {})),
     ("a dict of a and b, got one with 'c' as well.", (RECORD, {"a": [1], "b": [1.0], "c": 2})),
-    ("a dict of a and b, got int 3.", (RECORD, [3])),
+    ("a dict of a and b, got int 3. A list or tuple is several items.", (RECORD, [3])),
 ]
 """Item types and data; after `spec.m[0]: expected `, as are the next three."""
 
