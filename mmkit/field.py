@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Structural, Value, evaluate, expression, fold
+from .expr import Scope, Structural, Value, evaluate, expression, fold, plain
 from .items import Between, Size, dtype_name, fits, map_size, shape_text
 from .layout import whole
 
@@ -168,7 +168,8 @@ class Field(Structural):
             shape = tuple(getattr(part, "shape", ()))
             sizes = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
             if not fits(shape, sizes):
-                raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
+                wanted = shape_text([map_size(plain, size) for size in sizes])
+                raise SpecError(where, f"shape {wanted} per item", str(shape))
 
     def __repr__(self) -> str:
         options = [

@@ -466,11 +466,15 @@ def layout(value: LayoutLike) -> Layout:
     if isinstance(value, Layout):
         return value
     if isinstance(value, str):
-        remedy = f"Write tok[{value!r}] for one token or tok.text({value!r}) for text."
-        raise SpecError("layout", "token ids", repr(value), remedy)
+        raise SpecError("layout", "token ids", repr(value), text_remedy(value))
     if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
         return _sequence(*map(layout, value))
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
+
+
+def text_remedy(text: str) -> str:
+    """How a spec says what a bare string may mean."""
+    return f"Write tok[{text!r}] for one token or tok.text({text!r}) for text."
 
 
 def _sequence(*layouts: Layout) -> Layout:

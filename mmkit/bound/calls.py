@@ -114,6 +114,9 @@ def _part(modalities: Sequence[BoundModality]) -> Part:
     return part
 
 
+_TEXT_REMEDY = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
+
+
 class Calls:
     """Processes the items of a request.
 
@@ -177,7 +180,10 @@ class Calls:
         except Exception as error:
             where = ", ".join(modality.where for modality in modalities)
             got = f"{type(error).__name__}: {error}".rstrip(".")
-            raise InputError(where, "items that the Hugging Face processor takes", got) from error
+            asks_for_text = is_own and "text" not in inputs and "text" in str(error)
+            remedy = _TEXT_REMEDY if asks_for_text else ""
+            expected = "items that the Hugging Face processor takes"
+            raise InputError(where, expected, got, remedy) from error
 
 
 def hf_inputs(

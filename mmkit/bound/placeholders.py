@@ -172,7 +172,8 @@ class Placeholders:
             raise InputError(where, f"{rows} embedding row(s)", str(sent))
         if most is not None and rows > most:
             expected = f"at most {most} encoder row(s), as the stated largest item has"
-            raise InputError(where, expected, str(rows), "Send a smaller item.")
+            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
+            raise InputError(where, expected, str(rows), remedy)
 
 
 def _geometry(leaf: Leaf, scope: Scope) -> Any:

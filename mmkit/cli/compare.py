@@ -66,7 +66,7 @@ def run(
         console.print(Text.assemble(("✗ ", "bold red"), comparison.difference))
         return 1
     compared = plural(comparison.requests, "request")
-    both = f", of which both refuse {comparison.refused}" if comparison.refused else ""
+    both = f", {comparison.refused} of them refused by both" if comparison.refused else ""
     console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}."))
     if comparison.taken:
         note = f"The class refuses {comparison.taken} that the spec takes, as: "
@@ -105,6 +105,7 @@ def _stored(file: Path, spec: ModelSpec, folder: Path, trust: bool) -> Iterator[
             expected = '{"prompt": ..., "items": [...]}'
             raise UsageError(where, expected, reason(error)) from error
         data: dict[str, list[Any]] = {}
+        kwargs = sent.get("mm_processor_kwargs", {})
         for name, item in (parse_item(form, plan) for form in forms):
             data.setdefault(name, []).append(item)
-        yield Given(prompt, data, sent.get("mm_processor_kwargs", {}))
+        yield Given(prompt, data, kwargs, forms, where)

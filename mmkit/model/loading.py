@@ -30,6 +30,11 @@ _COMPUTED = ("rotary_emb.", "rotary_pos_emb.")
 
 _WRITES = (torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_)
 
+_REMEDY = (
+    "Map a name that the model has no use for to None in `hf_to_vllm_mapper`, in front of an entry "
+    "with a shorter prefix, which would rename the weight first."
+)
+
 _NAMED = 20
 """The most names in a message."""
 
@@ -53,12 +58,11 @@ def load_strictly(
         The names of the parameters that were loaded.
 
     Raises:
-        MmkitError: names the missing weights, and those from which nothing was loaded.
+        MmkitError: names the missing weights, as the model does, and those from which nothing was
+            loaded, as the checkpoint does. A weight that the mapper maps to None is neither.
     """
     if load is None:
-        if (mapper := getattr(model, "hf_to_vllm_mapper", None)) is not None:
-            weights = mapper.apply(weights)
-        load = load_by_name(model)
+        load = _load_mapped(model)
     if any(parameter.is_meta for parameter in model.parameters()):
         return load(weights)
     with Watch(model) as watch:
@@ -69,11 +73,14 @@ def load_strictly(
             f"{model.mm_spec.name}.load_weights",
             "the weights of the model",
             f"{_listed(missing)} missing and {_listed(surplus)} unexpected",
-            "Map names that the model has no use for to None in `hf_to_vllm_mapper`."
-            if surplus
-            else "",
+            _REMEDY if surplus else "",
         )
     return loaded
+
+
+def _load_mapped(model: Any) -> Callable[[Weights], set[str]]:
+    load, mapper = load_by_name(model), getattr(model, "hf_to_vllm_mapper", None)
+    return load if mapper is None else lambda weights: load(mapper.apply(weights))
 
 
 def _listed(names: Collection[str]) -> str:
@@ -98,10 +105,11 @@ class Watch(TorchDispatchMode):
         """The weights, one by one. A weight that a loader keeps counts as read when it is written
         later."""
         for name, weight in weights:
-            self._came.add(name)
+            names = self._names_of(name)
+            self._came.update(names)
             before = self._writes
             yield name, weight
-            if self._writes == before and not self._is_known(name):
+            if self._writes == before and self._places.keys().isdisjoint(names):
                 self._unread[_place(weight)] = name, weight  # held, so that its place stays its own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,13 +152,20 @@ class Watch(TorchDispatchMode):
         return [
             name
             for name, _ in self._unread.values()
-            if not is_of_another_stage(name, self._model)
+            if not any(is_of_another_stage(one, self._model) for one in self._names_of(name))
+            and self._mapped(name)
             and not any(table in name for table in _COMPUTED)
             and not (self._quantised and name.endswith(".bias"))  # zeros, in some formats
         ]
 
-    def _is_known(self, name: str) -> bool:
-        return name in self._places
+    def _names_of(self, name: str) -> list[str]:
+        """A weight's name in the checkpoint and in the model."""
+        return [name, *self._mapped(name)]
+
+    def _mapped(self, name: str) -> list[str]:
+        """The model's name of a weight; none where the mapper drops the weight."""
+        mapper = getattr(self._model, "hf_to_vllm_mapper", None)
+        return [name] if mapper is None else mapper.apply_list([name])
 
     def _absent_parts(self, name: str) -> list[str]:
         """The missing parts of a fused weight; any other weight is its own part."""

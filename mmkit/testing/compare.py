@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..errors import SpecError
 from ..model_spec import ModelSpec
 from ..vllm_api import harness
 from .drawing import for_each
@@ -55,16 +56,19 @@ class Given:
         data: as a caller writes it into ``multi_modal_data``.
         kwargs: `mm_processor_kwargs`.
         items: a short form of the data for messages; None for the data itself.
+        source: where the request was read, for messages: ``requests.jsonl:3``.
     """
 
     prompt: str | list[int]
     data: Mapping[str, Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     items: Any = None
+    source: str = ""
 
     def __repr__(self) -> str:
+        source = f"{self.source}: " if self.source else ""
         kwargs = f", mm_processor_kwargs {dict(self.kwargs)!r}" if self.kwargs else ""
-        return f"prompt {self.prompt!r}, items {self.items or self.data!r}{kwargs}"
+        return f"{source}prompt {self.prompt!r}, items {self.items or self.data!r}{kwargs}"
 
 
 def compare(
@@ -135,6 +139,10 @@ def compare(
             for_each(subject.requests(), drawn, max_examples=examples, database=None)
     except Difference as error:
         comparison.difference = str(error)
+    except SpecError as error:  # with an item or an option that was drawn
+        notes = getattr(error, "__notes__", [])
+        drawn_of = [note for note in notes if note.startswith("in the processing of")]
+        comparison.difference = "\n    ".join([f"The spec is at fault: {error}", *drawn_of])
     return comparison
 
 

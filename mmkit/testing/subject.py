@@ -12,6 +12,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from ..errors import SpecError
 from ..expr import Scope
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
@@ -86,7 +87,8 @@ class Subject:
         try:
             return harness.pieces(self.processor, name, values, kwargs)
         except Exception as error:
-            error.add_note(f"in the processing of {name}: {samples!r}")
+            options = f", mm_processor_kwargs {dict(kwargs)!r}" if kwargs else ""
+            error.add_note(f"in the processing of {name}: {samples!r}{options}")
             raise
 
     def most_rows(self, name: str) -> tuple[int, int]:
@@ -275,9 +277,10 @@ def _pieces(
 
 def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
     """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
-    Hugging Face processor fails at an option that the kit itself chose."""
+    Hugging Face processor fails at an option that the kit itself chose. A fault of the spec is not
+    legitimate."""
     if isinstance(error, ValueError):
-        return True
+        return not isinstance(error, SpecError)
     if subject.has_own_kwargs or not kwargs:
         return False
     *_, (frame, _) = walk_tb(error.__traceback__)

@@ -728,6 +728,8 @@ def test_compare(tmp_path: Path) -> None:
     assert status == 1
     assert said.startswith("✗ The class and the spec: ids: ")
     assert "ImageSample(" in said
+    _, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 0, "--requests", requests)
+    assert "requests.jsonl:1: prompt 'a photo of', items ['image=60x40']" in said.replace("\n", "")
 
 
 def test_compare_refuses(tmp_path: Path) -> None:

@@ -165,6 +165,31 @@ def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
     assert re.match(sentence, str(verdict.value))
 
 
+def test_a_field_that_an_option_contradicts() -> None:
+    """The spec is at fault, not the request: such a request is no refused one."""
+
+    def cut(items: Any, scope: Any) -> dict[str, Any]:
+        return {"alpha_data": torch.stack(items)[..., : scope.kwargs.get("length")]}
+
+    alpha = Modality(
+        "alpha",
+        item=Tensor(shape=(2, 3)),
+        layout=embed(tok["<alpha_embed>"]) * 2,
+        update=replace(tok["<alpha>"]),
+        fields={"alpha_data": batched(shape=(2, 3))},
+        process=cut,
+    )
+    options = st.sampled_from([{}, {"length": 2}])
+    subject = testing.of_spec(ModelSpec("one", alpha), random_specs.checkpoint(), kwargs=options)
+    with pytest.raises(Violation) as verdict:
+        testing.check_law("L3", subject, examples=20, database=False)
+    assert re.fullmatch(
+        r"L3 cache: SpecError: one\.alpha, fields\['alpha_data'\]: item 0: expected shape \(2, 3\) per item, "
+        r"got \(2, 2\)\.\n    in the processing of alpha: .*, mm_processor_kwargs \{'length': 2\}",
+        str(verdict.value),
+    )
+
+
 @pytest.mark.parametrize(
     ("law", "sentence"), [("L4", "the model has no tokenizer"), ("L11", "no modality takes embeddings")]
 )

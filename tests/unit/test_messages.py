@@ -71,6 +71,11 @@ def nested(levels):
     return value
 
 
+def asking(**inputs):
+    """As processors of models with a text do."""
+    raise ValueError("You have to specify text.")
+
+
 def parse(kind, data):
     return bound(item=kind, process=hf()).intake.parse(data)
 
@@ -206,9 +211,11 @@ SPECS = [
     ("insert(): expected at=\"start\", at=\"end\" or after=a prefix, got at='end', after=5.",
      lambda: insert(at="end", after=5)),
     ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",
-     lambda: replace("<image>"), lambda: insert(after="<image>"), lambda: "<image>" + embed(5),
-     lambda: embed(5) + "<image>",
-     lambda: each(2, lambda x: "<image>")),
+     lambda: "<image>" + embed(5), lambda: embed(5) + "<image>", lambda: each(2, lambda x: "<image>")),
+    ("replace(): expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for "
+     "text.", lambda: replace("<image>")),
+    ("insert(): expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",
+     lambda: insert(after="<image>")),
     ("embed(): expected one token id, got '<image>'. Write embed(tok[\"<image>\"]) or embed(cfg.some_token_id).",
      lambda: embed("<image>")),
     ("embed(): expected one token id, got tok.text('ab'). Write embed(tok[\"<image>\"]) or embed(cfg.some_token_id).",
@@ -418,6 +425,8 @@ PROCESSED = [
      ({"x": torch.zeros(1, 3)}, {"x": batched(shape=(cfg.n,))})),
     (", fields['x']: item 0: expected shape (0..2,) per item, got (3,).",
      ({"x": torch.zeros(1, 3)}, {"x": batched(shape=(between(0, cfg.n),))})),
+    (", fields['x']: item 0: expected shape (2,) per item, got (3,).",
+     ({"x": torch.zeros(1, 3), "n": torch.tensor([2])}, {"x": batched(shape=(fields.n,)), "n": batched()})),
     (", fields['x']: item 0: expected shape (1,) per item, got ().", ({"x": [[0]]}, {"x": batched(shape=(1,))})),
     (", fields['x']: item 0: expected shape (2, 2) per item, got (3, 2).",
      ({"x": torch.zeros(1, 3, 2)}, {"x": batched(shape=(item.length, 2))})),
@@ -599,6 +608,9 @@ REQUESTS = [
     ("spec.m[1]: expected a (2, 2) float32 tensor, got None. Send the item itself.",
      lambda: PLAN.spell({"m": [torch.zeros(2, 2), None]}),
      lambda: PLAN.preview([5, 5], {"m": [torch.zeros(2, 2), None]})),
+    ("spec.m: expected items that the Hugging Face processor takes, got ValueError: You have to specify text. "
+     "Name a part, for example hf(proc.image_processor), or give hf(text=...).",
+     lambda: plan_of(modality(process=hf()), processor=asking).preview([5], {"m": torch.zeros(2, 2)})),
     ("spec.m[0]: expected an item of mine, got another.",
      lambda: plan_of(modality(process=picky)).preview([5], {"m": torch.ones(2, 2)})),
     ("spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
@@ -611,7 +623,8 @@ REQUESTS = [
      lambda: PLAN.preview([5], {"m_embeds": torch.zeros(1, 2, 2)})),
     ("spec.m: expected a (2, 2) float32 tensor, got m_embeds. Send the raw item.",
      lambda: PLAN.preview([5], {"m": {"m_embeds": torch.zeros(1, 2, 2)}})),
-    ("spec.m[0]: expected at most 3 encoder row(s), as the stated largest item has, got 4. Send a smaller item.",
+    ("spec.m[0]: expected at most 3 encoder row(s), as the stated largest item has, got 4. Send a smaller item, "
+     "or state a larger `largest=` in the spec.",
      lambda: CLIP.preview([5] * 4, {"m": {"m_embeds": torch.zeros(4, 2)}}),
      lambda: CLIP.preview([5] * 4, {"m": [0.0] * 4})),
     ("spec.m[0]: expected 1 embedding row(s), got 2.",

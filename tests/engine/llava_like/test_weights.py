@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from examples.llava_like import ARCHITECTURE
 from examples.llava_like.reference import Reference
@@ -108,6 +109,24 @@ def test_every_unexpected_weight_is_an_error(
     """Also where vLLM would pass over it: biases, and layers of the vision tower."""
     with pytest.raises(ValueError, match=r"unexpected|no module or parameter"):
         load_model(checkpoint, tmp_path, {**weights, name: torch.zeros(1)}, hf_overrides=OVERRIDES)
+
+
+def test_a_class_with_its_own_loader(llava: Any, checkpoint: Path, weights: Weights, tmp_path: Path) -> None:
+    """One that passes over what its modules lack, as some do. The mapper says what is of no use; others are
+    named as in the checkpoint."""
+
+    class Loader:
+        def load_weights(self, weights: Any) -> set[str]:
+            loader = AutoWeightsLoader(self, ignore_unexpected_prefixes=[""])
+            return loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+    model = new_model(checkpoint, tmp_path, hf_overrides=OVERRIDES)
+    model.__class__ = type("Own", (type(model), Loader), {})
+    assert any(name.startswith(UNUSED) for name in weights)
+    assert model.load_weights(weights.items())
+    surplus = "model.multi_modal_projector.more.weight"
+    with pytest.raises(ValueError, match=rf"got none missing and {surplus} unexpected\. Map a name .* in front of"):
+        model.load_weights([*weights.items(), (surplus, torch.zeros(1))])
 
 
 def test_what_vllm_adds_may_be_missing(
