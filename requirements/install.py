@@ -78,7 +78,7 @@ def create(folder: Path) -> None:
 
 def check_owner(folder: Path) -> None:
     """Stop before the environment of another checkout is cleared, as of one worktree by another."""
-    for link in folder.glob("lib/python*/site-packages/_mmkit.pth"):
+    for link in folder.glob("lib/python*/site-packages/*_mmkit.pth"):
         owner = link.read_text().strip()
         if Path(owner) != HERE.resolve().parent:
             sys.exit(

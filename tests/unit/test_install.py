@@ -15,7 +15,7 @@ from tests import ROOT
 def test_the_environment_of_another_checkout_is_not_cleared(own: bool, tmp_path: Path) -> None:
     """As of a worktree by another, with `make VENV=...`."""
     install = runpy.run_path(str(ROOT / "requirements" / "install.py"))
-    link = tmp_path / "lib" / "python3.12" / "site-packages" / "_mmkit.pth"
+    link = tmp_path / "lib" / "python3.12" / "site-packages" / "_vllm_mmkit.pth"
     link.parent.mkdir(parents=True)
     link.write_text(str(ROOT if own else tmp_path))
     commands: list[tuple[object, ...]] = []

@@ -142,13 +142,20 @@ def _subjects(problems: Problems) -> Iterator[tuple[str, Any]]:
 
 def _of_transformers(error: BaseException) -> bool:
     """Whether transformers 4 does not take what the stored checkpoints and cases, made with 5,
-    have: a tokenizer class, an image of one pixel."""
+    have: a tokenizer class, an image of one pixel. It also reads some options of a request in
+    another way than 5, and than the specs, as Fuyu's `size`."""
     import transformers
+
+    from mmkit import SpecError
 
     while error.__cause__ is not None:
         error = error.__cause__
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return False
+    notes = getattr(error, "__notes__", [])
+    at_an_option = isinstance(error, SpecError) and any("mm_processor_kwargs" in n for n in notes)
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    return int(transformers.__version__.split(".")[0]) < 5 and "/transformers" in raised_in
+    return at_an_option or "/transformers" in raised_in
 
 
 def _differs(name: str, case: dict[str, Any]) -> list[str]:
