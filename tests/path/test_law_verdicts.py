@@ -123,6 +123,15 @@ def test_drawn_sizes_reach_both_ends(kind: Any) -> None:
             assert find(drawn, lambda sample, at=axis, end=end: sizes(sample)[at] == end, settings=UNSHRUNK)
 
 
+def test_drawn_indices_reach_both_ends() -> None:
+    atoms = Tensor((between(1, 5),), "int64", bound=between(2, 9))
+    bonds = Tensor((between(1, 5), 2), "int8", bound=between(0, item.atoms.length - 1))
+    kind = Record(atoms=atoms, bonds=bonds).bind(Scope())
+    drawn = strategies.items(kind).map(lambda sample: kind.canonical(sample.value(), "item"))
+    for name, end in (("atoms", 2), ("atoms", 9), ("bonds", 0), ("bonds", 4)):
+        assert find(drawn, lambda value, name=name, end=end: end in value[name], settings=UNSHRUNK)
+
+
 def nothing_to_say(case: Case) -> None:
     case.draw_request()
     reject()

@@ -48,7 +48,8 @@ def another_dtype(draw: Draw, part: torch.Tensor) -> torch.Tensor:
 
 def another_shape(draw: Draw, part: torch.Tensor) -> torch.Tensor:
     longer = part[None].expand(2, *part.shape)
-    return draw(st.sampled_from([part[None], part[..., None], part.flatten()[None], longer]))
+    others = st.sampled_from([part[None], part[..., None], part.flatten()[None], longer])
+    return draw(others.filter(lambda other: other.shape != part.shape))
 
 
 def not_finite(draw: Draw, part: torch.Tensor) -> torch.Tensor:
