@@ -457,8 +457,8 @@ def each(
     )
 
 
-def layout(value: LayoutLike) -> Layout:
-    """A layout of ids, of an expression or of a function of a `Scope`.
+def layout(value: LayoutLike, where: str = "layout") -> Layout:
+    """A layout of ids, of an expression or of a function of a `Scope`; `where` names it in errors.
 
     Raises:
         SpecError: a string; it could mean one token or a text.
@@ -466,15 +466,11 @@ def layout(value: LayoutLike) -> Layout:
     if isinstance(value, Layout):
         return value
     if isinstance(value, str):
-        raise SpecError("layout", "token ids", repr(value), text_remedy(value))
+        remedy = f"Write tok[{value!r}] for one token or tok.text({value!r}) for text."
+        raise SpecError(where, "token ids", repr(value), remedy)
     if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
         return _sequence(*map(layout, value))
     return Tokens(tuple(value) if isinstance(value, list) else expression(value))
-
-
-def text_remedy(text: str) -> str:
-    """How a spec says what a bare string may mean."""
-    return f"Write tok[{text!r}] for one token or tok.text({text!r}) for text."
 
 
 def _sequence(*layouts: Layout) -> Layout:

@@ -15,7 +15,7 @@ from typing import Literal, Self, TypeAlias
 
 from .errors import SpecError
 from .expr import Leaf, Scope, Structural
-from .layout import Layout, LayoutLike, Placeholder, layout, nothing, source, text_remedy
+from .layout import Layout, LayoutLike, Placeholder, layout, nothing, source
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ def replace(target: LayoutLike) -> Update:
     Raises:
         SpecError: a bare string, which could mean one token or a text.
     """
-    return Replace(_ids("replace", target))
+    return Replace(layout(target, "replace()"))
 
 
 def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | None = None) -> Update:
@@ -117,14 +117,7 @@ def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | Non
             if value is not None
         )
         raise SpecError("insert()", 'at="start", at="end" or after=a prefix', got or "nothing")
-    return Insert(at=at) if at else Insert(_ids("insert", after), "after")
-
-
-def _ids(word: str, value: LayoutLike | None) -> Layout:
-    """The ids that a word of the spec names; its errors name the word."""
-    if isinstance(value, str):
-        raise SpecError(f"{word}()", "token ids", repr(value), text_remedy(value))
-    return layout(value)  # type: ignore[arg-type]
+    return Insert(at=at) if at else Insert(layout(after, "insert()"), "after")  # type: ignore[arg-type]
 
 
 def already_expanded() -> Update:

@@ -22,7 +22,6 @@ from .base import (
     bound_size,
     bound_sizes,
     fits,
-    map_size,
     positive,
     shape_text,
 )
@@ -273,15 +272,14 @@ class Tensor(ItemType):
         return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
 
     def schema(self) -> dict[str, Any]:
-        sizes = [map_size(_in_json, size) for size in self.shape]
-        shape = [[size.least, size.most] if isinstance(size, Between) else size for size in sizes]
-        values = map_size(_in_json, self.bound) if isinstance(self.bound, Between) else None
-        of_values = {"values": [values.least, values.most]} if values else {}
-        return {"shape": shape, "dtype": self.dtype, **of_values}
+        values = {"values": _in_json(self.bound)} if isinstance(self.bound, Between) else {}
+        return {"shape": list(map(_in_json, self.shape)), "dtype": self.dtype, **values}
 
 
-def _in_json(size: Any) -> int | str:
-    """A size; for a size that depends on other parts of a record, its source."""
+def _in_json(size: Any) -> Any:
+    """A size, or both ends of one that varies; its source where other parts of a record decide."""
+    if isinstance(size, Between):
+        return [_in_json(size.least), _in_json(size.most)]
     return size if isinstance(size, int) else repr(size)
 
 
