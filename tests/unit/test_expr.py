@@ -128,7 +128,6 @@ STATIC = Scope(cfg=KNOWN.cfg, proc=KNOWN.proc, tok=KNOWN.tok, kwargs=KNOWN.kwarg
     ("expr", "source", "value"),
     [
         (cfg.a - (cfg.b - 1), "cfg.a - (cfg.b - 1)", -3),
-        (cfg.a - cfg.b - 1, "cfg.a - cfg.b - 1", -5),
         (2 - item.shape[0], "2 - item.shape[0]", 0),
         ((cfg.a + cfg.b) * 2, "(cfg.a + cfg.b) * 2", 20),
         ((cfg.a**2) ** 3, "(cfg.a ** 2) ** 3", 729),
@@ -139,11 +138,8 @@ STATIC = Scope(cfg=KNOWN.cfg, proc=KNOWN.proc, tok=KNOWN.tok, kwargs=KNOWN.kwarg
         ((-cfg.a) ** 2, "(-cfg.a) ** 2", 9),
         (cfg.a / 2 * -3, "cfg.a / 2 * -3", -4.5),
         (cfg.a % 2 * 3, "cfg.a % 2 * 3", 3),
-        (cfg.b // 2 % 2, "cfg.b // 2 % 2", 1),
         ((cfg.a < 2) < 3, "(cfg.a < 2) < 3", True),
         ((cfg.a < 2) >= cfg.b, "(cfg.a < 2) >= cfg.b", False),
-        ((cfg.a > 2) < 3, "(cfg.a > 2) < 3", True),
-        ((cfg.a >= 2) <= 3, "(cfg.a >= 2) <= 3", True),
         ((cfg.a == 1) == (cfg.b == 2), "(cfg.a == 1) == (cfg.b == 2)", True),
         ("qwen" == cfg.kind, "cfg.kind == 'qwen'", True),  # noqa: SIM300
         (~(cfg.kind == "qwen"), "~(cfg.kind == 'qwen')", False),
@@ -174,7 +170,6 @@ STATIC = Scope(cfg=KNOWN.cfg, proc=KNOWN.proc, tok=KNOWN.tok, kwargs=KNOWN.kwarg
         (fields["grid"][1] * 2, "fields['grid'][1] * 2", 8),
         (fields.grid[:1], "fields.grid[:1]", (3,)),
         (fields.one, "fields.one", 3),
-        (where(tok["<image>"] == 8, 3, 1), "where(tok['<image>'] == 8, 3, 1)", 1),
         (cfg.image == tok["<image>"], "cfg.image == tok['<image>']", True),
         (tok["<image>"] + 1, "tok['<image>'] + 1", 8),
         (tok["<|image_{}|>", item.index + 1], "tok['<|image_{}|>', item.index + 1]", 181),
@@ -209,9 +204,8 @@ def test_calls_are_folded_once_their_arguments_are_known():
     folded = fold(call, SCOPE)
     assert leaves(folded) == leaves_of(item.width)
     assert evaluate(folded, SCOPE) == 15
-    assert fold(later(area)(cfg.a, 2), SCOPE) == 6
     assert later(area)(3, 4) == 12, "nothing is known later"
-    assert asked == [(3, 5), (3, 2), (3, 4)]
+    assert asked == [(3, 5), (3, 4)]
     assert same(later(area)(cfg), later(area)(cfg))
     assert not same(later(area)(cfg), later(len)(cfg))
     with pytest.raises(SpecError, match=r"^later\(int\)\(cfg\.n\) has no value: .* with 'seven'\.$"):
@@ -227,23 +221,12 @@ def test_options_of_a_request():
         assert {repr(leaf) for leaf in leaves(read)} == {"kwargs.get('size', cfg.a)", "cfg.a"}
 
 
-@pytest.mark.parametrize("test", [True, False])
-def test_where_never_evaluates_the_other_branch(test):
-    def explode(scope):
-        raise AssertionError("evaluated")
-
-    branches = (1, explode) if test else (explode, 1)
-    scope = Scope(cfg=SimpleNamespace(test=test), item=SimpleNamespace(test=test))
-    assert evaluate(where(cfg.test, *branches), scope) == 1
-    assert evaluate(fold(where(item.test, *branches), scope), scope) == 1
-    missing = (item.n, cfg.missing) if test else (cfg.missing, item.n)
-    assert same(fold(where(cfg.test, *missing), scope), item.n)
-
-
-def test_fold_reports_a_missing_attribute_in_a_branch_that_an_item_may_take():
-    """Found when the spec is bound rather than at the first request that takes the branch."""
+def test_fold_takes_the_branches_that_an_item_may_take():
+    """What is missing there is found when the spec is bound rather than at the first request that takes the branch."""
+    assert same(fold(where(cfg.a == 3, item.n, cfg.missing), SCOPE), item.n)
+    assert same(fold(where(cfg.a != 3, cfg.missing, item.n), SCOPE), item.n)
     with pytest.raises(SpecError, match=r"cfg\.missing"):
-        fold(where(item.n > 3, cfg.missing, 1), Scope(cfg=SimpleNamespace()))
+        fold(where(item.n > 3, cfg.missing, 1), SCOPE)
 
 
 def test_plain_functions_see_the_scope_and_are_never_folded():
