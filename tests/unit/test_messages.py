@@ -67,7 +67,7 @@ SPEC, PLAN = ModelSpec("spec", modality()), plan_of(modality())
 NO_VOCABULARY, MILLIONS = SimpleNamespace(n=2), SimpleNamespace(n=2, vocab_size=2_000_000)
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 OTHER, NAMESAKE = modality("n", fields={"y": batched()}), modality("n", fields={"m_embeds": batched()})
-ALONE, LONG, ZEROS = modality(**RAW), {"a": [1, 2], "b": [1]}, torch.zeros(2, 2)
+ALONE, ZEROS, BOTH = modality(**RAW), torch.zeros(2, 2), {"x": batched(), "y": batched()}
 PICTURES = bound(item=Image(largest=(9, 9)), process=hf(), embeds=True)
 UPDATES = dict(replace=replace(0), in_place=already_expanded(), start=insert(at="start"), after=insert(after=0))
 
@@ -97,8 +97,8 @@ def parse(kind, data):
     return bound(item=kind, process=hf()).intake.parse(data)
 
 
-def preview(data, prompt=(5,), **options):
-    return plan_of(modality(**options)).preview(list(prompt), data)
+def preview(data, prompt=(5,), processor=None, **options):
+    return plan_of(modality(**options), processor=processor).preview(list(prompt), data)
 
 
 def clipped(data):
@@ -125,6 +125,13 @@ def rewritten(value):
 def asking(**inputs):
     """As processors of models with a text do."""
     raise ValueError("You have to specify text.")
+
+
+COUNTED = {"x": batched(shape=(fields.n,)), "n": batched()}
+
+
+def counted(items, scope):
+    return {"x": torch.zeros(1, 3), "n": torch.tensor([2])}
 
 
 def failing(scope):
@@ -160,11 +167,9 @@ MODALITIES = [
     (": expected at least one field, got none.", dict(fields={})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
-    (": expected a Tensor item and one field, or a process, got Tensor(…) and fields ['x', 'y'].",
-     dict(process=identity(), fields={"x": batched(), "y": batched()})),
-    (": expected …, or a process, got Audio(…) and fields ['x'].", dict(process=identity(), item=Audio(largest=5))),
-    (": expected a field for each of ['a'], …, got Record(…) and fields ['x'].",
-     dict(process=identity(), item=Record(a=TEXT))),
+    (": expected a Tensor item and one field, …, got … and fields ['x', 'y'].", dict(fields=BOTH)),
+    (": expected …, or a process, got Audio(…) and fields ['x'].", dict(item=Audio(5), process=identity())),
+    (": expected a field for each of ['a'], …, got Record(…) and …", dict(item=Record(a=TEXT), process=identity())),
     (": expected hf() or a function for process, got 5.", dict(process=5)),
     (": expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
     (", fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
@@ -181,7 +186,7 @@ MODALITIES = [
      dict(layout=embed(5) * fields.x, embeds=True)),
     (": expected no field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
     (": expected no part named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
-    (": expected cacheable to …, got none. Write cacheable=False, or …", dict(layout=embed(5) * item.count)),
+    (": expected cacheable to …, got none. Write …", dict(layout=embed(5) * item.count)),
 ]
 """Options of `modality()`; after `modality 'm'`."""
 
@@ -192,8 +197,7 @@ SPECS = [
     ("spec 'a': expected modalities, each as an argument of its own, got a list.", lambda: ModelSpec("a", [OTHER])),
     ("spec 'a': expected one modality named 'n', got several.", lambda: ModelSpec("a", modality("n"), OTHER)),
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
-    ("spec 'a': expected one field named 'm_embeds', got several.",
-     lambda: ModelSpec("a", modality(embeds=True), NAMESAKE)),
+    ("spec 'a': expected one field named 'm_embeds', …", lambda: ModelSpec("a", modality(embeds=True), NAMESAKE)),
     ("spec 'a': expected nothing beside a modality …, got m, n.", lambda: ModelSpec("a", ALONE, OTHER)),
     ("spec 'a': expected nothing beside …, got m, prompt.", lambda: ModelSpec("a", ALONE, prompt=ending_with(7))),
     ("spec 'a', m: hf(inputs=...): expected arguments among ['audios'], got ['audio'].",
@@ -227,13 +231,9 @@ SPECS = [
     ("config: expected a vocab_size of at most 1114112, got 2000000.", lambda: SPEC.bind(MILLIONS)),
     ("spec.m, layout: tok['<image>'] has no value: … without a tokenizer. Use …",
      lambda: without_tokenizer(embed(tok["<image>"]))),
-    ("spec.m, layout: tok.text('a') has no value: … without a tokenizer. …",
-     lambda: without_tokenizer(embed(5) + tok.text("a"))),
     ("spec.prompt: expected literal ids, since …, got embed().", lambda: rewritten(ending_with(embed(5)))),
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
-    ("spec.m, fields['x']: item 0: expected shape (2,) per item, got (3,).",
-     lambda: bound(process=lambda items, scope: {"x": torch.zeros(1, 3), "n": torch.tensor([2])},
-                   fields={"x": batched(shape=(fields.n,)), "n": batched()})),
+    ("spec.m, fields['x']: item 0: expected shape (2,) …", lambda: bound(process=counted, fields=COUNTED)),
     ("modality 'm': expected a batched or flat field …, got shared().", lambda: bound(fields={"x": shared()})),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
@@ -262,8 +262,7 @@ BOUND = [
     (f"process: {ZZZ}", dict(process=hf(text=cfg.zzz)), dict(process=hf(unpad={"x": cfg.zzz}))),
     (f"when: {ZZZ}", dict(when=cfg.zzz)),
     (f"item: Tensor.shape[0] = cfg.zzz: {ZZZ}", shaped(cfg.zzz)),
-    ("layout: tok['<imgae>']: expected a token of the vocabulary, got a text that is none. Near: '<image>', …. Use "
-     "tok.text('<imgae>') for a text that the tokenizer splits.",
+    ("layout: tok['<imgae>']: expected a token …. Near: '<image>', …. Use tok.text('<imgae>') for a text …",
      dict(layout=embed(tok["<imgae>"]))),
     ("layout: tok['zzz']: expected a token …, got a text that is none. …", dict(layout=embed(tok["zzz"]))),
     ("layout: tok[2]: expected the text of one token, got int. Use an id as it is.", dict(layout=embed(tok[cfg.n]))),
@@ -281,14 +280,9 @@ BOUND = [
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).", shaped(between(1, 4), 3, largest=(5, 3))),
     ("item: Record.b: Tensor.shape[0] = item.c.length: item.c has no value: …",
      recorded(a=TEXT, b=Tensor((item.c.length,)))),
-    ("item: Record.b: Tensor.shape[0] = item.count: item.count has no value: …",
-     recorded(a=TEXT, b=Tensor((item.count,)))),
     ("item: Record.a: Text.least, Text.most: expected …, got 1..0.", recorded(a=Text(most=cfg.n - 2))),
     ("item: Text.alphabet: expected a string of characters, got ''.", dict(item=Text(2, alphabet=""), process=hf())),
-    ("item: Image.largest: expected an image of at least 28 x 28 pixels and at most …, no side over …, got 99 x 49 …",
-     dict(item=Image(largest=(99, 49), least=28, most=(99, 50), aspect=cfg.n))),
-    ("item: Video.largest: expected a video …, got 3 frame(s) of 9 x 9 pixels.",
-     dict(item=Video((3, 9, 9), most=(cfg.n, 9, 9)))),
+    ("item: Image.largest: expected an image …, got 99 …", dict(item=Image((99, 49), most=(99, 50), aspect=cfg.n))),
     ("item: Video.least: expected 3 whole number(s) >= 1, got (2,).", dict(item=Video(largest=(3, 9, 9), least=2))),
     ("item: Audio.least: expected the sizes of one item, got [(1,), (2,)].", dict(item=Audio(9, least=[(1,), (2,)]))),
     ("item: Image.aspect: expected a number > 0 from cfg, got 0.", dict(item=Image(largest=(9, 9), aspect=0))),
@@ -337,7 +331,6 @@ TENSORS = [
     ("dict {'a': 1}.", [{"a": 1}]),
     ("dtype bool. Convert it to float32.", np.zeros((2, 2), bool), torch.zeros(2, 2, dtype=torch.bool)),
     ("dtype >f4. Convert it to float32.", np.zeros((2, 2), ">f4")),
-    ("dtype object. Convert it to float32.", np.zeros((2, 2), object)),
     ("shape (2,).", np.zeros(2, np.float32)),
     ("shape (3, 2).", np.zeros((3, 2), np.float32), [[[1.0] * 2, [1.0] * 2, [1.0] * 2]]),
     ("shape (2, 0).", [[], []]),
@@ -387,7 +380,6 @@ VALUES = [
     ("whole numbers that int64 holds, got 1.5 at [1].", (INDICES, [0.0, 1.5]), (INDICES, np.array([0, 1.5], "f2"))),
     ("whole numbers that uint8 holds, got nan at [1].", (BYTES, torch.tensor([0.0, math.nan]))),
     ("whole numbers that int64 holds, got 9.22337e+18 at [1].", (INDICES, [0.0, 2.0**63])),
-    ("a (2,) int64 tensor, got dtype bool. Convert it to int64.", (INDICES, np.zeros(2, bool))),
     ("a (2,) int64 tensor, got a list that holds bool True.", (INDICES, [True, False])),
     ("a (2,) bool tensor, got dtype int64. Convert it to bool.", (MASK, np.zeros(2, int))),
     ("a (2,) bool tensor, got a list that holds int 1.", (MASK, [1, 0])),
@@ -398,14 +390,13 @@ VALUES = [
     ("an image of at most 4 x 4 pixels, got 5 x 4 pixels.", (Image((2, 2), most=4), PIXELS)),
     ("an image, no side over 1.5 times …, got 2 x 4 pixels.", (Image((2, 2), aspect=1.5), torch.zeros(3, 4, 2))),
     ("a video of at least 2 frame(s) …, got 1 frame(s) …", (Video((2, 4, 4), least=(2, 1, 1)), FRAMES[:1])),
-    ("a 1-D float array … pair of at least 2 … and at most 4 samples, got 5 samples.", (LENGTHS, (np.zeros(5), 2))),
+    ("a 1-D float … of at least 2 samples and at most 4 samples, got 5 samples.", (LENGTHS, (np.zeros(5), 2))),
     ("a text of 1..2 characters, got int 3.", (TEXT, [3])),
     ("a text of 1..2 characters, got 3 of them.", (TEXT, "abc")),
     ("a text of 1..2 characters, got 0 of them.", (TEXT, "")),
     ("a text that UTF-8 can encode, got half of a surrogate pair at 1.", (TEXT, "a\ud800")),
     ("characters among 'ACGT', got 'U' at 1.", (Text(most=2, alphabet="ACGT"), "AU")),
     ("a dict of a and b, got one without b.", (RECORD, {"a": [1], "c": 2})),
-    ("a dict of a and b, got one without a and b.", (RECORD, {})),
     ("a dict of a and b, got int 3. A list or tuple is several items.", (RECORD, [3])),
     ("a (frames, metadata) pair, got frames without metadata.", (Video(largest=(2, 4, 4), metadata=True), FRAMES)),
 ]
@@ -438,8 +429,7 @@ VIDEOS = [
 ]
 
 SOUNDS = [
-    ("a 1-D float array or an (array, sampling rate) pair, got shape (), dtype <U3.", "cat"),
-    ("a 1-D float array …, got shape (3,), dtype int64.", np.zeros(3, int)),
+    ("a 1-D float array or an (array, sampling rate) pair, got shape (3,), dtype int64.", np.zeros(3, int)),
     ("a 1-D float array …, got shape (0,), dtype float64.", np.zeros(0)),
     ("a 1-D float array …, got shape (1, 2, 2), dtype float64.", np.zeros((1, 2, 2))),
     ("a 1-D float array …, got a torch.sparse_coo tensor on cpu.", SPARSE[0, 0]),
@@ -456,30 +446,28 @@ REQUESTS = [
     ("spec.m, limit_mm_per_prompt: expected a count and length, got width=3. …",
      lambda: bound(item=LENGTHS).largest(sizes={"width": 3})),
     ("spec.prompt: expected a prompt …, got ValueError: 7 is not …", lambda: rewritten(lambda s: s.prompt.index(7))),
-    ("spec.prompt: expected a prompt, since the placeholders depend on the Hugging Face processor, got none.",
-     lambda: plan_of(modality(layout=embed(5) * fields.x.shape[0], process=hf())).spell({"m": ZEROS})),
-    ("spec.prompt: expected the layout of each item, got …. Give …",
+    ("spec.prompt: expected a prompt, since …, got none.",
+     lambda: plan_of(modality(layout=embed(5) * fields.x[0], process=hf())).spell({"m": ZEROS})),
+    ("spec.prompt: expected the layout of each …",
      lambda: plan_of(modality(update=replace(9))).unexpand([9], {"m": ZEROS})),
     ("spec.prompt: expected token ids, got a text. The model has no …", lambda: SPEC.bind(CONFIG).expand("text", {})),
     ("spec.prompt[1]: expected a token id …, got -1. Check the tokenizer.", lambda: PLAN.preview([1, -1], {})),
     ("spec.prompt[2]: expected a token id from 0 to 199, got 200. …", lambda: PLAN.check_ids([1, 2, 200])),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got None. Send the item itself.",
      lambda: PLAN.spell({"m": [ZEROS, None]}), lambda: PLAN.preview([5, 5], {"m": [ZEROS, None]})),
-    ("spec.m: expected items …, got ValueError: You have …. Name a part, …",
-     lambda: plan_of(modality(process=hf()), processor=asking).preview([5], {"m": ZEROS})),
+    ("spec.m: expected items …, got ValueError: …. Name a part, …",
+     lambda: preview({"m": ZEROS}, process=hf(), processor=asking)),
     ("spec.m[0]: expected an item of mine, got another.", lambda: preview({"m": ZEROS + 1}, process=picky)),
-    ("spec.multi_modal_data: expected modalities among ['m'], got 'x'.",
-     lambda: PLAN.spell({"x": [0.0]}), lambda: preview({"x": [0.0]})),
+    ("spec.multi_modal_data: expected …, got 'x'.", lambda: PLAN.spell({"x": 0}), lambda: preview({"x": 0})),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send embeddings …", lambda: preview({"m_embeds": ZEROS}, embeds=True)),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send the raw items …", lambda: preview({"m_embeds": ZEROS[None]})),
     ("spec.m: expected a (2, 2) …, got m_embeds. Send the raw …", lambda: preview({"m": {"m_embeds": ZEROS[None]}})),
     ("spec.m[0]: expected at most 3 encoder row(s), …, got 4. …",
      lambda: clipped({"m_embeds": torch.zeros(4, 2)}), lambda: clipped([0.0] * 4)),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
-    ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. Send embeddings as …",
+    ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
-    ("spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5). "
-     'Send embeddings as {"m_embeds": ...}, and pixels as uint8, or as an array or tensor in a list.',
+    ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5). Send embeddings as …',
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
     ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": …',
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
@@ -489,25 +477,18 @@ REQUESTS = [
      lambda: place([1, 2], {}, "spec", {(2,): "m"})),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).", lambda: parse(TENSOR, [ZEROS, torch.zeros(3)])),
     ("spec.m[0].a: expected a (1..4,) int64 tensor, got shape (5,).", lambda: parse(RECORD, {"a": [1] * 5, "b": [1]})),
-    ("spec.m[0].a: expected a text of 1..2 characters, got None.", lambda: parse(Record(a=TEXT), {"a": None})),
-    ("spec.m[1].b: expected a (2,) …, got shape (1,).", lambda: parse(RECORD, [{"a": [1], "b": [1]}, LONG])),
 ]
 """Requests that are refused."""
 
 MISSING = [
-    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. "
-     "Write one placeholder per item, and nothing else with its id.",
+    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write one placeholder per item, …",
      lambda: put([1], "replace", [3])),
-    ("spec.m: expected 2 placeholder(s) [5] * 2 in … for 2 items, got 1, and 1 …",
-     lambda: put([5, 5, 5], "in_place", [], count=2)),
+    ("spec.m: expected 2 … [5] * 2 in … got 1, and 1 …", lambda: put([5, 5, 5], "in_place", [], count=2)),
     ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in …", lambda: put([1], "replace", range(20))),
-    ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2, 3], "after", [7, 8])),
-    ("spec.m[1]: expected the placeholder [72] in the prompt, after those of the items before it, got none. "
-     "Write one placeholder per item, in order.",
+    ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], "after", [7, 8])),
+    ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",
      lambda: put_each([71], alternative("replace", [71]), alternative("replace", [72])),
      lambda: put_each([72, 71], alternative("replace", [71]), alternative("replace", [72]))),
-    ("spec.m[1]: expected the placeholder [5] * 3 in the prompt, after those of the items before it, got none. …",
-     lambda: put_each([5, 5], alternative("in_place", [], [5] * 2), alternative("in_place", [], [5] * 3))),
 ]
 """Requests that lack a placeholder."""
 # fmt: on
