@@ -314,7 +314,8 @@ def test_expressions_and_functions_in_declarations():
     assert hash(Image(largest=[(1, 2)])) == hash(Image(largest=((1, 2),)))
     assert Audio(largest=4, rate=lambda s: 16).bind(CONFIG).rate == 16
     for records, length in ((CELL.candidates(), 2), (CELL.small(), 1), (CELL.smallest(), 1)):
-        assert [len(record["values"]) for record in records] == [length]
+        assert [len(CELL.canonical(record, AT)["values"]) for record in records] == [length]
+    assert CELL.bind(CONFIG) == CELL
     letters = Text(most=3, alphabet="CN").bind(CONFIG)
     assert (letters.candidates(), letters.small()) == (["CCC"], ["C"])
 
