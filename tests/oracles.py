@@ -28,7 +28,7 @@ from vllm import ModelRegistry
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import ModelSpec
-from mmkit.testing import ImageSample, laws
+from mmkit.testing import ImageSample
 from mmkit.vllm_api import kit
 from mmkit.vllm_api.harness import StandIn, model_config
 
@@ -269,11 +269,6 @@ def _audio(seed: int, samples: int, rate: int) -> Any:
 NOISE: Mapping[str, Callable[..., Any]] = {"image": _image, "video": _video, "audio": _audio}
 
 
-def apply(processor: Any, prompt: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any], cache: Any = None) -> Any:
-    """What a processor makes of a request, as vLLM's renderer calls it."""
-    return kit.render(processor, prompt, data, kwargs, cache)
-
-
 def replay(name: str, case: Mapping[str, Any]) -> Any:
     """What the generated processor makes of a case."""
     instance, system = processor(name), SYSTEMS[name]
@@ -282,7 +277,7 @@ def replay(name: str, case: Mapping[str, Any]) -> Any:
         if "prompt" not in case
         else system.encode(instance.info.ctx.tokenizer, case["prompt"], case["tokenize"])
     )
-    return apply(instance, prompt, items_of(case), case.get("mm_processor_kwargs", {}))
+    return kit.render(instance, prompt, items_of(case), case.get("mm_processor_kwargs", {}), None)
 
 
 @functools.cache
@@ -300,9 +295,6 @@ def one_spawned_process() -> Iterator[None]:
 # -- comparison --------------------------------------------------------------------------------------------------------
 
 PROMPTS = ("prompt_token_ids", "encoder_prompt_token_ids")
-RELATIVE = "image_input_idx"
-"""A field of positions that begin after those of the items processed in the same call, so that what a cache holds
-decides them; the model uses their order alone. They are compared from the item's first one on."""
 
 
 def ids(stored: Mapping[str, Any], key: str = "prompt_token_ids") -> list[int]:
@@ -311,76 +303,65 @@ def ids(stored: Mapping[str, Any], key: str = "prompt_token_ids") -> list[int]:
     return list(stored[key])
 
 
-def differences(expected: Mapping[str, Any], got: Mapping[str, Any], padded: Sequence[str] = ()) -> list[str]:
-    """How a result differs from another, or from what is stored of one: ids, ranges, masks, and every field.
+def differences(stored: Mapping[str, Any], got: Mapping[str, Any], padded: Sequence[str] = ()) -> list[str]:
+    """How a result differs from what is stored of one: ids, ranges, masks, and every field.
 
-    Of `padded` fields the expected one may have zeros after what the other has.
+    Of `padded` fields the stored one may have zeros after what the result has. Results of this process are compared by
+    `mmkit.testing.laws.differences`.
     """
-    expected_parts, parts = _parts(expected), _parts(got)
-    for place in expected_parts.keys() & parts.keys():
-        if place.rpartition(".")[2] in padded:
-            parts[place] = _as_large(expected_parts[place], parts[place])
-    missing = [f"{place}: missing" for place in expected_parts if place not in parts]
-    surplus = [f"{place}: not expected" for place in parts if place not in expected_parts]
-    unlike = [
+    expected, parts = _parts_stored(stored), _parts(got)
+    if alone := sorted(expected.keys() ^ parts.keys()):
+        return [f"{', '.join(alone)}: of one of the two alone"]
+    return [
         f"{place}: {text}"
-        for place in expected_parts
-        if place in parts
-        for text in _unlike(place, expected_parts[place], parts[place])
+        for place, value in expected.items()
+        for text in _unlike(value, parts[place], place.rpartition(".")[2] in padded)
     ]
-    return [*missing, *surplus, *unlike]
+
+
+def _parts_stored(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of a result, by place: ids, ranges and facts of fields."""
+    parts: dict[str, Any] = {key: ids(stored, key) for key in PROMPTS if key in stored or f"{key}_rle" in stored}
+    for name, places in stored["placeholders"].items():
+        for i, place in enumerate(places):
+            mask = place["is_embed"] or [(True, place["length"])]
+            flags = [bool(flag) for flag, count in mask for _ in range(count)]
+            parts[f"{name}[{i}] at"] = place["offset"], place["length"], flags
+    return parts | _fields(stored["fields"])
 
 
 def _parts(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result consists of, or a stored one: ids, ranges and fields, by their places."""
-    stored = "placeholders" in result
-    parts: dict[str, Any] = {key: ids(result, key) for key in PROMPTS if key in result or f"{key}_rle" in result}
-    for name, ranges in result["placeholders" if stored else "mm_placeholders"].items():
-        for i, place in enumerate(ranges):
-            parts[f"{name}[{i}] at"] = _stored_range(place) if stored else _range(place)
-    for name, items in result["fields" if stored else "mm_kwargs"].items():
-        for i, fields in enumerate(items):
-            parts |= {f"{name}[{i}].{field}": element for field, element in fields.items()}
-    return parts
+    """A result of vLLM, by place."""
+    parts: dict[str, Any] = {key: list(result[key]) for key in PROMPTS if key in result}
+    for name, places in result["mm_placeholders"].items():
+        for i, place in enumerate(places):
+            flags = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
+            parts[f"{name}[{i}] at"] = place.offset, place.length, flags
+    return parts | _fields(result["mm_kwargs"])
 
 
-def _as_large(wanted: Any, element: Any) -> Any:
-    """An element with zeros up to the shape of another, or of what is stored of it."""
-    shape = wanted["shape"] if isinstance(wanted, Mapping) else wanted.data.shape
+def _fields(of_modalities: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}[{i}].{field}": element
+        for name, items in of_modalities.items()
+        for i, fields in enumerate(items)
+        for field, element in fields.items()
+    }
+
+
+def _unlike(stored: Any, got: Any, is_padded: bool) -> list[str]:
+    if not isinstance(stored, Mapping):
+        return [] if stored == got else [f"{got}, not {stored}"]
+    return _unlike_stored(stored, _facts(_as_large(stored["shape"], got) if is_padded else got))
+
+
+def _as_large(shape: Sequence[int], element: Any) -> Any:
+    """An element with zeros up to a shape."""
     if len(shape) != element.data.ndim or any(w < g for w, g in zip(shape, element.data.shape, strict=True)):
         return element
     large = element.data.new_zeros(tuple(shape))
     large[tuple(slice(size) for size in element.data.shape)] = element.data
     return replace(element, data=large)
-
-
-def _range(place: Any) -> tuple[int, int, list[bool]]:
-    whole = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
-    return place.offset, place.length, whole
-
-
-def _stored_range(place: Mapping[str, Any]) -> tuple[int, int, list[bool]]:
-    mask = place["is_embed"] or [(True, place["length"])]
-    return place["offset"], place["length"], [bool(flag) for flag, count in mask for _ in range(count)]
-
-
-def _unlike(place: str, expected: Any, got: Any) -> list[str]:
-    if isinstance(expected, Mapping):
-        return _unlike_stored(expected, _facts(got))
-    if not hasattr(expected, "field"):
-        return [] if expected == got else [f"{got}, not {expected}"]
-    # `slices` and `batch_size` tell what was processed together: a cached item keeps those of its first request
-    kinds = [(type(f).__name__, f.keep_on_cpu, getattr(f, "dim", None)) for f in (expected.field, got.field)]
-    if kinds[0] != kinds[1]:
-        return [f"{kinds[1]}, not {kinds[0]}"]
-    one, other = (_from_the_first(e.data) if place.endswith(RELATIVE) else e.data for e in (expected, got))
-    difference = laws.differences(one, other, "of the two")
-    return [difference] if difference else []
-
-
-def _from_the_first(positions: torch.Tensor) -> torch.Tensor:
-    """Positions relative to the least; negative ones stand for none and stay."""
-    return torch.where(positions < 0, positions, positions - positions[positions >= 0].min())
 
 
 def _unlike_stored(stored: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:

@@ -98,20 +98,6 @@ def test_answers_are_checked(sample, sentence):
         Collator(waves())([sample])
 
 
-def test_one_prompt():
-    batch = waves()("look <series> at", series=steps(5))
-    assert {name: value.tolist() for name, value in batch.items() if "ids" in name or "mask" in name} == {
-        "input_ids": [[LOOK, PATCH, PATCH, AT]],
-        "attention_mask": [[1, 1, 1, 1]],
-        "mm_token_type_ids": [[0, 4, 4, 0]],
-    }
-    (((placed,),),) = [batch["placeholders"]]
-    assert (placed.modality, placed.start, len(placed.placeholder)) == ("series", 1, 2)
-    assert batch["series"].shape == (1, 5, 1)
-    assert abs(float(batch["series"].mean())) < 1e-6
-    assert waves()(input_ids=[LOOK, SERIES, AT], series=[steps(5)])["input_ids"].tolist() == batch["input_ids"].tolist()
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_batch(side):
     texts, items = ["<series> look <series>", "at"], [[steps(3), steps(5)], None]

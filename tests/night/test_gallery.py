@@ -1,0 +1,43 @@
+"""The specs of the gallery under all laws that need no model, and beside vLLM's classes on many drawn requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mmkit.testing import NotApplicable, check_law
+from tests import hf_law
+from tests.oracles import SYSTEMS, one_spawned_process
+from tests.path import test_live
+from tests.path.test_project_specs import EXAMPLES, LEFT_OUT, PAIRS, hold, subject
+from tests.profiles import scaled
+
+SILENT = sorted((name, number) for number in LEFT_OUT.keys() - {"L3"} for name in LEFT_OUT[number])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_process() -> Iterator[None]:
+    with one_spawned_process():
+        yield
+
+
+@pytest.mark.parametrize(("name", "number"), PAIRS)
+def test_law(name: str, number: str) -> None:
+    hold(name, number)
+
+
+@pytest.mark.parametrize(("name", "number"), SILENT)
+def test_a_law_that_is_left_out_does_not_apply(name: str, number: str) -> None:
+    with pytest.raises(NotApplicable):
+        check_law(number, subject(name), examples=EXAMPLES)
+
+
+@pytest.mark.parametrize("name", test_live.LIVE)
+def test_as_the_hand_written_class(name: str) -> None:
+    test_live.same_as_the_class(name, scaled(25))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_processor_for_transformers(name: str) -> None:
+    hf_law.check(subject(name), scaled(15))
