@@ -116,7 +116,7 @@ def test_drafts_keep_to_an_output_of_one_range(
     """
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    monkeypatch.setenv("MMKIT_MODULES", "tests.engine.vla")
+    monkeypatch.setenv("MMKIT_MODULES", "tests.night.vla")
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     options = {"seed": 0, "hf_overrides": OVERRIDES, "speculative_config": drafts}
     llm = engines.enter_context(engine(checkpoint, **options))

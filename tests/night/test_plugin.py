@@ -24,7 +24,7 @@ def test_a_model_of_a_script_reaches_the_engine() -> None:
 
 def run_script(workers: int) -> str:
     variables = {"VLLM_PLUGINS": "mmkit", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    return run("-m", "tests.engine.scripts_announce", str(CHECKPOINT), str(workers), **variables)
+    return run("-m", "tests.night.scripts_announce", str(CHECKPOINT), str(workers), **variables)
 
 
 def check_frames(output: str) -> None:

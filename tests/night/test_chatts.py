@@ -30,8 +30,8 @@ pathlib.Path(sys.argv[2]).write_text("\\n".join(chatts.send(sys.argv[1], *zip(*W
 def expected(tmp_path_factory):
     """The checkpoint, and the ids of transformers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MMKIT_MODULES", "tests.engine.chatts")  # for the processes of these tests alone
-        from tests.engine.chatts import Reference
+        patch.setenv("MMKIT_MODULES", "tests.night.chatts")  # for the processes of these tests alone
+        from tests.night.chatts import Reference
 
         folder = tmp_path_factory.mktemp("chatts")
         reference = Reference(folder)
@@ -62,7 +62,7 @@ def test_same_ids_of_requests_from_another_host(expected, tmp_path):
 
     folder, ids = expected
     file = tmp_path / "requests"
-    run("-c", RENDER, str(folder), str(file), MMKIT_MODULES="tests.engine.chatts")
+    run("-c", RENDER, str(folder), str(file), MMKIT_MODULES="tests.night.chatts")
     received = [harness.received(body.encode()) for body in file.read_text().splitlines()]
     options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
     with engines_in_this_process() as engines:
