@@ -1,5 +1,7 @@
-"""Outputs in the engine: the actions of a vision-language-action model, and positions that are confined one by one."""
+"""Outputs in the engine and over HTTP: the actions of a vision-language-action model, and positions that are confined
+one by one."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,24 +12,28 @@ import pytest
 from PIL import Image
 from vllm import SamplingParams
 
+from examples.llava_like.cases import draw_picture
 from examples.llava_like.offline import engine
 from examples.vla import register
 from examples.vla.checkpoint import STATISTICS, make_checkpoint
 from examples.vla.spec import BINS, CENTRES
 from mmkit import InputError
 from mmkit.model import sampling_params
+from mmkit.serve import Client, RequestError
+from mmkit.serve.process import Server
 from tests.engine.processes import engines_in_this_process
 
 from .vla import OVERRIDES, WITH_TABLES
 
+pytestmark = pytest.mark.timeout(600)
 
-def request(shade: int) -> dict[str, Any]:
-    picture = Image.new("RGB", (56, 56), (shade, 128, 255 - shade))
-    return {"prompt": "<image>pick up the can", "multi_modal_data": {"image": picture}}
-
-
-REQUESTS = [request(shade) for shade in range(0, 240, 10)]
+PROMPT = "<image>pick up the can"
+REQUESTS = [
+    {"prompt": PROMPT, "multi_modal_data": {"image": Image.new("RGB", (56, 56), (shade, 128, 255 - shade))}}
+    for shade in range(0, 240, 10)
+]
 FREE = SamplingParams(temperature=0.0, max_tokens=29, ignore_eos=True)
+LOW, HIGH = (np.array(STATISTICS[name]) for name in ("q01", "q99"))
 
 
 @pytest.fixture(scope="module")
@@ -67,44 +73,40 @@ def test_an_action_has_seven_tokens_whatever_the_model_would_say(vla: Any, outpu
         action.decode(said[:7])
     ids = ids_of(vla, REQUESTS, sampling_params(action, vla, temperature=0.0))
     actions = [action.decode(one) for one in ids]
-    low, high = (np.array(STATISTICS[name]) for name in ("q01", "q99"))
     for one, array in zip(ids, actions, strict=True):
         bins = [min(size - 1 - token, BINS - 2) for token in one]
-        assert np.allclose(array, (CENTRES[bins] + 1) / 2 * (high - low) + low)
+        assert np.allclose(array, (CENTRES[bins] + 1) / 2 * (HIGH - LOW) + LOW)
         assert (action.decode(action.encode(array)) == array).all()
     assert len(np.unique(actions, axis=0)) > 1
 
 
 def test_each_position_of_each_request_has_its_own_ids(vla: Any, outputs: Any) -> None:
-    """Confined or not, of both outputs, several answers each, begun at different steps and moved within the batch."""
-    table, action = outputs["table"], outputs["action"]
+    """Confined or not, of both outputs, several answers each, begun at different steps and moved within the batch.
+    Names that are no output, which any caller may send as `vllm_xargs`, change nothing."""
     alone = ids_of(vla, REQUESTS, FREE)
     wild = {"temperature": 2.0, "seed": 0, "n": 3}
-    params = [FREE, sampling_params(table, vla, **wild), sampling_params(action, vla, **wild)]
-    results = vla.generate(REQUESTS, [params[i % 3] for i in range(len(REQUESTS))], use_tqdm=False)
-    drawn: list[Any] = []
+    odd = FREE.clone()
+    odd.extra_args = {"mmkit_output": ["film"]}
+    confined = [outputs["table"], outputs["action"]]
+    params = [FREE, *(sampling_params(one, vla, **wild) for one in confined), odd]
+    results = vla.generate(REQUESTS, params * (len(REQUESTS) // 4), use_tqdm=False)
+    drawn = []
     for i, result in enumerate(results):
         ids = [list(part.token_ids) for part in result.outputs]
-        if i % 3 == 0:
+        if i % 4 in (0, 3):
             assert ids == [alone[i]]
         else:
-            drawn += [(table if i % 3 == 1 else action).decode(one).tolist() for one in ids]
-    assert len({str(one) for one in drawn}) > 16, "answers differ, and so do the requests"
+            drawn += [str(confined[i % 4 - 1].decode(one).tolist()) for one in ids]
+    assert len(set(drawn)) > 12, "answers differ, and so do the requests"
 
 
-def test_what_contradicts_an_output_is_refused(vla: Any, outputs: Any) -> None:
-    for option in ({"max_tokens": 3}, {"ignore_eos": False}, {"stop_token_ids": [3]}, {"allowed_token_ids": [3]}):
-        (name,) = option
-        with pytest.raises(InputError, match=rf"^{name}: expected (\w+ or )?none beside output 'action', got "):
-            sampling_params(outputs["action"], vla, **option)
-
-
-def test_names_that_are_no_output_change_nothing(vla: Any) -> None:
-    """What any caller may send as `vllm_xargs`."""
-    alone = ids_of(vla, REQUESTS[:3], FREE)
-    for name in ("film", ["action"], 7, None):
-        odd = SamplingParams(temperature=0.0, max_tokens=29, ignore_eos=True, extra_args={"mmkit_output": name})
-        assert ids_of(vla, REQUESTS[:3], odd) == alone
+@pytest.mark.parametrize(
+    "option", [{"max_tokens": 3}, {"ignore_eos": False}, {"stop_token_ids": [3]}, {"allowed_token_ids": [3]}], ids=str
+)
+def test_what_contradicts_an_output_is_refused(vla: Any, outputs: Any, option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(InputError, match=rf"^{name}: expected (\w+ or )?none beside output 'action', got "):
+        sampling_params(outputs["action"], vla, **option)
 
 
 def test_drafts_keep_to_an_output_of_one_range(
@@ -120,9 +122,7 @@ def test_drafts_keep_to_an_output_of_one_range(
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     options = {"seed": 0, "hf_overrides": OVERRIDES, "speculative_config": drafts}
     llm = engines.enter_context(engine(checkpoint, **options))
-    params = sampling_params(outputs["action"], llm, temperature=2.0, n=3, seed=0)
-    assert len(params.allowed_token_ids) == BINS
-    for ids in ids_of(llm, REQUESTS, params):
+    for ids in ids_of(llm, REQUESTS, sampling_params(outputs["action"], llm, temperature=2.0, n=3, seed=0)):
         outputs["action"].decode(ids)
     with pytest.raises(InputError) as refused:
         sampling_params(outputs["table"], llm)
@@ -130,3 +130,33 @@ def test_drafts_keep_to_an_output_of_one_range(
         "vla.outputs.table: expected an engine that confines each position, got one that makes no logits processor of "
         "mmkit's, as with speculative decoding. Start it without speculative_config, and with mmkit installed."
     )
+
+
+def test_over_http(checkpoint: Path, tmp_path: Path) -> None:
+    """Every chunk of a session begins a new output. The server learns of the class as any process does that is spawned
+    from here."""
+    items, wild = {"image": [draw_picture(0)]}, {"temperature": 2.0, "seed": 1}
+    options = ("--dtype", "float32", "--block-size", "32", "--enforce-eager", "--hf-overrides", json.dumps(OVERRIDES))
+    with (
+        Server(checkpoint, *options, log=tmp_path / "log") as server,
+        Client(server.url, timeout=240) as client,
+    ):
+        action, table = client.modalities().outputs
+        assert (action.tokens, action.shape, action.dtype, action.png) == (7, [7], "float64", False)
+        assert (table.tokens, table.shape, table.dtype) == (29, [4, 3, 2], "int64")
+        for choice in client.generate(PROMPT, items, output="action", n=3, **wild).choices:
+            assert (choice.output.shape, choice.output.dtype) == ((7,), np.float64)
+            assert ((choice.output >= LOW) & (choice.output <= HIGH)).all()
+        with pytest.raises(RequestError, match=r'output_format: expected "tensor", as action is no image, got "png"'):
+            client.generate(PROMPT, items, output="action", output_format="png")
+        with client.session(PROMPT, items, output="table", stream=True, **wild) as session:
+            chunks = [session.first, *(session.next(prompt="and now") for _ in range(3))]
+        for chunk in chunks:
+            assert (chunk.output == np.array(chunk.token_ids[:-1]).reshape(4, 7)[:, :6].reshape(4, 3, 2)).all()
+            assert set(chunk.output[..., 0].flat) <= set(range(40, 44))
+        assert len({str(chunk.token_ids) for chunk in chunks}) > 1
+        for name, size in {"table": 24, "action": 7}.items():
+            *_, last = (c for event in client.stream(PROMPT, items, output=name, **wild) for c in event.choices)
+            assert (last.finish_reason, last.output.size) == ("length", size)
+        free = client.generate(PROMPT, items, max_tokens=7, temperature=0.0, ignore_eos=True)
+        assert free.choices[0].output is None
