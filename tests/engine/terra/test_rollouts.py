@@ -31,10 +31,10 @@ def expected(reference: Any, frames: np.ndarray, actions: np.ndarray, count: int
 
 
 def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(terra: Any, reference: Any) -> None:
-    """22 frames of each of 20 held-out episodes are those of the world, and others with shuffled actions."""
-    frames, actions = stacked(range(200, 220))
+    """22 frames of each of 8 held-out episodes are those of the world, and others with shuffled actions."""
+    frames, actions = stacked(range(200, 208))
     tokens = generate(terra, frames, actions)
-    assert np.array_equal(tokens[:5], expected(reference, frames[:5], actions[:5], 22))
+    assert np.array_equal(tokens[:2], expected(reference, frames[:2], actions[:2], 22))
     accuracy, other = (
         float((ids == frames[:, 3:]).mean()) for ids in (tokens, generate(terra, frames, shuffled(actions)))
     )
@@ -44,8 +44,8 @@ def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(terra: Any
 
 def test_a_window_slides_as_in_the_reference(terra: Any, reference: Any) -> None:
     """Three slides, the last one before the last frame; the model goes on as well as before."""
-    episodes = [make_episode(seed, num_frames=36) for seed in (200, 201)]
-    frames, actions = np.stack([e.frames for e in episodes]), np.stack([e.actions for e in episodes])
+    episode = make_episode(200, num_frames=36)
+    frames, actions = episode.frames[None], episode.actions[None]
     steps = list(terra.rollout(frames[:, :3], actions, 33, keep=20))
     tokens = np.stack([step.tokens for step in steps], axis=1)
     assert np.array_equal(tokens, expected(reference, frames, actions, 33, keep=20))
