@@ -1,13 +1,16 @@
 """The LLaVA-like model beside vLLM's own class: ids, log probabilities, the spec on that class, features of vLLM that
 ask something of the model class (`python -m tools.features` runs all of them on both sides), render processes."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from examples.llava_like import register
 from examples.llava_like.cases import Case, draw_picture, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
@@ -15,11 +18,36 @@ from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import InputError
 from mmkit.offline import render_processes
-from tests.engine.llava_like.conftest import answers, cases, checkpoint, engines, llava, tokenizer
+from tests.engine.processes import engines_in_this_process
 from tools.features import parts
 from tools.features.rows import FEATURES, Side
 
-__all__ = ["answers", "cases", "checkpoint", "engines", "llava", "tokenizer"]
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def cases(checkpoint: Path) -> list[Case]:
+    return make_cases(AutoTokenizer.from_pretrained(checkpoint), 60)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[ExitStack]:
+    register()
+    with engines_in_this_process() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def llava(checkpoint: Path, engines: ExitStack) -> Any:
+    return engines.enter_context(engine(checkpoint, seed=0))
+
+
+@pytest.fixture(scope="module")
+def answers(llava: Any, cases: list[Case]) -> list[list[int]]:
+    return answer(llava, [case.request() for case in cases])
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +102,11 @@ def test_the_spec_on_vllms_own_class(
     assert answer(llm, [case.request() for case in cases]) == answers
 
 
-def test_full_strategy(tmp_path: Path, engines: ExitStack, tokenizer: Any) -> None:
+def test_full_strategy(tmp_path: Path, engines: ExitStack, cases: list[Case]) -> None:
     """With the class token an image has one row more."""
     folder = make_checkpoint(tmp_path, strategy="full")
     llava, reference = engines.enter_context(engine(folder, seed=0, enforce_eager=True)), Reference(folder)
-    cases = [case for case in make_cases(tokenizer, 12) if isinstance(case.prompt, str)]
+    cases = [case for case in cases[:12] if isinstance(case.prompt, str)]
     answers = answer(llava, [case.request() for case in cases])
     assert [reference.answer(case.prompt, case.images) for case in cases] == answers
     case = next(case for case in cases if case.images)
