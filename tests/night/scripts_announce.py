@@ -1,7 +1,7 @@
 """A user's script: registers a model by its spec, and generates frames in an engine of several processes.
 
-tests/engine/test_plugin.py runs it as a script; tests/night/test_commands.py imports it from another one, and
-tests/night/test_ray.py has Ray start the processes.
+test_plugin.py runs it as a script; test_commands.py imports it from another one, and test_ray.py has Ray start the
+processes.
 """
 
 import json

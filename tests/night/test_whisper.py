@@ -83,10 +83,10 @@ def test_same_ids_as_transformers(ask, checkpoint):
 def test_what_is_refused(ask):
     good = {"prompt": TASK, "multi_modal_data": {"audio": AUDIO[1]}}
     before = ask([good])
-    for bad, sentence in ((np.zeros(32001, np.float32), "most"), ([AUDIO[0]] * 2, "At most 1 audio")):
+    for bad, sentence in (
+        ({**good, "multi_modal_data": {"audio": np.zeros(32001, np.float32)}}, "most"),
+        ({"encoder_prompt": "", "decoder_prompt": TASK}, "multi_modal_data: expected at least one item, got none"),
+    ):
         with pytest.raises(InputError, match=sentence):
-            ask([{**good, "multi_modal_data": {"audio": bad}}])
-    for bare in ({"prompt": TASK}, {"encoder_prompt": "", "decoder_prompt": TASK}):
-        with pytest.raises(InputError, match=r"whisper\.multi_modal_data: expected at least one item, got none\."):
-            ask([bare])
+            ask([bad])
     assert ask([good]) == before

@@ -6,7 +6,6 @@ from vllm import LLM
 
 from examples.terratorch_like import register
 from examples.terratorch_like.checkpoint import make_checkpoint
-from mmkit import InputError
 from mmkit.serve import Client, RequestError
 from mmkit.serve.process import Server
 from tests.engine.processes import engines_in_this_process
@@ -50,19 +49,6 @@ def test_together_as_alone(ask):
     assert len({one.sum().item() for one in alone}) == len(IMAGES)
     together = ask([request(image, [1] * i) for i, image in enumerate(IMAGES)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-
-
-def test_what_is_refused(ask):
-    (before,) = ask([request(IMAGES[0])])
-    for bad, sentence in (
-        (request(IMAGES[:2]), TOO_MANY),
-        (request([]), MISSING),
-        ({"prompt_token_ids": [1]}, MISSING),
-        (request({"pixel_values": IMAGES[0]["pixel_values"]}), r"image\[0\]: .* without location_coords\."),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            ask([bad])
-    assert torch.equal(ask([request(IMAGES[0])])[0], before)
 
 
 def test_over_http(ask, checkpoint, tmp_path):

@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
-NOTEBOOK = json.loads((Path(__file__).parents[3] / "docs" / "tour.ipynb").read_text())
+from examples.terra import register
+from tests.engine.processes import engines_in_this_process
+
+NOTEBOOK = json.loads((Path(__file__).parents[2] / "docs" / "tour.ipynb").read_text())
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
@@ -25,6 +29,13 @@ def shown(source: str, namespace: dict[str, Any]) -> str:
         if last is not None:
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
     return printed.getvalue() or getattr(value, "data", "")
+
+
+@pytest.fixture
+def engines() -> Iterator[ExitStack]:
+    register()
+    with engines_in_this_process() as stack:
+        yield stack
 
 
 def test_every_cell_says_what_the_text_promises(engines: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

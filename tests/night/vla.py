@@ -7,13 +7,8 @@ from mmkit import Output, any_id, cfg, literal, tok
 SIZE = cfg.text_config.vocab_size
 # two ranges and a literal in every row, of ids that the model would hardly choose there
 TABLE = ((any_id(40, 44) + any_id(SIZE - 3, SIZE)) * 3 + tok["a"]) * 4 + literal(tok["</s>"])
-
-
-def rows(ids, scope):
-    return ids.reshape(4, 3, 2)
-
-
-WITH_TABLES = VLA.model_copy(update={"outputs": [*VLA.outputs, Output("table", TABLE, rows)]})
+TABLES = Output("table", TABLE, lambda ids, scope: ids.reshape(4, 3, 2))
+WITH_TABLES = VLA.model_copy(update={"outputs": [*VLA.outputs, TABLES]})
 
 
 @WITH_TABLES.register
