@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 
-from mmkit import InputError
+from mmkit import InputError, SpecError, Tensor, batched, between, derived, embed, fields, tok
 from mmkit.testing import Subject
 from mmkit.testing.laws import differences
 from mmkit.vllm_api import harness
+from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import BASES
 from tests.profiles import scaled
 
@@ -188,3 +190,91 @@ def test_damaged_requests_are_refused_or_harmless(subjects: list[Subject]) -> No
     assert {kind for kind, outcome in seen if outcome == "refused"} == set(DAMAGE)
     harmless = {kind for kind, outcome in seen if outcome == "harmless"}
     assert harmless <= {"another range", "another mask", "other ids", "two swapped"}
+
+
+# -- one damage, one sentence ------------------------------------------------------------------------------------------
+
+HEIGHT = fields.frames.shape[0]
+VARIABLE: dict[str, Any] = {
+    "item": Tensor(shape=(between(1, 4), 3)),
+    "layout": tok["<open>"] + embed(tok["<pad>"]) * HEIGHT,
+    "fields": {"frames": batched(shape=(between(1, 4), 3)), "rows": derived(HEIGHT, dtype="int64")},
+    "process": lambda items, scope: {"frames": items},
+}
+TWO = torch.tensor(2)
+PLACE = "frames[0]: expected a placeholder of 3 ids at 1, 2 of them embed(), got PlaceholderRange(offset="
+
+SENTENCES: list[tuple[str, dict[str, Any] | None, dict[str, Any]]] = [
+    ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"x": ONES}, {}),
+    (
+        "frames[0], frames: expected what the spec says, got item 0: expected shape (1..4, 3) per item, got (2, 2).",
+        {"frames": ONES[:, :2], "rows": TWO},
+        {},
+    ),
+    (
+        "frames[0], frames: expected dtype torch.float32, got torch.float64.",
+        {"frames": ONES.double(), "rows": TWO},
+        {},
+    ),
+    (
+        "frames[0], frames: expected finite values, got NaN or an infinity.",
+        {"frames": ONES * torch.inf, "rows": TWO},
+        {},
+    ),
+    ("frames[0], frames: expected a Tensor, got a list.", {"frames": [1.0], "rows": TWO}, {}),
+    (
+        "frames[0], rows: expected 2, as the spec derives it, got tensor(3).",
+        {"frames": ONES, "rows": TWO + 1},
+        {},
+    ),
+    (
+        "prompt: expected the layouts of its items, got others, or one too many.",
+        {"frames": torch.ones(3, 3), "rows": TWO + 1},
+        {},
+    ),
+    ("frames: expected a placeholder for each of 1 items, got 0.", None, {"mm_placeholders": {}}),
+    (f"{PLACE}-4, length=3, is_embed=None).", None, {"mm_placeholders": {"frames": [PlaceholderRange(-4, 3)]}}),
+    (f"{PLACE}1, length=2, is_embed=None).", None, {"mm_placeholders": {"frames": [PlaceholderRange(1, 2)]}}),
+    ("mm_kwargs: expected lists by modality, got int.", None, {"mm_kwargs": 7}),
+    ("frames[0]: expected processed fields, got NoneType.", None, {"mm_kwargs": {"frames": [None]}}),
+]
+"""What is said; fields in place of the item's, and parts in place of the request's."""
+
+
+@pytest.mark.parametrize(("sentence", "values", "changes"), SENTENCES, ids=[row[0] for row in SENTENCES])
+def test_sentences(sentence: str, values: dict[str, Any] | None, changes: dict[str, Any]) -> None:
+    instance = processor(plain(**VARIABLE))
+    request = harness.received(harness.sent(instance, ids("a <frame>"), {"frames": ONES}))
+    if values is not None:
+        changes = {"mm_kwargs": {"frames": [{key: SimpleNamespace(data=value) for key, value in values.items()}]}}
+    with pytest.raises(InputError) as refused:
+        harness.admitted(instance, {**request, **changes})
+    assert str(refused.value).startswith(f"plain.{sentence} ")
+
+
+def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
+    """Neither from here nor from elsewhere."""
+    data = {"frames": ONES}
+    fitting, wrong = (processor(plain(**VARIABLE, positions=(1, HEIGHT, width))) for width in (1, HEIGHT))
+    body = harness.sent(fitting, ids("<frame>"), data)
+    harness.admitted(fitting, harness.received(body))
+    grid = r"plain\.frames, positions: layout: expected embed\(\) positions for a grid of \(1, 2, 2\), got"
+    with pytest.raises(SpecError, match=grid):
+        run(wrong, "<frame>", data)
+    with pytest.raises(InputError, match=rf"^plain\.frames\[0\]: expected what the spec says, got {grid}"):
+        harness.admitted(wrong, harness.received(body))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_items_without_positions(cached: bool) -> None:
+    """As in vLLM's own Terratorch: an empty range at the start of a prompt of one id, whatever the caller wrote."""
+    instance = processor(plain(layout=None, update=None, tokens=0, limit=1))
+    caches = harness.Caches(instance, 0.01, pair=False) if cached else None
+    for words in ("a b", "<frame>", "a", ""):
+        outcome = run(instance, words, {"frames": ONES}, caches=caches)
+        assert (outcome.ids, outcome.ranges) == ([0], {"frames": [(0, 0, ())]})
+    assert harness.outcome(instance.get_dummy_mm_inputs({"frames": 1})).ranges == outcome.ranges
+    request = harness.received(harness.sent(instance, [], {"frames": ONES}))
+    assert differences(harness.admitted(instance, request).fields, outcome.fields) is None
+    with pytest.raises(InputError, match=r"^plain\.prompt: expected \[0\], as the spec rewrites it, got \[0, 0\]\."):
+        harness.admitted(instance, {**request, "prompt_token_ids": [0, 0]})
