@@ -202,54 +202,43 @@ VARIABLE: dict[str, Any] = {
     "process": lambda items, scope: {"frames": items},
 }
 TWO = torch.tensor(2)
-PLACE = "frames[0]: expected a placeholder of 3 ids at 1, 2 of them embed(), got PlaceholderRange(offset="
+HERE = "[0]: expected a placeholder of 3 ids at 1, 2 of them embed(), got PlaceholderRange(offset="
 
-SENTENCES: list[tuple[str, dict[str, Any] | None, dict[str, Any]]] = [
-    ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"x": ONES}, {}),
-    (
-        "frames[0], frames: expected what the spec says, got item 0: expected shape (1..4, 3) per item, got (2, 2).",
-        {"frames": ONES[:, :2], "rows": TWO},
-        {},
-    ),
-    (
-        "frames[0], frames: expected dtype torch.float32, got torch.float64.",
-        {"frames": ONES.double(), "rows": TWO},
-        {},
-    ),
-    (
-        "frames[0], frames: expected finite values, got NaN or an infinity.",
-        {"frames": ONES * torch.inf, "rows": TWO},
-        {},
-    ),
-    ("frames[0], frames: expected a Tensor, got a list.", {"frames": [1.0], "rows": TWO}, {}),
-    (
-        "frames[0], rows: expected 2, as the spec derives it, got tensor(3).",
-        {"frames": ONES, "rows": TWO + 1},
-        {},
-    ),
-    (
-        "prompt: expected the layouts of its items, got others, or one too many.",
-        {"frames": torch.ones(3, 3), "rows": TWO + 1},
-        {},
-    ),
-    ("frames: expected a placeholder for each of 1 items, got 0.", None, {"mm_placeholders": {}}),
-    (f"{PLACE}-4, length=3, is_embed=None).", None, {"mm_placeholders": {"frames": [PlaceholderRange(-4, 3)]}}),
-    (f"{PLACE}1, length=2, is_embed=None).", None, {"mm_placeholders": {"frames": [PlaceholderRange(1, 2)]}}),
-    ("mm_kwargs: expected lists by modality, got int.", None, {"mm_kwargs": 7}),
-    ("frames[0]: expected processed fields, got NoneType.", None, {"mm_kwargs": {"frames": [None]}}),
+FIELDS: list[tuple[str, Any, Any]] = [
+    ("frames[0], frames: expected what the spec says, got item 0: expected shape (1..4, 3) per ", ONES[:, :2], TWO),
+    ("frames[0], frames: expected dtype torch.float32, got torch.float64.", ONES.double(), TWO),
+    ("frames[0], frames: expected finite values, got NaN or an infinity.", ONES * torch.inf, TWO),
+    ("frames[0], frames: expected a Tensor, got a list.", [1.0], TWO),
+    ("frames[0], rows: expected 2, as the spec derives it, got tensor(3).", ONES, TWO + 1),
+    ("prompt: expected the layouts of its items, got others, or one too many.", torch.ones(3, 3), TWO + 1),
 ]
-"""What is said; fields in place of the item's, and parts in place of the request's."""
+"""What is said of an item of these two fields."""
+PARTS: list[tuple[str, dict[str, Any]]] = [
+    ("frames: expected a placeholder for each of 1 items, got 0.", {"mm_placeholders": {}}),
+    (f"frames{HERE}-4, length=3, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(-4, 3)]}}),
+    (f"frames{HERE}1, length=2, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(1, 2)]}}),
+    ("mm_kwargs: expected lists by modality, got int.", {"mm_kwargs": 7}),
+    ("frames[0]: expected processed fields, got NoneType.", {"mm_kwargs": {"frames": [None]}}),
+    ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"mm_kwargs": {"frames": [{"x": None}]}}),
+]
+"""What is said of other parts of a request."""
 
 
-@pytest.mark.parametrize(("sentence", "values", "changes"), SENTENCES, ids=[row[0] for row in SENTENCES])
-def test_sentences(sentence: str, values: dict[str, Any] | None, changes: dict[str, Any]) -> None:
+def item(**values: Any) -> Any:
+    """A request's fields of one item."""
+    return {"mm_kwargs": {"frames": [{name: SimpleNamespace(data=value) for name, value in values.items()}]}}
+
+
+SENTENCES = [*PARTS, *((sentence, item(frames=frames, rows=rows)) for sentence, frames, rows in FIELDS)]
+
+
+@pytest.mark.parametrize(("sentence", "changes"), SENTENCES, ids=[sentence for sentence, _ in SENTENCES])
+def test_sentences(sentence: str, changes: dict[str, Any]) -> None:
     instance = processor(plain(**VARIABLE))
     request = harness.received(harness.sent(instance, ids("a <frame>"), {"frames": ONES}))
-    if values is not None:
-        changes = {"mm_kwargs": {"frames": [{key: SimpleNamespace(data=value) for key, value in values.items()}]}}
     with pytest.raises(InputError) as refused:
         harness.admitted(instance, {**request, **changes})
-    assert str(refused.value).startswith(f"plain.{sentence} ")
+    assert str(refused.value).startswith(f"plain.{sentence}")
 
 
 def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
