@@ -255,6 +255,8 @@ def test_options_of_the_server_and_of_the_request() -> None:
     both = run(instance, "<series>", SERIES, kwargs={"scale": 2})
     assert both.ranges["series"] == [(0, 5, (False, True, True, True, False))]
     assert both.fields["series"][0]["values"].tolist() == [[2.0, 2.0]] * 3
+    more = run(instance, "<series>", {"series": torch.ones(4, 2)}, kwargs={"repeat": 4})
+    assert sum(more.mask("series", 0)) == 16, "more rows than any item has by the server's options"
     for rows in range(200):
         instance.plan.configured({"repeat": rows}, None)
     assert len(instance.plan._configured._values) < 50
@@ -298,7 +300,7 @@ def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
 def test_parts_of_flat_fields(dim: int) -> None:
     """Of a list of tensors, and of a tensor along any dimension: what `preview` tells is what the model gets."""
 
@@ -358,24 +360,24 @@ def test_embeddings_are_other_items_than_tensors_of_the_same_values() -> None:
         assert [list(one.fields["frames"][0]) for one in (raw, embeds)] == [["frames"], ["frames_embeds"]]
 
 
-def test_an_item_that_depends_on_their_number_has_a_hash_for_each() -> None:
-    """vLLM's engine keeps encoder outputs by hash; such items are processed anew."""
-    rows = where(item.count <= 2, 4, 1)
-    declared = {"frames": batched(), "rows": derived(rows, dtype="int64")}
+def test_items_that_depend_on_their_number_and_order() -> None:
+    """They are processed anew, and have a hash for each number: vLLM's engine keeps encoder outputs by hash."""
+    rows = where(item.count <= 2, 4, 1 + item.index)
     spec = plain(
         layout=embed(tok["<pad>"]) * rows,
-        fields=declared,
+        fields={"frames": batched(), "rows": derived(rows, dtype="int64")},
         process=lambda items, scope: {"frames": items},
         cacheable=item.count <= 2,
     )
     instance = processor(spec)
     pair, only, known = caches(instance, pair=True), caches(instance), {}
-    for count in (1, 2, 3, 2, 3, 1):
-        sent = "<frame> " * count, {"frames": [ONES] * count}
+    for order in ([1], [1, 2], [1, 2, 3], [2, 1], [2, 3, 1], [1]):
+        sent = "<frame> " * len(order), {"frames": [number * ONES for number in order]}
         expected = run(instance, *sent)
-        assert [length for _, length, _ in expected.ranges["frames"]] == [4 if count <= 2 else 1] * count
+        lengths = [1, 2, 3] if len(order) == 3 else [4] * len(order)
+        assert [length for _, length, _ in expected.ranges["frames"]] == lengths
         assert all(alike(expected, run(instance, *sent, caches=one)) for one in (only, pair))
-        known[count] = expected.hashes["frames"][0]
+        known[len(order)] = expected.hashes["frames"][order.index(1)]
     assert known[1] == known[2] != known[3]
 
 
