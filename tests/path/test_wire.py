@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 
-from mmkit import InputError
-from mmkit.testing import Subject
+from mmkit import InputError, SpecError, Tensor, batched, between, derived, embed, fields, tok
 from mmkit.testing.laws import differences
 from mmkit.vllm_api import harness
+from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import BASES
 from tests.profiles import scaled
 
@@ -47,8 +48,9 @@ def another_dtype(draw: Draw, part: torch.Tensor) -> torch.Tensor:
 
 
 def another_shape(draw: Draw, part: torch.Tensor) -> torch.Tensor:
-    longer = part[None].expand(2, *part.shape)
-    others = st.sampled_from([part[None], part[..., None], part.flatten()[None], longer])
+    shorter = [part.narrow(dim, 0, size) for dim, most in enumerate(part.shape) for size in range(most)]
+    longer = [part[None].expand(2, *part.shape), part[None], part[..., None], part.flatten()[None]]
+    others = st.sampled_from(longer) | st.sampled_from(shorter or longer)
     return draw(others.filter(lambda other: other.shape != part.shape))
 
 
@@ -57,12 +59,6 @@ def not_finite(draw: Draw, part: torch.Tensor) -> torch.Tensor:
     part = part.clone()
     part.view(-1)[draw(st.integers(0, part.numel() - 1))] = draw(NOT_FINITE)
     return part
-
-
-def truncated(draw: Draw, part: torch.Tensor) -> torch.Tensor:
-    assume(part.ndim)
-    dim = draw(st.integers(0, part.ndim - 1))
-    return part.narrow(dim, 0, draw(st.integers(0, part.shape[dim] - 1)))
 
 
 def other_names(draw: Draw, request: dict[str, Any], name: str, i: int) -> None:
@@ -133,7 +129,6 @@ DAMAGE: dict[str, Change] = {
     "another dtype": in_a_field(another_dtype),
     "another shape": in_a_field(another_shape),
     "not finite": in_a_field(not_finite),
-    "truncated": in_a_field(truncated),
     "no tensor": in_a_field(lambda draw, part: draw(st.sampled_from([None, "a", 1, part.tolist(), [part]]))),
     "other names": other_names,
     "another range": another_range,
@@ -144,13 +139,9 @@ DAMAGE: dict[str, Change] = {
 }
 
 
-@pytest.fixture(scope="module")
-def subjects() -> list[Subject]:
-    return [BASES["mixed"](), BASES["robot"]()]
-
-
-def test_damaged_requests_are_refused_or_harmless(subjects: list[Subject]) -> None:
+def test_damaged_requests_are_refused_or_harmless() -> None:
     """In one sentence about the spec. Harmless is what leaves ids, ranges and fields as they were."""
+    subjects = [BASES["mixed"](), BASES["robot"]()]
     seen: Counter[tuple[str, str]] = Counter()
 
     @settings(max_examples=scaled(600))
@@ -188,3 +179,80 @@ def test_damaged_requests_are_refused_or_harmless(subjects: list[Subject]) -> No
     assert {kind for kind, outcome in seen if outcome == "refused"} == set(DAMAGE)
     harmless = {kind for kind, outcome in seen if outcome == "harmless"}
     assert harmless <= {"another range", "another mask", "other ids", "two swapped"}
+
+
+# -- one damage, one sentence ------------------------------------------------------------------------------------------
+
+HEIGHT = fields.frames.shape[0]
+VARIABLE: dict[str, Any] = {
+    "item": Tensor(shape=(between(1, 4), 3)),
+    "layout": tok["<open>"] + embed(tok["<pad>"]) * HEIGHT,
+    "fields": {"frames": batched(shape=(between(1, 4), 3)), "rows": derived(HEIGHT, dtype="int64")},
+    "process": lambda items, scope: {"frames": items},
+}
+TWO = torch.tensor(2)
+HERE = "[0]: expected a placeholder of 3 ids at 1, 2 of them embed(), got PlaceholderRange(offset="
+
+FIELDS: list[tuple[str, Any, Any]] = [
+    ("frames[0], frames: expected what the spec says, got item 0: expected shape (1..4, 3) per ", ONES[:, :2], TWO),
+    ("frames[0], frames: expected dtype torch.float32, got torch.float64.", ONES.double(), TWO),
+    ("frames[0], frames: expected finite values, got NaN or an infinity.", ONES * torch.inf, TWO),
+    ("frames[0], frames: expected a Tensor, got a list.", [1.0], TWO),
+    ("frames[0], rows: expected 2, as the spec derives it, got tensor(3).", ONES, TWO + 1),
+    ("prompt: expected the layouts of its items, got others, or one too many.", torch.ones(3, 3), TWO + 1),
+]
+"""What is said of an item of these two fields."""
+PARTS: list[tuple[str, dict[str, Any]]] = [
+    ("frames: expected a placeholder for each of 1 items, got 0.", {"mm_placeholders": {}}),
+    (f"frames{HERE}-4, length=3, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(-4, 3)]}}),
+    (f"frames{HERE}1, length=2, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(1, 2)]}}),
+    ("mm_kwargs: expected lists by modality, got int.", {"mm_kwargs": 7}),
+    ("frames[0]: expected processed fields, got NoneType.", {"mm_kwargs": {"frames": [None]}}),
+    ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"mm_kwargs": {"frames": [{"x": None}]}}),
+]
+"""What is said of other parts of a request."""
+
+
+def item(**values: Any) -> Any:
+    """A request's fields of one item."""
+    return {"mm_kwargs": {"frames": [{name: SimpleNamespace(data=value) for name, value in values.items()}]}}
+
+
+SENTENCES = [*PARTS, *((sentence, item(frames=frames, rows=rows)) for sentence, frames, rows in FIELDS)]
+
+
+@pytest.mark.parametrize(("sentence", "changes"), SENTENCES, ids=[sentence for sentence, _ in SENTENCES])
+def test_sentences(sentence: str, changes: dict[str, Any]) -> None:
+    instance = processor(plain(**VARIABLE))
+    request = harness.received(harness.sent(instance, ids("a <frame>"), {"frames": ONES}))
+    with pytest.raises(InputError) as refused:
+        harness.admitted(instance, {**request, **changes})
+    assert str(refused.value).startswith(f"plain.{sentence}")
+
+
+def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
+    """Neither from here nor from elsewhere."""
+    data = {"frames": ONES}
+    fitting, wrong = (processor(plain(**VARIABLE, positions=(1, HEIGHT, width))) for width in (1, HEIGHT))
+    body = harness.sent(fitting, ids("<frame>"), data)
+    harness.admitted(fitting, harness.received(body))
+    grid = r"plain\.frames, positions: layout: expected embed\(\) positions for a grid of \(1, 2, 2\), got"
+    with pytest.raises(SpecError, match=grid):
+        run(wrong, "<frame>", data)
+    with pytest.raises(InputError, match=rf"^plain\.frames\[0\]: expected what the spec says, got {grid}"):
+        harness.admitted(wrong, harness.received(body))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_items_without_positions(cached: bool) -> None:
+    """As in vLLM's own Terratorch: an empty range at the start of a prompt of one id, whatever the caller wrote."""
+    instance = processor(plain(layout=None, update=None, tokens=0, limit=1))
+    caches = harness.Caches(instance, 0.01, pair=False) if cached else None
+    for words in ("a b", "<frame>", "a", ""):
+        outcome = run(instance, words, {"frames": ONES}, caches=caches)
+        assert (outcome.ids, outcome.ranges) == ([0], {"frames": [(0, 0, ())]})
+    assert harness.outcome(instance.get_dummy_mm_inputs({"frames": 1})).ranges == outcome.ranges
+    request = harness.received(harness.sent(instance, [], {"frames": ONES}))
+    assert differences(harness.admitted(instance, request).fields, outcome.fields) is None
+    with pytest.raises(InputError, match=r"^plain\.prompt: expected \[0\], as the spec rewrites it, got \[0, 0\]\."):
+        harness.admitted(instance, {**request, "prompt_token_ids": [0, 0]})
