@@ -28,8 +28,19 @@ from examples.gallery.blip2 import BLIP2
 from examples.series import register
 from examples.series.untrained import make_model, make_tokenizer
 from examples.terra import CHECKPOINT
-from mmkit import Audio, Image, InputError, Modality, ModelSpec, Record, Tensor, Text, Video
-from mmkit import already_expanded, batched, between, cfg, embed, testing
+from mmkit import (
+    InputError,
+    Modality,
+    ModelSpec,
+    Tensor,
+    already_expanded,
+    batched,
+    between,
+    cfg,
+    embed,
+    items,
+    testing,
+)
 from mmkit.cli import app, check, doctor, draw, show
 from mmkit.cli.common import UsageError, load_spec
 from mmkit.cli.doctor import ENDPOINT, GENERAL, SHIM, Distribution, Environment, Finding, Import, examine
@@ -167,11 +178,11 @@ def unfolded(sequence: list[Runs] | tuple[Runs, ...]) -> Iterator[tuple[int, boo
 
 KINDS = {
     "series": Tensor(shape=(between(1, 64), 4)),
-    "image": Image(largest=(64, 48)),
-    "video": Video(largest=(4, 32, 32)),
-    "audio": Audio(largest=100),
-    "word": Text(most=9),
-    "cell": Record(ids=Tensor((between(1, 9),), "int64"), word=Text(most=9)),
+    "image": items.Image(largest=(64, 48)),
+    "video": items.Video(largest=(4, 32, 32)),
+    "audio": items.Audio(largest=100),
+    "word": items.Text(most=9),
+    "cell": items.Record(ids=Tensor((between(1, 9),), "int64"), word=items.Text(most=9)),
 }
 CELL = '{"ids": [1, 2], "word": "abc"}'
 ITEMS = {
