@@ -7,7 +7,7 @@ the repository's `examples` in it:
 - ``json``, ``yaml`` and ``toml`` are parsed.
 
 Anything else, and what cannot run in a test, has ``<!-- not run: REASON -->`` on the line before it. What follows
-``<!-- at night: REASON -->`` runs in tests/night. A page that starts an engine by day begins with ``engine: true``.
+``<!-- at night: REASON -->`` runs in tests/night, and so does a page that begins with ``engine: true``.
 """
 
 from __future__ import annotations
@@ -69,10 +69,9 @@ class Block:
 
 @dataclass
 class Page:
-    """A page: whether it starts an engine by day, and its blocks that do something."""
+    """A page, and its blocks that do something."""
 
     path: Path
-    engine: bool
     blocks: list[Block]
 
     @property
@@ -89,8 +88,8 @@ def read(path: Path) -> Page:
     text = path.read_text(encoding="utf-8")
     front = _FRONT.match(text)
     text = _FRONT.sub(lambda match: "\n" * match[0].count("\n"), text)
-    page = Page(path, engine=bool(front and yaml.safe_load(front[1]).get("engine")), blocks=[])
-    night = False
+    page = Page(path, [])
+    night = bool(front and yaml.safe_load(front[1]).get("engine"))
     previous: Block | str | None = None  # a block that may have an output, or the reason not to run the next one
     for token in MarkdownIt("commonmark").parse(text):
         line = token.map[0] + 2 if token.map else 0

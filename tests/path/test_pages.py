@@ -1,4 +1,4 @@
-"""The code of the pages of documentation that start no engine by day; and what runs it finds what is wrong."""
+"""The code of the pages of documentation that runs by day; and what runs it finds what is wrong."""
 
 import re
 from pathlib import Path
@@ -8,19 +8,12 @@ import pytest
 from tests.pages import PAGES, Page, complaint, read
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in map(read, PAGES) if page.blocks and not page.engine],
-    ids=lambda page: page.path.stem,
-)
+@pytest.mark.parametrize("page", [page for page in map(read, PAGES) if page.blocks], ids=lambda page: page.path.stem)
 def test_page(page: Page, tmp_path: Path) -> None:
     assert complaint(page.path, tmp_path) == ""
 
 
 PAGE = """
----
-engine: true
----
 # A page
 
 ```python
@@ -85,22 +78,14 @@ def complaint_about(text: str, folder: Path, night: bool = False) -> str:
     return complaint(path, folder, night)
 
 
-def test_a_good_page(tmp_path: Path) -> None:
-    assert complaint_about(PAGE, tmp_path) == ""
-    page = read(tmp_path / "page.md")
-    assert page.engine
-    assert page.night
-
-
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("x = 1", "x = 1 / 0", r'page.md", line 7.*ZeroDivisionError.*page.md:7'),
-        ("x = 1", "import sys; sys.exit(0)", "SystemExit.*page.md:7"),
-        ("one...two\n3", "one...two", "expected the output.*page.md:7"),
-        ("VALUE = 5\n  examples", "VALUE . 5\n  examples", "expected the output.*page.md:24"),
-        ("cat made", "false\n  cat made", "exit status.*page.md:24"),
-        ("cat made", "false | cat made", "exit status.*page.md:24"),
+        ("x = 1", "x = 1 / 0", r'page.md", line 4.*ZeroDivisionError.*page.md:4'),
+        ("x = 1", "import sys; sys.exit(0)", "SystemExit.*page.md:4"),
+        ("one...two\n3", "one...two", "expected the output.*page.md:4"),
+        ("VALUE = 5\n  examples", "VALUE . 5\n  examples", "expected the output.*page.md:21"),
+        ("cat made", "false | cat made", "exit status.*page.md:21"),
         ("not run: takes all day", "not run: ", "exit status 7"),
         ("<!-- not run: takes all day -->\n", "<!-- not run: takes all day -->\nBut:\n\n", "exit status 7"),
         ("exit 7", "exit '", "unexpected EOF"),
@@ -116,5 +101,16 @@ def test_a_bad_page(old: str, new: str, expected: str, tmp_path: Path) -> None:
     assert re.search(f"(?s){expected}", complaint_about(PAGE.replace(old, new, 1), tmp_path))
 
 
+def test_a_good_page(tmp_path: Path) -> None:
+    assert complaint_about(PAGE, tmp_path) == ""
+
+
 def test_what_runs_at_night(tmp_path: Path) -> None:
-    assert re.search(r"(?s)AssertionError.*page\.md:56", complaint_about(PAGE, tmp_path, night=True))
+    assert re.search(r"(?s)AssertionError.*page\.md:53", complaint_about(PAGE, tmp_path, night=True))
+    assert read(tmp_path / "page.md").night
+
+
+def test_a_page_that_runs_at_night(tmp_path: Path) -> None:
+    page = "---\nengine: true\n---\n```python\nassert 0\n```\n"
+    assert complaint_about(page, tmp_path) == ""
+    assert read(tmp_path / "page.md").night
