@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import profiles
+
 CACHE = Path(sys.prefix, "cache")
 """What vLLM and its libraries keep between runs, in the environment that they belong to."""
 
@@ -30,10 +32,7 @@ VARIABLES = {
     "IPYTHONDIR": str(CACHE / "ipython"),
     "SE_CACHE_PATH": str(CACHE / "selenium"),
 }
-for name, value in VARIABLES.items():
-    os.environ.setdefault(name, value)
-
-from tests import profiles
+os.environ.update(VARIABLES | dict(os.environ))
 
 profiles.register()
 
@@ -65,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Stopwatch())
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     if exitstatus and (folder := config.stash.get(OURS, None)):
         terminalreporter.write_line(f"temporary files are left in {folder}")
         del config.stash[OURS]
@@ -77,7 +76,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def scope_of(nodeid: str) -> str:
-    """The tests that run in one process: those of a file, and those of a folder of tests/engine, which share an engine."""
+    """The tests that run in one process: those of a file, or of a folder of tests/engine, which share an engine."""
     file = nodeid.partition("::")[0]
     folder, _, _ = file.rpartition("/")
     return file if folder in ("tests/engine", "tests/night", "tests/path", "tests/unit") else folder
