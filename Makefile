@@ -34,7 +34,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough night fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -42,6 +42,8 @@ help:
 	@echo "make drive   record drives of a simulator, train a world model on them, judge it (75 minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
+	@echo "make night   run the tests that take minutes each (tests/night)"
+	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make bench   every benchmark, tables and pictures    BENCHARGS='overhead growth' chooses"
@@ -77,6 +79,12 @@ test: $(VENV)/.installed
 
 test-thorough: $(VENV)/.installed $(VENV)/.night
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
+
+night: $(VENV)/.installed $(VENV)/.night
+	$(PYTEST) --timeout 1200 tests/night $(TESTARGS)
+
+fresh:
+	tools/fresh.sh $(MAKE) test
 
 soak: $(VENV)/.installed
 	$(BIN)/python -m tests.night.soak --requests 10000 --store out/soak.json $(SOAKARGS)
