@@ -34,7 +34,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough night fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough night page fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -43,6 +43,7 @@ help:
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
+	@echo "make page    the test of Terra's page in a browser, which needs chromium and chromedriver"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
@@ -74,8 +75,14 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reo
 test-fast: $(VENV)/.installed
 	$(PYTEST) tests/unit $(TESTARGS)
 
+# The page in a browser wants a machine to itself: `make page`.
+PAGE := tests/engine/terra_server/test_page.py
+
 test: $(VENV)/.installed
-	$(PYTEST) $(TESTARGS)
+	$(PYTEST) --ignore $(PAGE) $(TESTARGS)
+
+page: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PAGE)
 
 test-thorough: $(VENV)/.installed $(VENV)/.night
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
