@@ -132,7 +132,7 @@ def test_floods_are_cut(url: str, data: bytes, code: tuple[int, ...]) -> None:
     if code == (1008,):
         data += Frame(Opcode.CONT, b"x", fin=False).serialize(mask=True) * (MOST_FRAMES + TURN)
     with opened(url) as flooding, opened(url) as good:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the cut may come before the end
+        with suppress(OSError):  # the cut may come before the end, and close the socket
             flooding.socket.sendall(data)
         good.send("hello")
         assert good.recv(60) == "hello"
