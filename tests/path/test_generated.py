@@ -93,10 +93,6 @@ def test_registration() -> None:
     assert torch.equal(dummy.fields["frames"][0]["frames"], 3 * ONES)
 
 
-def blank(items: Any, scope: Any) -> dict[str, torch.Tensor]:
-    return {"x": torch.zeros(len(items))}
-
-
 @pytest.mark.parametrize(
     ("item", "name", "sizes", "facts"),
     [
@@ -107,8 +103,8 @@ def blank(items: Any, scope: Any) -> dict[str, torch.Tensor]:
 )
 def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str, sizes: Any, facts: Any) -> None:
     """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
-    options = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
-    spec = ModelSpec("sized", Modality(name, item=item, process=blank, **options))
+    parts = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
+    spec = ModelSpec("sized", Modality(name, item=item, process=lambda items, _: {"x": [0] * len(items)}, **parts))
     instance = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
     _, items = instance.worst(256, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)
     known = [vars(instance.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]

@@ -16,6 +16,10 @@ class Series:
     def embed_series(self, values: Any, length: Any, version: Any) -> Any: ...
 
 
+class Whole(MultiModalModel, nn.Module):
+    def embed_multimodal(self, **fields: Any) -> Any: ...
+
+
 CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
     "no mixin": (
         (nn.Module,), {},
@@ -32,9 +36,8 @@ CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
         "mixed, Robot: expected a method embed_frames(self, frames), got none.",
     ),
     "other names": (
-        (Derived,), {"embed_series": lambda self, values, lengths: None},
-        "mixed, Robot.embed_series: expected the fields (length, values, version) as parameters, got (values, "
-        "lengths).",
+        (Derived,), {"embed_series": lambda self, values, length: None},
+        "mixed, Robot.embed_series: expected the fields (length, values, version) as parameters, got (values, length).",
     ),
 }  # fmt: skip
 
@@ -56,14 +59,14 @@ def test_raw_input_comes_to_forward() -> None:
         def forward(self, input_ids: Any, positions: Any, **fields: Any) -> Any: ...
 
     check_class(raw, Robot)
-    Robot.forward = lambda self, input_ids, positions, pixel: None  # type: ignore
+    Robot.forward = lambda self, input_ids, pixels, mask: None  # type: ignore
     with pytest.raises(SpecError) as refused:
         check_class(raw, Robot)
-    expected = "expected the fields (pixels) as parameters, got (input_ids, positions, pixel)."
+    expected = "expected the fields (pixels) as parameters, got (input_ids, pixels, mask)."
     assert str(refused.value) == f"raw, Robot.forward: {expected}"
 
 
-@pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived)])
+@pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived), (Whole,)])
 def test_a_class_that_can(bases: tuple[type, ...]) -> None:
     from mmkit.model.checks import check_class
 

@@ -54,11 +54,6 @@ FRAME = {"frames": ONES}
 ROWS = torch.ones(2, HIDDEN)
 
 
-def alike(one: harness.Outcome, other: harness.Outcome) -> bool:
-    """Whether ids, ranges, fields and hashes are the same."""
-    return differences(one, other) is None
-
-
 def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> harness.Caches:
     return harness.Caches(instance, capacity, pair=pair)
 
@@ -145,7 +140,6 @@ EMBEDDINGS = [
     (f"{FLOATS}torch.int64 tensor of shape (2, 8).", ROWS.long()),
     (f"{FLOATS}torch.float32 tensor of shape (1, 1, 2, 8).", ROWS[None, None]),
     (f"{FLOATS}ndarray.", [ROWS.numpy()]),
-    (f"{FLOATS}NoneType.", [None]),
     (f"{FINITE}NaN or an infinity.", ROWS * torch.nan),
     (f"{FINITE}1e+38.", ROWS * 1e38),
     ("frames: expected at least one (rows, hidden_size) tensor, got none.", torch.ones(0, 2, HIDDEN)),
@@ -173,10 +167,7 @@ def test_embeddings_need_to_be_enabled() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (
-            plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})),
-            "the largest item: .*KeyError: 'a table ",
-        ),
+        (plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})), "the largest item: .* got KeyError: "),
         (plain(process=hf(lambda s: Padded(), kwargs={"scael": 2})), r"hf\(kwargs=...\) to name arguments of the proc"),
     ],
 )
@@ -220,17 +211,16 @@ def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
         harness.run(instance, [*ids("<frame>"), 32], FRAME)
 
 
+OUTSIDE = "prompt[0]: expected a token id from 0 to 31, got "
+
+
 @pytest.mark.parametrize(
     ("prompt", "sentence"),
     [
-        (
-            {"type": "token", "prompt_token_ids": [2**31]},
-            "prompt[0]: expected a token id from 0 to 31, got 2147483648. Check the tokenizer.",
-        ),
-        (
-            {"type": "multimodal", "mm_kwargs": {}},
-            "mm_kwargs: expected raw items, got processed fields. Send the items themselves.",
-        ),
+        ({"type": "token", "prompt_token_ids": [2**31]}, f"{OUTSIDE}2147483648."),
+        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, f"{OUTSIDE}-1."),
+        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}, "multi_modal_data: expected at least one "),
+        ({"type": "multimodal", "mm_kwargs": {}}, "mm_kwargs: expected raw items, got processed fields."),
         (
             {"type": "multimodal", "prompt_token_ids": [1], "mm_kwargs": {"x": []}, "mm_placeholders": {}},
             "multi_modal_data: expected modalities among ['frames'], got 'x'.",
@@ -243,7 +233,7 @@ def test_the_guard_before_the_engine(prompt: dict[str, Any], sentence: str) -> N
     holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())))
     with pytest.raises(guard.Refused) as refused:
         guard.InputProcessor.process_inputs(holder, "request", prompt, None, None)
-    assert str(refused.value) == f"plain.{sentence}"
+    assert str(refused.value).startswith(f"plain.{sentence}")
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
@@ -376,7 +366,7 @@ def test_items_that_depend_on_their_number_and_order() -> None:
         expected = run(instance, *sent)
         lengths = [1, 2, 3] if len(order) == 3 else [4] * len(order)
         assert [length for _, length, _ in expected.ranges["frames"]] == lengths
-        assert all(alike(expected, run(instance, *sent, caches=one)) for one in (only, pair))
+        assert all(differences(expected, run(instance, *sent, caches=one)) is None for one in (only, pair))
         known[len(order)] = expected.hashes["frames"][order.index(1)]
     assert known[1] == known[2] != known[3]
 
@@ -431,7 +421,7 @@ def test_an_item_that_only_a_uuid_names() -> None:
         ask(ONES + 3, salt)
         ask(value, salt)
     for salt, value in tenants.items():
-        assert alike(ask(None, salt), ask(None, salt, late=False))
+        assert differences(ask(None, salt), ask(None, salt, late=False)) is None
         assert torch.equal(ask(None, salt).fields["frames"][0]["frames"], value)
     (own,) = ask(ONES, "alice").hashes["frames"]
     for guess in (own, *named(instance, ["x"], "alice")["frames"], '["alice", "x"]', "x-alice"):

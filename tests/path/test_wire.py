@@ -19,7 +19,7 @@ from mmkit import InputError, SpecError, Tensor, batched, between, derived, embe
 from mmkit.testing.laws import differences
 from mmkit.vllm_api import harness
 from tests.path.plain import ONES, ids, plain, processor, run
-from tests.path.planted import BASES
+from tests.path.planted import BASES, HIDDEN
 from tests.profiles import scaled
 
 Draw = Callable[[Any], Any]
@@ -206,6 +206,10 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
     ("frames: expected a placeholder for each of 1 items, got 0.", {"mm_placeholders": {}}),
     (f"frames{HERE}-4, length=3, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(-4, 3)]}}),
     (f"frames{HERE}1, length=2, is_embed=None).", {"mm_placeholders": {"frames": [PlaceholderRange(1, 2)]}}),
+    (
+        "frames: expected fewer items, got 4. At most 3 ",
+        {"mm_kwargs": {"frames": [None] * 4}, "mm_placeholders": {"frames": [None] * 4}},
+    ),
     ("mm_kwargs: expected lists by modality, got int.", {"mm_kwargs": 7}),
     ("frames[0]: expected processed fields, got NoneType.", {"mm_kwargs": {"frames": [None]}}),
     ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"mm_kwargs": {"frames": [{"x": None}]}}),
@@ -228,6 +232,15 @@ def test_sentences(sentence: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError) as refused:
         harness.admitted(instance, {**request, **changes})
     assert str(refused.value).startswith(f"plain.{sentence}")
+
+
+def test_embeddings_from_elsewhere_need_to_be_enabled() -> None:
+    instance = processor(plain(embeds=True))
+    request = harness.received(harness.sent(instance, ids("<frame>"), {"frames": ONES}))
+    with pytest.raises(
+        InputError, match=r"^plain\.frames\[0\]: .* got frames_embeds\. Start vLLM with --enable-mm-emb"
+    ):
+        harness.admitted(instance, request | item(frames_embeds=torch.ones(2, HIDDEN)))
 
 
 def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
