@@ -63,7 +63,7 @@ def run(
             spec, path, model, examples=examples, given_requests=stored, progress=show, **options
         )
     if comparison.difference:
-        console.print(Text.assemble(("✗ ", "bold red"), comparison.difference))
+        console.print(Text.assemble(("✗ ", "bold red"), comparison.difference), soft_wrap=True)
         return 1
     compared = plural(comparison.requests, "request")
     both = f", {comparison.refused} of them refused by both" if comparison.refused else ""

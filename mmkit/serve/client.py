@@ -76,6 +76,8 @@ T = TypeVar("T")
 _Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
 _MESSAGE: TypeAdapter[_Message] = TypeAdapter(Annotated[_Message, Field(discriminator="type")])
 _CLOSE = '{"type": "close"}'
+# vLLM's server closes an idle connection after 5 s: a request must not meet it in that moment
+_CONNECTIONS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
 
 
 class _Client:
@@ -93,7 +95,9 @@ class _Client:
         model: str | None = None,
     ) -> None:
         self._endpoint = Endpoint.at(base_url, api_key, timeout, model)
-        self._http = self._http_class(headers=self._endpoint.headers, timeout=timeout)
+        self._http = self._http_class(
+            headers=self._endpoint.headers, timeout=timeout, limits=_CONNECTIONS
+        )
 
     async def _call(self, model: type[M], name: str, body: bytes | None = None) -> M:
         url = self._endpoint.url(name)
