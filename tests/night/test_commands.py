@@ -15,7 +15,6 @@ from mmkit.serve import Client
 from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.engine.terra.published import make_published
-from tests.engine.test_new import installed
 from tests.night.test_plugin import check_frames, run_script
 
 pytestmark = pytest.mark.timeout(900)
@@ -112,3 +111,20 @@ def test_laws_in_two_processes() -> None:
         for result in (*one["results"], *two["results"]):
             del result["seconds"]
         assert one == two
+
+
+def installed(folder: Path, target: Path) -> str:
+    """The package is installed beside this environment rather than into it."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+    run("-m", "pip", "install", *options, "--target", str(target), str(folder), cwd=folder)
+    return str(target)
+
+
+def test_a_new_package_passes_its_own_laws(tmp_path: Path) -> None:
+    """But for the one that starts a process."""
+    folder = new("clouds", "record", tmp_path)
+    site = installed(folder, tmp_path / "site")
+    output = run(
+        "-m", "pytest", "-p", "no:cacheprovider", "tests/test_laws.py", "-k", "not L12", cwd=folder, PYTHONPATH=site
+    )
+    assert re.search(r"17 passed, 4 skipped, 1 deselected", output)

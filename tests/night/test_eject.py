@@ -1,6 +1,7 @@
-"""Packages with a copy of mmkit inside, in vLLM's engine and its own server, where there is no mmkit."""
+"""Packages with a copy of mmkit inside, where there is no mmkit: requests, vLLM's engine and its own server."""
 
 import json
+import pickle
 import sys
 from base64 import b64encode
 from io import BytesIO
@@ -9,21 +10,70 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from hypothesis import Phase, given, settings
 from transformers import AutoTokenizer
 
 from examples.llava_like import ARCHITECTURE
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.reference import Reference
+from examples.llava_like.spec import LLAVA_LIKE
 from mmkit.serve.process import Server
+from mmkit.testing import of_spec
+from mmkit.testing.laws.law import differences
+from mmkit.testing.strategies import Request
+from mmkit.vllm_api import harness
+from tests import oracles
 from tests.ejected import ejected
 from tests.engine.processes import run
+from tests.profiles import scaled
 
 pytestmark = pytest.mark.timeout(900)
 
 OPTIONS = ("--dtype=float32", "--block-size=32", "--served-model-name=llava", "--enforce-eager")
 OVERRIDES = ("--hf-overrides", json.dumps({"architectures": [ARCHITECTURE]}))
 IMAGE, ROWS = 3, 16
+
+
+RUN = """
+import inspect, pickle, sys
+from examples.llava_like.laws import testing
+from examples.llava_like.spec import LLAVA_LIKE
+
+processor = testing.of_spec(LLAVA_LIKE, sys.argv[1]).processor
+outcomes = [testing.harness.run(processor, *request) for request in pickle.load(open(sys.argv[2], "rb"))]
+assert "mmkit" not in sys.modules
+results = inspect.getsourcefile(type(processor)), [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
+pickle.dump(results, open(sys.argv[3], "wb"))
+"""
+
+
+def test_drawn_requests(tmp_path: Path) -> None:
+    """Ids, ranges, hashes and fields; a package's laws come along."""
+    checkpoint, outcomes = oracles.SYSTEMS["llava"].checkpoint, []
+    requests = [(list(r.prompt), r.data(), dict(r.kwargs)) for r in drawn(checkpoint)]
+    processor = of_spec(LLAVA_LIKE, checkpoint).processor
+    for request in requests:
+        ours = harness.run(processor, *request)
+        outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
+    (tmp_path / "requests").write_bytes(pickle.dumps(requests))
+    environment = ejected(tmp_path, "llava_like", laws="import mmkit.testing as testing\n")
+    run("-c", RUN, checkpoint, "requests", "results", cwd=tmp_path, **environment)
+    source, theirs = pickle.loads((tmp_path / "results").read_bytes())
+    assert source.endswith("examples/llava_like/_mmkit/generated/examples/llava_like/spec/LLAVA_LIKE.py")
+    assert differences(outcomes, theirs) is None
+
+
+def drawn(checkpoint: str) -> list[Request]:
+    requests: list[Request] = []
+
+    @settings(max_examples=scaled(15), phases=[Phase.generate])
+    @given(of_spec(LLAVA_LIKE, checkpoint).requests(most=2))
+    def collect(request: Request) -> None:
+        requests.append(request)
+
+    collect()
+    return requests
 
 
 def test_terra_in_an_engine(tmp_path: Path) -> None:
