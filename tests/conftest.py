@@ -31,6 +31,7 @@ VARIABLES = {
     "XDG_CONFIG_HOME": str(CACHE / "config"),
     "IPYTHONDIR": str(CACHE / "ipython"),
     "SE_CACHE_PATH": str(CACHE / "selenium"),
+    "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"),
 }
 os.environ.update(VARIABLES | dict(os.environ))
 

@@ -47,7 +47,7 @@ def engines() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="package")
 def llava(checkpoint: Path, engines: ExitStack) -> Any:
-    return engines.enter_context(engine(checkpoint, seed=0))
+    return engines.enter_context(engine(checkpoint, seed=0, enforce_eager=True))
 
 
 @pytest.fixture(scope="package")

@@ -21,7 +21,7 @@ def living_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         def living() -> Server:
             if not servers or servers[-1].process is None or servers[-1].process.poll() is not None:
                 log = tmp_path_factory.mktemp("server") / "log"
-                servers.append(stack.enter_context(terra_server(log, IDLE_SECONDS=600)))
+                servers.append(stack.enter_context(terra_server(log, "--enforce-eager", IDLE_SECONDS=600)))
             return servers[-1]
 
         yield living
