@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The first process of a run makes one folder for all temporary files, also those of killed processes."""
     if TEMPORARY not in os.environ:
+        get_temp_dir()  # that of multiprocessing, which it removes after this folder is gone
         os.environ[TEMPORARY] = folder = tempfile.mkdtemp(prefix="mmkit-")
         config.stash[OURS] = folder
     tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TEMPORARY]
