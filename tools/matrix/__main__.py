@@ -17,25 +17,15 @@ from typing import Any
 from tqdm import tqdm
 
 from .checks import CHECKS, EXAMPLES, PREFIX
+from .page import STORED, failures, table, write
 from .trees import RELEASES, ROOT, build, environment, facts, known
 
-STORED = ROOT / "docs" / "versions.json"
 LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("laws", "training", "differential"), ("engine",), ("serve",))
+PROCESSES = (("cases", "differential"), ("laws", "training"), ("engine",), ("serve",))
 """Checks that run in one process; an engine has its own, which it may take down with it."""
-
-COLUMNS = {
-    "version": "vLLM",
-    "generation": "generation",
-    "kernels": "kernels",
-    "transformers": "transformers",
-    **{name: name for name in CHECKS},
-    "digest": "ids digest",
-    "seconds": "seconds",
-}
 
 
 def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
@@ -103,45 +93,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The results as a table of Markdown."""
-    rows = [list(COLUMNS.values()), *(_row(entry) for entry in entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]])
-
-
-def _row(entry: Mapping[str, Any]) -> list[str]:
-    checks = entry["checks"]
-    seconds = sum(check.get("seconds", 0) for check in checks.values())
-    shown = {
-        **entry,
-        **{name: _shown(checks.get(name)) for name in CHECKS},
-        "digest": checks.get("engine", {}).get("digest"),
-        "seconds": f"{seconds:.0f}",
-    }
-    return [str(shown[key] or "") for key in COLUMNS]
-
-
-def _shown(check: Mapping[str, Any] | None) -> str:
-    if check is None:
-        return ""
-    if check["failures"]:
-        return f"{len(check['failures'])} failed"
-    counts = {"laws": "laws", "cases": "cases", "requests": "requests", "ids": "ids"}
-    shown = ", ".join(f"{check[key]} {word}" for key, word in counts.items() if key in check)
-    if not check.get("routes", True):
-        return "no routes"
-    if silent := check.get("silent"):
-        shown += f" without {', '.join(silent)}"
-    if refused := check.get("refused"):
-        shown += f"; {len(refused)} refused by transformers"
-    return shown
-
-
 def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:
     """Results with the stored ones of other versions, and of other checks of these."""
     known = (
@@ -191,22 +142,11 @@ def main() -> int:
             entries.append(entry)
             options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")
             tqdm.write(table([entry]).splitlines()[-1])
-    failures = [
-        f"{entry['version']}, {name}: {failure}"
-        for entry in entries
-        for name, check in entry["checks"].items()
-        for failure in check["failures"]
-    ]
-    digests = {
-        check["digest"]
-        for entry in entries
-        for check in entry["checks"].values()
-        if check.get("digest")
-    }
-    if len(digests) > 1:
-        failures.append(f"Terra's ids differ between versions: {sorted(digests)}")
-    print("", table(entries), "", *failures, sep="\n")
-    return 1 if failures else 0
+    failed = failures(entries)
+    if options.store == STORED:
+        write()
+    print("", table(entries), "", *failed, sep="\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def checkpoint(name: str) -> Path:
                     content if isinstance(content, str) else json.dumps(content, indent=1)
                 )
         else:
-            if isinstance(part, hf.PreTrainedConfig):
+            if isinstance(part, hf.PretrainedConfig):
                 part.architectures = [entry.architecture]
             part.save_pretrained(folder)
     return folder
@@ -830,7 +830,7 @@ def audioflamingo3() -> Sequence[Any]:
 # --- vLLM's own processors: the checkpoint names a configuration class of its own
 
 
-class ChatConfig(hf.PreTrainedConfig):
+class ChatConfig(hf.PretrainedConfig):
     """What remote configurations have in common: parts, one of which is the language model's."""
 
     model_type = "zoo"
@@ -841,7 +841,7 @@ class ChatConfig(hf.PreTrainedConfig):
         for key, part in parts.items():
             known = part.get("model_type") in CONFIG_MAPPING
             setattr(
-                self, key, AutoConfig.for_model(**part) if known else hf.PreTrainedConfig(**part)
+                self, key, AutoConfig.for_model(**part) if known else hf.PretrainedConfig(**part)
             )
         self.text_config = getattr(self, "llm_config", getattr(self, "text_config", None))
 
