@@ -8,6 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TESTARGS ?=
 JOBS ?= 2
+# more than cores: engines and servers wait as much as they work
+TEST_JOBS ?= 3
 DEMOARGS ?=
 SOAKARGS ?=
 BENCHARGS ?=
@@ -41,7 +43,7 @@ help:
 	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
 	@echo "make drive   record drives of a simulator, train a world model on them, judge it (75 minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
-	@echo "             in JOBS=2 processes; make test-thorough draws ten times the examples"
+	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
 	@echo "make page    the test of Terra's page in a browser, which needs chromium and chromedriver"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
@@ -70,7 +72,7 @@ drive: $(VENV)/.installed $(VENV)/.drive
 	$(BIN)/python -m examples.terra.drive.judge --threads $(JOBS)
 
 # Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed
 	$(PYTEST) tests/unit $(TESTARGS)

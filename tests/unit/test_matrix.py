@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tools.matrix import __main__ as matrix
-from tools.matrix import trees
+from tools.matrix import page, trees
 
 
 def told(version: str, **result: Any) -> str:
@@ -70,6 +70,5 @@ def test_a_version_without_a_tree_is_refused(
     assert "_releases in tools/matrix/trees.py lists, 0.11.2 to 0.33.0, got '0.99.0'" in capsys.readouterr().err
 
 
-def test_the_table_in_the_docs_is_that_of_the_stored_results() -> None:
-    entries = json.loads(matrix.STORED.read_text())
-    assert matrix.table(entries) in (matrix.ROOT / "docs" / "versions.md").read_text()
+def test_the_page_in_the_docs_is_that_of_the_stored_results() -> None:
+    assert page.page(json.loads(page.STORED.read_text())) == page.PAGE.read_text()
