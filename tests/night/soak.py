@@ -9,15 +9,15 @@ the engine's death count, and their 5xx are listed. The exit status is 1 if anyt
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
-import statistics
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import httpx
@@ -26,40 +26,15 @@ import psutil
 import torch
 import typer
 from tqdm import tqdm
-from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
 from examples.terra import CHECKPOINT
 from examples.terra.reference import LlamaActionForCausalLM
-from mmkit.serve import AsyncClient, RequestError
+from mmkit.serve import Client, RequestError
 from mmkit.serve.process import Server
-from tests.night.malformed import (
-    ACTIONS,
-    BOUND_SECONDS,
-    EITHER,
-    EPISODES,
-    FRAMES,
-    GREEDY,
-    HEADERS,
-    KEY,
-    KINDS,
-    LIMITS,
-    REFUSED,
-    SESSION,
-    SHOWN,
-    STOCK,
-    TAKEN,
-    Body,
-    Busy,
-    Case,
-    Post,
-    Script,
-    Talk,
-    Wrong,
-    case,
-    prompt_of,
-    wrong_error,
-)
+from tests.night import malformed
+from tests.night.malformed import ACTIONS, BOUND_SECONDS, FRAMES, GREEDY, HEADERS, KEY, LIMITS, SHOWN, Body, Case, Post
 
 OPTIONS = ("--dtype", "float32", "--skip-tokenizer-init", "--block-size", "32", "--served-model-name", "terra",
     "--enable-scale-out", "--mm-processor-cache-gb", "0.0002", "--num-gpu-blocks-override", "1024",
@@ -69,6 +44,8 @@ are 32,768 tokens."""
 GAUGES = ("mmkit:sessions_open", "vllm:num_requests_running", "vllm:num_requests_waiting")
 """What the server says is open or running."""
 CONCURRENCY, MOST_SOCKETS = 12, 4
+STATUSES = {malformed.REFUSED: "4", malformed.TAKEN: "2", malformed.EITHER: "24", malformed.STOCK: "245"}
+"""The first digits of what may be answered."""
 
 
 def terra_server(log: Path, *options: str, environment: Body | None = None, **limits: int) -> Server:
@@ -82,7 +59,7 @@ def terra_server(log: Path, *options: str, environment: Body | None = None, **li
     return Server(CHECKPOINT, *OPTIONS, *options, environment={**variables, **(environment or {})}, log=log)
 
 
-def rollout(context: int, count: int, episodes: int = len(EPISODES)) -> np.ndarray:
+def rollout(context: int, count: int, episodes: int = len(FRAMES)) -> np.ndarray:
     """Frames that the reference generates after so many of each episode, (episodes, count, num_image_patches)."""
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
     frames, actions = torch.from_numpy(FRAMES[:episodes, :context]), torch.from_numpy(ACTIONS[:episodes])
@@ -105,222 +82,129 @@ class Soak:
     def __init__(self, server: Server, seed: int) -> None:
         assert server.process is not None
         self.url, self.seed = server.url, seed
-        self.ws = f"ws{server.url.removeprefix('http')}{SESSION}"
+        self.expected = {context: rollout(context, 4).tolist() for context in (1, 3)}
         self.process = psutil.Process(server.process.pid)
-        # no connection is used twice: what a malformed request does to one is the server's to choose
-        limits = httpx.Limits(max_keepalive_connections=0)
-        options = {"base_url": self.url, "headers": HEADERS, "timeout": BOUND_SECONDS, "trust_env": False}
-        self.http = httpx.AsyncClient(limits=limits, **options)
-        self.client = AsyncClient(self.url, api_key=KEY, timeout=BOUND_SECONDS)
-        self.sockets = asyncio.Semaphore(MOST_SOCKETS)
+        self.sockets = threading.Semaphore(MOST_SOCKETS)
+        self.over, self.dead = threading.Event(), threading.Event()
         self.answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.violations: list[Body] = []
-        self.stock_errors: dict[str, Body] = {}
+        self.stock_errors: dict[str, str] = {}
         self.in_flight: dict[int, Case] = {}
         self.seconds: list[float] = []
         self.good: Counter[str] = Counter()
         self.memory: list[tuple[float, float]] = []
-        self.dead = self.done = False
 
-    def violate(self, kind: str, what: str, this: Case | None = None) -> None:
-        request = {"number": this.number, "request": this.shown} if this else {}
-        self.violations.append({"kind": kind, "what": what[:SHOWN], **request})
+    def violate(self, kind: str, what: str, **more: Any) -> None:
+        self.violations.append({"kind": kind, "what": what[:SHOWN], **more})
 
     # -- malformed requests
 
-    async def one(self, number: int) -> None:
+    def one(self, number: int) -> None:
         """Ask one request, and judge the answer."""
-        this = self.in_flight[number] = case(self.seed, number)
-        name, begun, status, body = this.kind.name, time.monotonic(), "cut", b""
+        if self.dead.is_set():
+            return
+        this = self.in_flight[number] = malformed.case(self.seed, number)
+        begun, status, problem = time.monotonic(), "cut", ""
         try:
-            async with asyncio.timeout(BOUND_SECONDS):
-                status, body = await self._ask(number, this.request)
-        except TimeoutError:
-            self.violate(name, f"no answer within {BOUND_SECONDS:g} s", this)
-        except Wrong as error:
-            self.violate(name, str(error), this)
+            if isinstance(this.request, Post):
+                status, problem = self._post(this, this.request)
+            else:
+                status = self._talk(number, this.request)
+        except malformed.Wrong as error:
+            problem = str(error)
         except (httpx.HTTPError, WebSocketException, OSError, ValueError) as error:
             if not (isinstance(this.request, Post) and len(this.request.content) > LIMITS["BODY_BYTES"]):
-                self.violate(name, f"{type(error).__name__}: {error}", this)
-            await asyncio.sleep(2)  # if the server is dead, that is known then
-        if self.dead:
+                problem = f"{type(error).__name__}: {error}"
+            time.sleep(2)  # if the server is dead, that is known then
+        if self.dead.is_set():
             return  # those in flight are suspects
+        if problem:
+            self.violate(this.kind, problem, number=number, request=this.shown)
         del self.in_flight[number]
         self.seconds.append(time.monotonic() - begun)
-        self.answers[name][status] += 1
-        if status.isdigit():
-            self._judge(this, int(status), body)
+        self.answers[this.kind][status] += 1
 
-    async def _ask(self, number: int, request: Post | Script) -> tuple[str, bytes]:
-        """Status, or a word, and body."""
-        if isinstance(request, Script):
-            return await self._talk(number, request)
-        asking = self.http.request(request.method, request.path, content=request.content, headers=request.headers)
-        if request.leave is None:
-            response = await asking
-        else:
-            try:
-                response = await asyncio.wait_for(asking, request.leave)
-            except TimeoutError:
-                return "left", b""
-        return str(response.status_code), response.content
+    def _post(self, this: Case, request: Post) -> tuple[str, str]:
+        """Status, or a word, and what is wrong with the answer."""
+        url, headers = self.url + request.path, {**HEADERS, **request.headers}
+        timeout = BOUND_SECONDS if request.leave is None else request.leave
+        try:
+            # no connection is used twice: what a malformed request does to one is the server's to choose
+            answer = httpx.request(request.method, url, content=request.content, headers=headers, timeout=timeout)
+        except httpx.TimeoutException:
+            return "left", "no answer" if request.leave is None else ""
+        status, problem = str(answer.status_code), ""
+        if status[0] not in STATUSES[request.expects]:
+            problem = f"{request.expects} was expected, answered {status}: {answer.text[:300]}"
+        elif request.expects is malformed.STOCK:
+            if status[0] == "5":
+                self.stock_errors[this.kind] = this.shown
+        elif status[0] == "4":
+            problem = malformed.wrong_error(answer.json())
+        elif '"error":{' in answer.text:
+            problem = f"an error in a stream: {answer.text[:300]}"
+        return status, problem
 
-    async def _talk(self, number: int, script: Script) -> tuple[str, bytes]:
-        options = {"additional_headers": HEADERS, "max_size": None, "proxy": None, "ping_interval": None}
+    def _talk(self, number: int, play: malformed.Play) -> str:
+        url = self.url.replace("http", "ws") + malformed.SESSION
+        options = {"open_timeout": BOUND_SECONDS, "max_size": None, "proxy": None, "ping_interval": None}
         while True:
-            async with self.sockets, connect(self.ws, open_timeout=BOUND_SECONDS, **options) as socket:
-                talk = Talk(socket, random.Random(f"{self.seed}-{number}"))
-                with suppress(Busy):
-                    await talk.hear("ready")
-                    await script.play(talk)
-                    return "200", b""
-            await asyncio.sleep(0.2)
-
-    def _judge(self, this: Case, status: int, body: bytes) -> None:
-        name, expects = this.kind.name, this.kind.expects
-        if expects is STOCK:
-            if status >= 500:
-                known = self.stock_errors.setdefault(name, {"count": 0, "status": status, "request": this.shown})
-                known["count"] += 1
-            return
-        if status // 100 not in {REFUSED: (4,), TAKEN: (2,), EITHER: (2, 4)}[expects]:
-            self.violate(name, f"answered {status}: {body[:300].decode(errors='replace')}", this)
-        elif isinstance(this.request, Post):
-            problem = ""
-            if status >= 400:
-                problem = wrong_error(json.loads(body))
-            elif b'"error":{' in body:  # an event of a stream
-                problem = f"an error in a stream: {body[:300]!r}"
-            if problem:
-                self.violate(name, f"{status}, {problem}", this)
+            with self.sockets, connect(url, additional_headers=HEADERS, **options) as socket:
+                talk = malformed.Talk(socket, Random(f"{self.seed}-{number}"))
+                with suppress(malformed.Busy):
+                    talk.hear("ready")
+                    play(talk)
+                    return "200"
+            time.sleep(0.2)
 
     # -- good clients
 
-    def _good_clients(self) -> dict[str, Callable[[random.Random], Awaitable[tuple[Any, Any]]]]:
-        """By name, what each asks: the answer, and what it should be."""
-        after_one, after_three = rollout(1, 1).tolist(), rollout(3, 4).tolist()
-
-        async def single(rng: random.Random, stream: bool) -> tuple[Any, Any]:
-            episode, frames = rng.randrange(len(EPISODES)), rng.choice((1, 3))
-            items = {"actions": ACTIONS[episode, :frames].tolist() if stream else ACTIONS[episode, :frames]}
-            salt = f"{rng.random()}" if rng.random() < 0.5 else None  # else the prefix cache may answer
-            options = {"max_tokens": FRAMES.shape[-1], "cache_salt": salt, **GREEDY}
-            prompt = prompt_of(episode, frames)
-            if stream:
-                events = self.client.stream(prompt, items, **options)
-                ids = [token async for event in events for choice in event.choices for token in choice.token_ids]
-            else:
-                ids = (await self.client.generate(prompt, items, **options)).choices[0].token_ids
-            return ids, (after_one if frames == 1 else after_three)[episode][0]
-
-        async def loop(rng: random.Random) -> tuple[Any, Any]:
-            episode = rng.randrange(len(EPISODES))
-            options = {"max_tokens": FRAMES.shape[-1], "stream": rng.random() < 0.5, **GREEDY}
-            async with self.client.session(prompt_of(episode, 3), {"actions": ACTIONS[episode, :3]}, **options) as talk:
-                frames = [talk.first.token_ids]
-                for step in range(3, 6):
-                    frames.append((await talk.next({"actions": ACTIONS[episode, step : step + 1]})).token_ids)
-            return frames, after_three[episode]
-
-        return {
-            "json": lambda rng: single(rng, False),
-            "stream": lambda rng: single(rng, True),
-            "session": loop,
-            "another session": loop,
-        }
-
-    async def _good(self, name: str, ask: Callable[[random.Random], Awaitable[tuple[Any, Any]]]) -> None:
-        rng = random.Random(f"{self.seed}-{name}")
-        while not (self.done or self.dead):
-            try:
-                async with asyncio.timeout(BOUND_SECONDS):
-                    answer, expected = await ask(rng)
-                self.good[name] += 1
-                if answer != expected:
-                    self.violate(f"good.{name}", f"wrong answer: {answer}, not {expected}")
-            except RequestError as error:
-                if error.code != 429:
-                    self.violate(f"good.{name}", str(error))
-                await asyncio.sleep(0.3)
-            except Exception as error:
-                if not self.dead:
-                    self.violate(f"good.{name}", f"{type(error).__name__}: {error}")
-                    await asyncio.sleep(0.5)
+    def _good(self, name: str, ask: Callable[..., Any], stream: bool) -> None:
+        """Ask again and again for what the reference generates too, (context, episode, frame)."""
+        rng = Random(f"{self.seed}-{name}")
+        with Client(self.url, api_key=KEY, timeout=BOUND_SECONDS) as client:
+            while not self.over.is_set():
+                episode, context = rng.randrange(len(FRAMES)), rng.choice((1, 3))
+                try:
+                    frames = ask(client, episode, context, stream, cache_salt=rng.choice((None, f"{rng.random()}")))
+                    self.good[name] += 1
+                    if frames != self.expected[context][episode][: len(frames)]:
+                        self.violate(name, f"wrong answer to episode {episode} after {context} frame(s): {frames}")
+                except Exception as error:
+                    if not self.dead.is_set() and not (isinstance(error, RequestError) and error.code == 429):
+                        self.violate(name, f"{type(error).__name__}: {error}")
+                    time.sleep(0.3)
 
     # -- the server
 
-    async def _watch(self) -> None:
+    def _watch(self) -> None:
+        """Weigh the API server and the engine, in MiB, until the server is dead or all is over."""
         failed = 0
-        while not self.done and failed < 2:
-            await asyncio.sleep(1)
-            self._weigh()
-            with suppress(httpx.HTTPError):
-                failed = 0 if (await self.http.get("/health")).status_code == 200 else failed + 1
-                continue
-            failed += 1
-        if not self.done:
-            self.dead = True
-            suspects = [f"{this.kind.name} #{number} {this.shown[:300]}" for number, this in self.in_flight.items()]
-            self.violations.append({"kind": "engine", "what": "died", "suspects": suspects})
+        while not self.over.wait(1):
+            with suppress(psutil.Error):
+                sizes = [process.memory_info().rss / 2**20 for process in self.process.children(recursive=True)]
+                self.memory.append((self.process.memory_info().rss / 2**20, max(sizes, default=0)))
+            try:
+                failed = 0 if httpx.get(f"{self.url}/health", timeout=BOUND_SECONDS).status_code == 200 else failed + 1
+            except httpx.HTTPError:
+                failed += 1
+            if failed == 2:
+                self.dead.set()
+                suspects = [f"{this.kind} #{number} {this.shown[:300]}" for number, this in self.in_flight.items()]
+                self.violate("engine", "died", suspects=suspects)
+                self.over.set()
 
-    def _weigh(self) -> None:
-        """Resident memory of the API server and of the engine, in MiB."""
-        with suppress(psutil.Error):
-            sizes = [process.memory_info().rss / 2**20 for process in self.process.children(recursive=True)]
-            self.memory.append((self.process.memory_info().rss / 2**20, max(sizes, default=0)))
-
-    async def _settled(self) -> dict[str, float]:
+    def _settled(self) -> dict[str, float]:
         """The gauges, when they are 0 or some time has passed."""
-        for _ in range(120):
-            totals = metrics((await self.http.get("/metrics")).text)
+        gauges: dict[str, float] = {}
+        for _ in range(0 if self.dead.is_set() else 120):
+            totals = metrics(httpx.get(f"{self.url}/metrics", timeout=BOUND_SECONDS).text)
             gauges = {name: totals[name] for name in GAUGES if name in totals}
             if gauges == dict.fromkeys(GAUGES, 0.0):
                 return gauges
-            await asyncio.sleep(0.5)
+            time.sleep(0.5)
         self.violate("metrics", f"after all requests: {gauges}")
         return gauges
-
-    # -- all together
-
-    async def run(self, numbers: Sequence[int]) -> Body:
-        """Ask, and report."""
-        begun = time.monotonic()
-        waiting = iter(tqdm(numbers, unit="request", smoothing=0, disable=None))
-
-        async def work() -> None:
-            for number in waiting:
-                if self.dead:
-                    return
-                await self.one(number)
-
-        beside = [asyncio.create_task(self._good(*client)) for client in self._good_clients().items()]
-        beside.append(asyncio.create_task(self._watch()))
-        workers = [asyncio.create_task(work()) for _ in range(CONCURRENCY)]
-        while (pending := [task for task in workers if not task.done()]) and not self.dead:
-            await asyncio.wait(pending, timeout=1)
-        for task in workers:
-            task.cancel()  # some of them may wait for a dead engine
-        outcomes = await asyncio.gather(*workers, return_exceptions=True)
-        self.done = True
-        await asyncio.gather(*beside)
-        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
-            raise errors[0]
-        gauges = {} if self.dead else await self._settled()
-        await self.http.aclose()
-        await self.client.close()
-        return {
-            "seed": self.seed,
-            "requests": len(self.seconds),
-            "seconds": round(time.monotonic() - begun, 1),
-            "answer_seconds": [round(statistics.median(self.seconds), 3), round(max(self.seconds), 3)],
-            "good_answers": dict(self.good),
-            "statuses": dict(sum(self.answers.values(), Counter())),
-            "memory_mib_in_each_tenth": self._growth(),
-            "gauges": gauges,
-            "stock_5xx": self.stock_errors,
-            "kinds": {name: dict(counts) for name, counts in sorted(self.answers.items())},
-            "violations": self.violations,
-        }
 
     def _growth(self) -> list[list[float]]:
         """Memory of both processes over the run; growth after the caches are full is a violation."""
@@ -332,10 +216,56 @@ class Soak:
             self.violate("memory", f"grew from {before.round()} to {after.round()} MiB")
         return np.round(tenths, 1).tolist()
 
+    def run(self, numbers: Sequence[int]) -> Body:
+        """Ask, and report."""
+        with ThreadPoolExecutor() as beside:
+            tasks = [beside.submit(self._watch)]
+            for ask in (request, session):
+                for how, stream in (("whole", False), ("streamed", True)):
+                    tasks.append(beside.submit(self._good, f"good {how} {ask.__name__}", ask, stream))
+            try:
+                with ThreadPoolExecutor(CONCURRENCY) as workers:
+                    list(tqdm(workers.map(self.one, numbers), total=len(numbers), disable=None))
+            finally:
+                self.over.set()
+            for task in tasks:
+                task.result()
+        return {
+            "seed": self.seed,
+            "requests": len(self.seconds),
+            "slowest_seconds": round(max(self.seconds), 3),
+            "good_answers": dict(self.good),
+            "statuses": dict(sum(self.answers.values(), Counter())),
+            "memory_mib_in_each_tenth": self._growth(),
+            "gauges": self._settled(),
+            "stock_5xx": self.stock_errors,
+            "kinds": {name: dict(counts) for name, counts in sorted(self.answers.items())},
+            "violations": self.violations,
+        }
+
+
+def request(client: Client, episode: int, context: int, stream: bool, **options: Any) -> list[list[int]]:
+    """One frame by one request."""
+    prompt, options = malformed.prompt_of(episode, context), {"max_tokens": FRAMES.shape[-1], **GREEDY, **options}
+    items = {"actions": ACTIONS[episode, :context]}
+    if not stream:
+        return [client.generate(prompt, items, **options).choices[0].token_ids]
+    events = client.stream(prompt, items, **options)
+    return [[token for event in events for choice in event.choices for token in choice.token_ids]]
+
+
+def session(client: Client, episode: int, context: int, stream: bool, **options: Any) -> list[list[int]]:
+    """Four frames by a session."""
+    prompt, items = malformed.prompt_of(episode, context), {"actions": ACTIONS[episode, :context].tolist()}
+    options = {"max_tokens": FRAMES.shape[-1], "stream": stream, **GREEDY, **options}
+    with client.session(prompt, items, **options) as talk:
+        chunks = [talk.next({"actions": ACTIONS[episode, step : step + 1]}) for step in range(context, context + 3)]
+        return [chunk.token_ids for chunk in (talk.first, *chunks)]
+
 
 def soak(server: Server, numbers: Sequence[int], seed: int = 0) -> Body:
     """The report on requests of a seed, sent to a server of `terra_server`."""
-    return asyncio.run(Soak(server, seed).run(numbers))
+    return Soak(server, seed).run(numbers)
 
 
 def main(
@@ -346,15 +276,12 @@ def main(
     log: Annotated[Path, typer.Option(help="File for what the server writes.")] = Path("out/soak.log"),
 ) -> None:
     """Malformed requests at a server, beside good clients."""
-    numbers = range(requests) if only is None else [only]
     log.parent.mkdir(parents=True, exist_ok=True)
     with terra_server(log) as server:
-        report = soak(server, numbers, seed)
+        report = soak(server, range(requests) if only is None else [only], seed)
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
         store.write_text(json.dumps(report, indent=1) + "\n")
-    for name, counts in report.pop("kinds").items():
-        print(f"{name:36} {KINDS[name].expects:8} {counts}")
     print(json.dumps(report, indent=1))
     raise typer.Exit(bool(report["violations"]))
 
