@@ -36,7 +36,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough night page fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -45,6 +45,7 @@ help:
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
+	@echo "make evening those of them that continuous integration runs"
 	@echo "make page    the test of Terra's page in a browser, which needs chromium and chromedriver"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
@@ -91,6 +92,12 @@ test-thorough: $(VENV)/.installed $(VENV)/.night
 
 night: $(VENV)/.installed $(VENV)/.night
 	$(PYTEST) --timeout 1200 tests/night $(TESTARGS)
+
+# The night's tests but for those that take more than all others together, or a quiet machine.
+LONG := $(patsubst %,--ignore tests/night/test_%.py,benchmarks commands ray soak weights)
+
+evening: $(VENV)/.installed $(VENV)/.night
+	$(PYTEST) --timeout 1200 tests/night $(LONG) $(TESTARGS)
 
 fresh:
 	tools/fresh.sh $(MAKE) test

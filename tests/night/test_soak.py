@@ -21,7 +21,8 @@ def test_soak(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_two_engines_give_the_same_ids(tmp_path: Path) -> None:
     cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if len(os.sched_getaffinity(0)) > 1 else {}
-    with terra_server(tmp_path / "log", "--data-parallel-size", "2", environment=cores) as server:
+    options = ("--data-parallel-size", "2")
+    with terra_server(tmp_path / "log", *options, environment=cores, IDLE_SECONDS=120) as server:
         report = soak(server, range(100))
     assert report["violations"] == []
     assert len(report["good_answers"]) == 4
