@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command in this checkout as on a machine where nothing ever ran: with an empty HOME and an
 # empty TMPDIR and, as root on Linux, an empty /tmp. Fails if the command fails, or leaves anything
-# in them but pip's own cache.
+# in them but pip's own cache, and what rustup writes when pip asks rustc for its version.
 #   tools/fresh.sh COMMAND...
 set -u
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -37,7 +37,7 @@ fi
 cd "$checkout" && "$@"
 status=$?
 left=$( # files, and folders with nothing in them
-    find "$place/home" -mindepth 1 -path "$place/home/.cache/pip" -prune -o \
+    find "$place/home" -mindepth 1 \( -path "$place/home/.cache/pip" -o -path "$place/home/.rustup" \) -prune -o \
         -mindepth 1 \( ! -type d -o -empty \) -print | sed "s|^$place/home|~|"
     find "$place/tmp" -mindepth 1 -path "$place/tmp${checkout#/tmp}" -prune -o \
         -mindepth 1 \( ! -type d -o -empty \) -print | sed "s|^$place||"

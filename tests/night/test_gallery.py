@@ -9,7 +9,7 @@ import pytest
 from mmkit.testing import NotApplicable, check_law
 from tests import hf_law
 from tests.oracles import SYSTEMS, one_spawned_process
-from tests.path import test_live
+from tests.path import test_live, test_render_processes
 from tests.path.test_project_specs import EXAMPLES, LEFT_OUT, PAIRS, hold, subject
 from tests.profiles import scaled
 
@@ -41,3 +41,9 @@ def test_as_the_hand_written_class(name: str) -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_processor_for_transformers(name: str) -> None:
     hf_law.check(subject(name), scaled(15))
+
+
+@pytest.mark.parametrize("name", ["molmo", "ultravox"])
+def test_items_that_other_processes_process(name: str) -> None:
+    """Fields that depend on the call; audio and embeddings."""
+    test_render_processes.requests_are_the_same(name)
