@@ -53,14 +53,31 @@ SETTINGS = {
 
 _NO_TEXT = "the processor of transformers 4 wants a text beside images and videos"
 
-EXCEPTIONS: Mapping[str, tuple[str, str]] = {
-    "qwen2_vl": ("5", _NO_TEXT),
-    "qwen3_vl": ("5", _NO_TEXT),
-    "llava_onevision, L9": ("5", "vLLM up to 0.18 refuses None as a video with an AssertionError"),
-    "llava_onevision, L17": ("5", "the processor of transformers 4 counts thin images otherwise"),
-    "qwen2_audio, L17": ("5.19", "the processor up to transformers 5.10 adds tokens around audio"),
+EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
+    "qwen2_vl": ("transformers", "5", _NO_TEXT),
+    "qwen3_vl": ("transformers", "5", _NO_TEXT),
+    "llava_onevision, L17": (
+        "transformers",
+        "5",
+        "the processor of transformers 4 counts thin images otherwise",
+    ),
+    "qwen2_audio, L17": (
+        "transformers",
+        "5.19",
+        "the processor up to transformers 5.10 adds tokens around audio",
+    ),
+    "llava_onevision, L9": (
+        "vllm",
+        "0.19",
+        "vLLM up to 0.18 refuses None as a video with an AssertionError",
+    ),
+    "ultravox, L4": (
+        "vllm",
+        "0.17",
+        "vLLM up to 0.16 tokenizes a text of this model without the tokenizer's first token",
+    ),
 }
-"""Specs of the gallery, and laws on one, that cannot hold below a version of transformers, and why.
+"""Specs of the gallery, and laws on one, that cannot hold below a version of a package, and why.
 An exception that is none any more is a failure."""
 
 FORMAT_4: Mapping[str, Mapping[str, Any]] = {
@@ -129,9 +146,12 @@ class Outcome:
 
 
 def exceptions() -> Mapping[str, str]:
-    """Specs, and laws on one, that cannot hold on this transformers, and why."""
-    ours = Version(version("transformers"))
-    return {what: why for what, (below, why) in EXCEPTIONS.items() if ours < Version(below)}
+    """Specs, and laws on one, that cannot hold here, and why."""
+    return {
+        subject: why
+        for subject, (package, below, why) in EXCEPTIONS.items()
+        if Version(version(package)) < Version(below)
+    }
 
 
 def _transformers() -> str:
