@@ -10,8 +10,8 @@ A          0.11.2 to 0.16   takes the parts of a request one by one
 ========== ================ =======================================================================
 
 A generation fits if vLLM has all the methods that the generation overrides, with the arguments that
-they take, and calls them (see `hooks`). No version number decides. docs/vllm-changes.md tells how to
-add one.
+they take, and calls them (see `hooks`). No version number decides. docs/vllm-changes.md tells how
+to add one.
 """
 
 from __future__ import annotations
