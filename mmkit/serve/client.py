@@ -76,8 +76,9 @@ T = TypeVar("T")
 _Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
 _MESSAGE: TypeAdapter[_Message] = TypeAdapter(Annotated[_Message, Field(discriminator="type")])
 _CLOSE = '{"type": "close"}'
-# vLLM's server closes an idle connection after 5 s: a request must not meet it in that moment
-_CONNECTIONS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
+# A connection for each request: vLLM's server closes idle ones after 5 s, and on a busy machine a
+# request on a kept one meets that moment and is lost.
+_CONNECTIONS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
 class _Client:
