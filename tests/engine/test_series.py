@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
 def llm() -> Iterator[Any]:
     register()
     with engines_in_this_process() as engines:
-        yield engines.enter_context(engine(CHECKPOINT, seed=0))
+        yield engines.enter_context(engine(CHECKPOINT, seed=0, enforce_eager=True))
 
 
 @pytest.fixture(scope="module")

@@ -80,10 +80,17 @@ class Proxy:
                 threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
 
     def _up(self, client: socket.socket, server: socket.socket) -> None:
+        """One request per connection: another one on it would come without the key."""
         with suppress(OSError):
-            request, _, rest = client.recv(2**16).partition(b"\r\n")
-            key = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items() if name.lower() == "authorization")
-            server.sendall(request + b"\r\n" + key.encode() + rest)
+            head = b""
+            while b"\r\n\r\n" not in head and (data := client.recv(2**16)):
+                head += data
+            request, _, rest = head.partition(b"\r\n")
+            added = f"Authorization: {HEADERS['authorization']}\r\n"
+            if b"upgrade: websocket" not in rest.lower():
+                rest = rest.replace(b"Connection: keep-alive\r\n", b"")
+                added += "Connection: close\r\n"
+            server.sendall(request + b"\r\n" + added.encode() + rest)
         self._pump(client, server)
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
@@ -150,8 +157,8 @@ class Player:
 
 
 @pytest.fixture(scope="module")
-def proxy(living_server) -> Iterator[Proxy]:
-    proxy = Proxy(living_server().port)
+def proxy(server: Server) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
     yield proxy
     proxy.close()
 
