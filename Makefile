@@ -33,6 +33,8 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# what vLLM compiles lies with the environment that it belongs to, as in tests/conftest.py
+export VLLM_CACHE_ROOT ?= $(abspath $(VENV))/cache/vllm
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -1,9 +1,9 @@
 """Servers of several processes, with Terra: what a client sees of one, it sees of all."""
 
 import json
-import time
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,21 +17,54 @@ import torch
 from psutil import CONN_ESTABLISHED
 from safetensors.torch import load_file, save_file
 
+from examples.terra import CHECKPOINT
+from examples.terra.spec import TERRA
 from mmkit.serve import Client, RequestError, ServerGone
+from mmkit.serve.bench import requests
 from mmkit.serve.process import Server
+from mmkit.testing import of_spec
+from tests.engine.processes import run
+from tests.engine.terra_server.clients import WAIT, ends, scraped, until
 from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
 from tests.night.soak import metrics, rollout, terra_server
 
 pytestmark = pytest.mark.timeout(1800)
 
-WAIT = 240
-FRAME = 64
-"""Tokens of a frame; the action after it has STEP."""
+FRAME = {"max_tokens": 64, **GREEDY}
+LAID_OUT = 64 + STEP
+"""Tokens of a frame and of the action after it."""
 COPIES = 2
-OPTIONS = ("--data-parallel-size", str(COPIES), "--num-gpu-blocks-override", "256", "--enforce-eager")
-"""As many API servers as copies. 256 blocks are 8,192 tokens: half of them are two sessions of 1,750."""
-VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
 MOST = 2 * COPIES
+"""Sessions: half of the 8,192 tokens of a copy are two of 1,750."""
+OPTIONS = ("--data-parallel-size", str(COPIES), "--num-gpu-blocks-override", "256", "--enforce-eager")
+VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
+
+
+def context(episode: int) -> tuple[list[int], Any]:
+    """Three frames and actions."""
+    return prompt_of(episode, 3), {"actions": ACTIONS[episode, :3]}
+
+
+def step(session: Any, episode: int, number: int) -> Any:
+    return session.next({"actions": ACTIONS[episode, number : number + 1]})
+
+
+def frame(client: Client, episode: int, **options: Any) -> list[int]:
+    """The frame after three of an episode."""
+    return client.generate(*context(episode), **{**FRAME, **options}).choices[0].token_ids
+
+
+def frames(client: Client, episode: int) -> list[list[int]]:
+    """The four frames after three of an episode, by a session."""
+    with client.session(*context(episode), **FRAME) as session:
+        return [chunk.token_ids for chunk in (session.first, *(step(session, episode, i) for i in range(3, 6)))]
+
+
+def asking(server: Server) -> Client:
+    return Client(server.url, api_key=KEY, timeout=WAIT)
+
+
+# -- two API servers and two copies of the model behind one address ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +74,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def api_servers(server: Server) -> list[psutil.Process]:
-    assert server.process is not None
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "APIServer" in "".join(child.cmdline())]
-
-
 def connections(server: Server) -> Counter[int]:
     """How many clients each API server has, by process id."""
     return Counter(
         process.pid
-        for process in api_servers(server)
+        for process in psutil.Process(server.process.pid).children()
+        if "APIServer" in "".join(process.cmdline())
         for connection in process.net_connections("tcp")
         if connection.laddr.port == server.port and connection.status == CONN_ESTABLISHED
     )
@@ -60,15 +88,15 @@ def connections(server: Server) -> Counter[int]:
 @pytest.fixture(scope="module")
 def doors(server: Server) -> Iterator[list[httpx.Client]]:
     """A client of each API server, which stays connected."""
-    found: dict[int, httpx.Client] = {}
+    clients: dict[int, httpx.Client] = {}
     with ExitStack() as stack:
-        while len(found) < COPIES:
+        while len(clients) < COPIES:
             before = connections(server)
             client = stack.enter_context(httpx.Client(base_url=server.url, headers=HEADERS, timeout=WAIT))
             client.get("/health").raise_for_status()
             for pid in connections(server) - before:
-                found.setdefault(pid, client)
-        yield list(found.values())
+                clients.setdefault(pid, client)
+        yield list(clients.values())
 
 
 def ask(door: httpx.Client, action: Any, name: str | None = None, salt: str = "", **headers: str) -> list[int] | str:
@@ -84,23 +112,6 @@ def by_copy(server: Server, name: str) -> list[float]:
     lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
     own = [[line for line in lines if f'engine="{copy}"' in line] for copy in range(COPIES)]
     return [metrics("\n".join(of_copy))[name] for of_copy in own]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(WAIT * 4):
-        if condition():
-            return
-        time.sleep(0.25)
-    raise TimeoutError
-
-
-def test_the_ids_are_those_of_the_reference_at_each_server(doors: list[httpx.Client]) -> None:
-    expected = rollout(3, 1, episodes=4)[:, 0].tolist()
-    for door in doors:
-        for episode in range(4):
-            items = {"actions": ACTIONS[episode, :3].tolist()}
-            body = {"prompt": prompt_of(episode, 3), "items": items, "max_tokens": FRAME, **GREEDY}
-            assert door.post(GENERATE, json=body).json()["choices"][0]["token_ids"] == expected[episode]
 
 
 def test_a_name_is_what_was_last_named_so_at_any_server(doors: list[httpx.Client]) -> None:
@@ -129,81 +140,59 @@ def test_a_request_may_ask_for_the_copy_that_has_its_prefix(server: Server, door
         for door in doors:
             ask(door, action, **{"X-data-parallel-rank": str(copy)})
         asked = np.subtract(by_copy(server, "vllm:prefix_cache_queries_total"), before)
-        assert asked.tolist() == [len(doors) * (FRAME + STEP) * (other == copy) for other in range(COPIES)]
+        assert asked.tolist() == [len(doors) * LAID_OUT * (other == copy) for other in range(COPIES)]
     refusal = "X-data-parallel-rank: expected a copy from 0 to 1, got '2'."
     assert ask(doors[0], action, **{"X-data-parallel-rank": "2"}) == refusal
 
 
 def test_sessions_are_as_many_as_the_copies_hold_and_each_stays_with_one(server: Server) -> None:
     expected = rollout(3, 7, episodes=MOST).tolist()
-    window = {"items": 6, "keep": 3, "prefix": FRAME + STEP}
-    with Client(server.url, api_key=KEY, timeout=WAIT) as client, ExitStack() as stack:
+    options = {**FRAME, "window": {"items": 6, "keep": 3, "prefix": LAID_OUT}}
+    with asking(server) as client, ExitStack() as stack:
         assert client.modalities().limits.sessions == MOST
-        options = {"max_tokens": FRAME, "window": window, **GREEDY}
-        sessions = []
+        sessions: list[Any] = []
         for episode in range(MOST):
-            items = {"actions": ACTIONS[episode, :3]}
-            sessions.append(stack.enter_context(client.session(prompt_of(episode, 3), items, **options)))
+            sessions.append(stack.enter_context(client.session(*context(episode), **options)))
             open_at = [len(sessions[copy::COPIES]) for copy in range(COPIES)]
-            until(lambda: by_copy(server, "vllm:num_requests_waiting") == open_at)  # noqa: B023
-        assert metrics(httpx.get(f"{server.url}/metrics").text)["mmkit:sessions_open"] == MOST
+            assert until(lambda: by_copy(server, "vllm:num_requests_waiting") == open_at)  # noqa: B023
+        assert scraped(server)["mmkit:sessions_open"] == MOST
         with pytest.raises(RequestError, match=f"session: expected at most {MOST} open at once, got one more."):
-            stack.enter_context(client.session(prompt_of(0, 1), {"actions": ACTIONS[0, :1]}, **options))
+            stack.enter_context(client.session(*context(0), **options))
         for episode, session in enumerate(sessions):
             assert session.first.token_ids == expected[episode][0]
-        for step in range(3, 6):
+        for number in range(3, 6):
             for episode, session in enumerate(sessions):
-                chunk = session.next({"actions": ACTIONS[episode, step : step + 1]})
-                assert (chunk.token_ids, chunk.slid) == (expected[episode][step - 2], None)
+                chunk = step(session, episode, number)
+                assert (chunk.token_ids, chunk.slid) == (expected[episode][number - 2], None)
                 assert chunk.usage.prompt_tokens == STEP
         # a slide is another request of vLLM's, which would send it to the copy that has less to do
         body = {"prompt": prompt_of(0, 1), "items": {"actions": ACTIONS[0, :1].tolist()}, **GREEDY}
+        body |= {"max_tokens": 1600, "stream": True}
+        headers = {**HEADERS, "X-data-parallel-rank": "0"}
         with ExitStack() as busy:
             for _ in range(3):
-                body.update(max_tokens=1600, stream=True)
-                headers = {**HEADERS, "X-data-parallel-rank": "0"}
                 stream = httpx.stream("POST", server.url + GENERATE, json=body, headers=headers, timeout=WAIT)
                 next(busy.enter_context(stream).iter_lines())
             for episode in range(0, MOST, COPIES):  # of copy 0
-                chunk = sessions[episode].next({"actions": ACTIONS[episode, 6:7]})
+                chunk = step(sessions[episode], episode, 6)
                 assert chunk.slid is not None
                 # what stays is at other positions, but for the prefix: two blocks of 32
                 assert chunk.usage.prompt_tokens_details.cached_tokens == 64
 
 
-def test_all_ends_with_the_process_that_started_all(server: Server) -> None:
-    """The last test of this server. Nothing goes on behind the port, nor keeps devices from a server in its place."""
-    assert server.process is not None
-    head = psutil.Process(server.process.pid)
-    tree = head.children(recursive=True)
-    with Client(server.url, api_key=KEY, timeout=WAIT) as client, ExitStack() as stack:
-        items = {"actions": ACTIONS[0, :3]}
-        session = stack.enter_context(client.session(prompt_of(0, 3), items, max_tokens=1, **GREEDY))
-        head.kill()
-        assert psutil.wait_procs(tree, WAIT)[1] == []
-        with pytest.raises(ServerGone):
-            session.next({"actions": ACTIONS[0, 3:4]})
+def test_vllms_benchmark_sends_items_of_any_modality(server: Server) -> None:
+    """Requests that are drawn from the spec: of one seed the same ones."""
+    few = ("--num-prompts", "5", "--output-len", "3", "--host", "127.0.0.1", "--port", str(server.port))
+    command = ("-m", "mmkit.serve.bench", "serve", "--model", str(CHECKPOINT), "--skip-tokenizer-init", *few)
+    printed = run(*command, MMKIT_MODULES="examples.terra.model", OPENAI_API_KEY=KEY)
+    assert [line.split()[-1] for line in printed.splitlines() if " requests:" in line][:2] == ["5", "0"]  # failed: 0
+    subject = of_spec(TERRA, CHECKPOINT)
+    first, again, other = (list(map(repr, requests(subject, 8, seed, 500))) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({*first}) > 4
 
 
 # -- servers of their own ---------------------------------------------------------------------------------------------
-
-
-def asking(server: Server) -> Client:
-    return Client(server.url, api_key=KEY, timeout=WAIT)
-
-
-def frame(client: Client, episode: int, **options: Any) -> list[int]:
-    """The frame after three of an episode."""
-    options = {"max_tokens": FRAME, **GREEDY, **options}
-    return client.generate(prompt_of(episode, 3), {"actions": ACTIONS[episode, :3]}, **options).choices[0].token_ids
-
-
-def frames(client: Client, episode: int) -> list[list[int]]:
-    """The four frames after three of an episode, by a session."""
-    items = {"actions": ACTIONS[episode, :3]}
-    with client.session(prompt_of(episode, 3), items, max_tokens=FRAME, **GREEDY) as session:
-        steps = [session.next({"actions": ACTIONS[episode, step : step + 1]}) for step in range(3, 6)]
-        return [chunk.token_ids for chunk in (session.first, *steps)]
 
 
 def test_an_encoder_apart(tmp_path: Path) -> None:
@@ -246,19 +235,17 @@ def test_two_processes_of_one_copy(tmp_path: Path) -> None:
         assert frames(client, 1) == expected[1]
 
 
-@pytest.mark.parametrize("killed", ["APIServer_1", "EngineCore_DP1", "DPCoordinator"])
+@pytest.mark.parametrize("killed", ["", "APIServer_1", "EngineCore_DP1", "DPCoordinator"])
 def test_all_ends_when_a_process_is_killed(tmp_path: Path, killed: str) -> None:
-    """No client waits for ever, and nothing is left that would keep a new server from the devices."""
+    """The one that started all, or another. No client waits for ever, and nothing is left that would keep a new server
+    from the devices."""
     with terra_server(tmp_path / "log", "--data-parallel-size", "2") as server, asking(server) as client:
-        assert server.process is not None
         head = psutil.Process(server.process.pid)
         tree = [head, *head.children(recursive=True)]
         victim = next(process for process in tree if killed in "".join(process.cmdline()))
-        with ExitStack() as stack:
-            items = {"actions": ACTIONS[0, :3]}
-            session = stack.enter_context(client.session(prompt_of(0, 3), items, max_tokens=1, **GREEDY))
+        with client.session(*context(0), max_tokens=1, **GREEDY) as session:
             victim.kill()
-            assert server.process.wait(WAIT) == 1
-            assert psutil.wait_procs(tree, WAIT)[1] == []
+            ends(server, tree)
+            assert server.process.returncode == (1 if killed else -signal.SIGKILL)
             with pytest.raises(ServerGone):
-                session.next({"actions": ACTIONS[0, 3:4]})
+                step(session, 0, 3)

@@ -12,30 +12,16 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from mmkit.serve.process import Server
-from tests.engine.terra_server.test_vanishing import (
-    LONG,
-    busy,
-    empties,
-    ends,
-    good,
-    opened,
-    plain,
-    post,
-    rest,
-    rest_of,
-    scraped,
-    start,
-    until,
-)
+from tests.engine.terra_server import clients
 from tests.night.malformed import GENERATE, SESSION
 from tests.night.soak import terra_server
 
 pytestmark = pytest.mark.timeout(600)
 
 IDLE_SECONDS = 6
-
-
-LONGEST = json.dumps({**good(stream=True, max_tokens=LONG, logprobs=20, n=8), "temperature": 1.0}).encode()
+LONGEST = json.dumps(
+    {**clients.good(stream=True, max_tokens=clients.LONG, logprobs=20, n=8), "temperature": 1.0}
+).encode()
 """A request for a stream of some 8 MB, more than the buffers of both ends take."""
 
 
@@ -44,14 +30,15 @@ def shaken(server: Server) -> Iterator[socket.socket]:
     """A websocket that never answers."""
     key = f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}"
     lines = ("Connection: Upgrade", "Upgrade: websocket", key, "Sec-WebSocket-Version: 13")
-    with plain(server, "GET", SESSION, *lines) as connection:
+    with clients.plain(server, "GET", SESSION, *lines) as connection:
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 
 
-def framed(text: str) -> bytes:
+def framed(body: dict) -> bytes:
     """A masked frame of a websocket; the mask is zeros."""
-    return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text.encode()
+    text = json.dumps(body).encode()
+    return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text
 
 
 @pytest.fixture(scope="module")
@@ -65,42 +52,40 @@ def test_silence(impatient: Server) -> None:
     """Sessions without a message end after their time, with a word; so do clients that neither read nor say goodbye,
     streams that nobody reads, and bodies that do not go on. All of them wait at once."""
     with ExitStack() as stack:
-        silent, begun = (stack.enter_context(opened(impatient)) for _ in range(2))
-        begun.send(start())
+        silent, begun = (stack.enter_context(clients.opened(impatient)) for _ in range(2))
+        clients.start(begun)
         deaf, flooded = (stack.enter_context(shaken(impatient)) for _ in range(2))
-        flooded.sendall(framed(start(stream=True, max_tokens=1000)))
-        assert until(lambda: scraped(impatient)["vllm:generation_tokens_total"] > 4)  # those of the other session
-        slow = stack.enter_context(plain(impatient, "POST", GENERATE, "Content-Length: 100"))
-        trickling = stack.enter_context(plain(impatient, "POST", "/v1/completions", "Content-Length: 1000000"))
-        unread = stack.enter_context(plain(impatient, "POST", GENERATE, f"Content-Length: {len(LONGEST)}"))
+        flooded.sendall(framed({"type": "start", **clients.good(stream=True, max_tokens=1000)}))
+        assert clients.until(lambda: clients.scraped(impatient)["vllm:generation_tokens_total"] > 4)
+        slow = stack.enter_context(clients.plain(impatient, "POST", GENERATE, "Content-Length: 100"))
+        trickling = stack.enter_context(clients.plain(impatient, "POST", "/v1/completions", "Content-Length: 1000000"))
+        unread = stack.enter_context(clients.plain(impatient, "POST", GENERATE, f"Content-Length: {len(LONGEST)}"))
         unread.sendall(LONGEST)
         while not select.select([trickling], [], [], 0.1)[0]:
             trickling.sendall(b" ")
         assert trickling.recv(12) == b"HTTP/1.1 408"
         for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
-            messages = rest(session)
+            messages = clients.rest(session)
             assert [message["type"] for message in messages] == types
             assert f"{IDLE_SECONDS} s" in messages[-1]["reason"]
             assert session.close_code == 1001
         assert slow.recv(12) == b"HTTP/1.1 408"
-        assert empties(impatient)
+        assert clients.empties(impatient)
         for connection in (deaf, flooded):
             while connection.recv(4096):  # raises if the server keeps the connection
                 pass
         assert "data: [DONE]" not in unread.makefile(errors="replace").read()
-    assert post(impatient).status_code == 200
+    assert clients.ask(impatient, clients.good()).status_code == 200
 
 
 def test_stopped(impatient: Server) -> None:
     """SIGTERM: whoever waits is told or cut, and no process stays for a body that does not come."""
-    with busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
+    with clients.busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
         paths = (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize")
-        halves = [stack.enter_context(plain(impatient, "POST", path, "Content-Length: 100")) for path in paths]
-        assert processes
-        assert impatient.process is not None
+        halves = [stack.enter_context(clients.plain(impatient, "POST", path, "Content-Length: 100")) for path in paths]
         impatient.process.send_signal(signal.SIGTERM)
-        rest_of(lines)
-        messages = rest(generating) + rest(waiting)
+        clients.rest_of(lines)
+        messages = clients.rest(generating) + clients.rest(waiting)
         assert {message["type"] for message in messages} <= {"tokens", "chunk", "error", "closed"}
-        ends(impatient, processes)
+        clients.ends(impatient, processes)
         assert [half.recv(12) for half in halves] == [b"HTTP/1.1 503"] * len(paths)

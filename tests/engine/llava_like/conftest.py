@@ -1,7 +1,6 @@
 """One engine with the LLaVA-like model for all tests of this folder, and the requests that it answers."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from tests.engine.processes import engines_in_this_process
-
-COUNT = 60
 
 
 @pytest.fixture(scope="package")
@@ -35,19 +32,14 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="package")
 def cases(tokenizer: Any) -> list[Case]:
-    return make_cases(tokenizer, COUNT)
+    return make_cases(tokenizer, 60)
 
 
 @pytest.fixture(scope="package")
-def engines() -> Iterator[ExitStack]:
+def llava(checkpoint: Path) -> Iterator[Any]:
     register()
-    with engines_in_this_process() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="package")
-def llava(checkpoint: Path, engines: ExitStack) -> Any:
-    return engines.enter_context(engine(checkpoint, seed=0, enforce_eager=True))
+    with engines_in_this_process() as engines:
+        yield engines.enter_context(engine(checkpoint, seed=0, enforce_eager=True))
 
 
 @pytest.fixture(scope="package")

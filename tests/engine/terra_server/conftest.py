@@ -1,7 +1,6 @@
 """One server of the road world for all tests of this folder, and what it should answer."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,23 +12,10 @@ from tests.night.soak import rollout, terra_server
 
 
 @pytest.fixture(scope="package")
-def living_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Server]]:
-    """Gives the server, or another one after a test that ended it. It is patient with clients on a busy machine."""
-    with ExitStack() as stack:
-        servers: list[Server] = []
-
-        def living() -> Server:
-            if not servers or servers[-1].process is None or servers[-1].process.poll() is not None:
-                log = tmp_path_factory.mktemp("server") / "log"
-                servers.append(stack.enter_context(terra_server(log, "--enforce-eager", IDLE_SECONDS=600)))
-            return servers[-1]
-
-        yield living
-
-
-@pytest.fixture
-def server(living_server: Callable[[], Server]) -> Server:
-    return living_server()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Patient with clients on a busy machine. The last test of the last file, test_vanishing.py, ends it."""
+    with terra_server(tmp_path_factory.mktemp("server") / "log", "--enforce-eager", IDLE_SECONDS=600) as server:
+        yield server
 
 
 @pytest.fixture

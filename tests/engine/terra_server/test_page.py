@@ -157,8 +157,8 @@ class Player:
 
 
 @pytest.fixture(scope="module")
-def proxy(living_server) -> Iterator[Proxy]:
-    proxy = Proxy(living_server().port)
+def proxy(server: Server) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
     yield proxy
     proxy.close()
 

@@ -1,327 +1,156 @@
-"""The routes of a real ``vllm serve``: Terra, over HTTP and in closed loop, against the reference."""
+"""What a real ``vllm serve`` gives: Terra over HTTP, streamed and in closed loop, with pictures as outputs and windows
+that slide, against the reference."""
 
-import json
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from websockets.sync.client import connect
 
+from examples.terra.environment import ServerDream, TerraVectorEnv, Tiles
 from examples.terra.rollout import BLOCK_SIZE
 from examples.terra.serve_demo import SAMPLING, closed_loop, stream
-from examples.terra.world import TOKENS_PER_FRAME
-from mmkit.serve import RequestError
-from tests.night.malformed import ACTIONS, FRAMES, HEADERS, LIMITS, SESSION, prompt_of
-from tests.night.soak import metrics
+from examples.terra.world import make_episode, render
+from mmkit.serve import Client
+from mmkit.serve.process import Server
+from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, prompt_of
+
+from . import clients
 
 pytestmark = pytest.mark.timeout(600)
 
-CONTEXT, ACTIONS = FRAMES[0, :3], ACTIONS[0]
-PROMPT = prompt_of(0, 3)
-ITEMS = {"actions": ACTIONS[:3]}
-ZEROS = [[0.0] * 3] * 6
-NO_ITEM = (
-    "terra.actions: expected one item per placeholder, got 6 placeholder id(s) 31 and no item. Send "
-    'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
+PROMPT, ITEMS = prompt_of(0, 3), {"actions": ACTIONS[0, :3]}
+LAID_OUT = len(PROMPT) // 3
+"""Tokens of a frame and of the action after it."""
+FRAME = {"output": "frame", "temperature": 0.0}
+DRIVE = make_episode(0, num_frames=60)
+
+
+def shows(output: Any, ids: Any) -> bool:
+    return bool((output == np.array(render(ids))).all())
+
+
+def test_a_closed_loop_and_a_stream_are_the_reference_rollout(client: Client, frames: np.ndarray) -> None:
+    assert (closed_loop(client, FRAMES[0, :3], ACTIONS[0], 22) == frames).all()
+    assert stream(client, FRAMES[0, :3], ACTIONS[0]) == frames[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [(np.ndarray.tolist, {}), (np.float64, {"output_format": "tensor"}), (torch.tensor, {"output_format": "png"})],
+    ids=["lists", "array", "png"],
 )
-
-
-def post(server, body, path="/v1/mm/generate"):
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(server.url + path, content=content, headers=HEADERS, timeout=240)
-
-
-# -- what it gives -----------------------------------------------------------------------------------------------------
-
-
-def test_a_closed_loop_of_22_frames_is_the_reference_rollout(client, frames):
-    assert (closed_loop(client, CONTEXT, ACTIONS, 22) == frames).all()
-
-
-def test_a_streamed_request_is_the_reference_frame(client, frames):
-    assert stream(client, CONTEXT, ACTIONS) == frames[0].tolist()
-
-
-def test_every_form_of_an_item_is_the_same_item(client, frames):
-    actions = ACTIONS[:3]
-    forms = {
-        "lists": actions.tolist(),
-        "arrays": list(actions),
-        "batch": actions,
-        "float64": actions.astype(np.float64),
-        "tensors": [torch.from_numpy(action) for action in actions],
-    }
-    for name, form in forms.items():
-        answer = client.generate(PROMPT, {"actions": form}, **SAMPLING)
-        assert answer.choices[0].token_ids == frames[0].tolist(), name
-        assert answer.usage.prompt_tokens == len(PROMPT)
-        assert answer.usage.completion_tokens == TOKENS_PER_FRAME
+def test_every_form_of_an_item_and_of_an_output(client: Client, frames: np.ndarray, form: Any, options: Any) -> None:
+    for _ in range(2):
+        answer = client.generate(PROMPT, {"actions": form(ACTIONS[0, :3])}, **FRAME, **options)
+    (choice,) = answer.choices
+    assert choice.token_ids == frames[0].tolist()
+    assert shows(choice.output, frames[0])
+    assert (choice.produced.png is not None) == (options == {"output_format": "png"})
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 64)
     assert answer.usage.prompt_tokens_details.cached_tokens == len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE
 
 
-def test_other_actions_are_other_items(client, frames):
-    (choice,) = client.generate(PROMPT, {"actions": ACTIONS[5:8]}, **SAMPLING).choices
-    assert choice.token_ids != frames[0].tolist()
-
-
-def test_several_answers_and_their_probabilities(client):
-    options = {"n": 3, "logprobs": 2, "temperature": 1.0, "seed": 1, "max_tokens": 4, "ignore_eos": True}
-    answer = client.generate(PROMPT, ITEMS, **options)
+def test_several_answers_whole_and_streamed(client: Client) -> None:
+    """With their probabilities, and each with an output of its own at its end."""
+    unheard = {"actions": np.full((3, 6, 3), 500.0, np.float32)}
+    options = {**FRAME, "n": 3, "logprobs": 2, "temperature": 2.0, "seed": 1}
+    answer = client.generate(PROMPT, unheard, **options)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({tuple(choice.token_ids) for choice in answer.choices}) == 3
     for choice in answer.choices:
-        assert len(choice.token_ids) == len(choice.logprobs) == 4
         assert all(token in step for token, step in zip(choice.token_ids, choice.logprobs, strict=True))
-    assert answer.usage.completion_tokens == 12
-    streamed = {index: [] for index in range(3)}
-    for event in client.stream(PROMPT, ITEMS, **options):
-        for choice in event.choices:
-            streamed[choice.index] += choice.token_ids
-    assert [streamed[choice.index] for choice in answer.choices] == [choice.token_ids for choice in answer.choices]
-    assert event.usage.completion_tokens == 12
+        assert shows(choice.output, choice.token_ids)
+    events = [*client.stream(PROMPT, unheard, **options)]
+    assert events[-1].usage.completion_tokens == answer.usage.completion_tokens == 3 * 64
+    for choice in answer.choices:
+        *before, last = [part for event in events for part in event.choices if part.index == choice.index]
+        assert [token for part in (*before, last) for token in part.token_ids] == choice.token_ids
+        assert all(part.output is None for part in before)
+        assert shows(last.output, choice.token_ids)
 
 
-def test_a_uuid_names_a_cached_item(client):
-    uuids = {"actions": ["a", "b", "c"]}
-    first = client.generate(PROMPT, ITEMS, uuids=uuids, **SAMPLING)
-    again = client.generate(PROMPT, {"actions": [None, None, None]}, uuids=uuids, **SAMPLING)
-    assert again.choices[0].token_ids == first.choices[0].token_ids
-
-
-def test_a_session_goes_on_without_items_and_with_a_prompt(client, frames):
+def test_a_session_goes_on_without_items_and_with_a_prompt(client: Client, frames: np.ndarray) -> None:
     with client.session(PROMPT, ITEMS, **{**SAMPLING, "max_tokens": 24}) as session:
         assert session.first.token_ids + session.next(max_tokens=40).token_ids == frames[0].tolist()
-        assert session.remaining == 1750 - len(PROMPT) - 64
-        chunk = session.next({"actions": ACTIONS[3:4]}, [31] * 6, max_tokens=64)
-        assert chunk.token_ids == frames[1].tolist()
-        assert chunk.index == 2
-        assert chunk.usage.prompt_tokens == 6
+        assert session.remaining == MAX_LEN - len(PROMPT) - 64
+        chunk = session.next({"actions": ACTIONS[0, 3:4]}, [PAD] * STEP, max_tokens=64)
+        assert (chunk.token_ids, chunk.index, chunk.usage.prompt_tokens) == (frames[1].tolist(), 2, STEP)
 
 
-def test_the_modalities_are_those_of_the_spec(client):
+def test_every_chunk_of_a_session_has_an_output(client: Client, frames: np.ndarray) -> None:
+    with client.session(PROMPT, ITEMS, **FRAME) as session:
+        chunks = [session.first, *(session.next({"actions": [action]}) for action in ACTIONS[0, 3:6])]
+    assert all(shows(chunk.output, frame) for chunk, frame in zip(chunks, frames, strict=False))
+
+
+def test_a_vector_of_sessions_is_the_reference(client: Client, frames: np.ndarray) -> None:
+    """Two drives of the same episode, as environments of Gymnasium; twice."""
+    env = TerraVectorEnv(Tiles([0]), ServerDream(client), 2, max_steps=4)
+    env.reset(seed=0)
+    for _ in range(2):
+        for step in range(4):
+            _, _, _, truncated, info = env.step(np.stack([ACTIONS[0, 2 + step]] * 2))
+            assert np.array_equal(info["tokens"], [frames[step]] * 2)
+        assert truncated.all()
+        _, _, _, _, info = env.step(np.stack([ACTIONS[0, 0]] * 2))
+        assert np.array_equal(info["tokens"], [make_episode(0).frames[2]] * 2)
+    env.close()
+
+
+def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
+    """33 frames in a model of 25, with three slides; tests/engine/terra compares slides with those of the reference."""
+    with client.session(PROMPT, ITEMS, window={"keep": 20}, **SAMPLING) as session:
+        chunks = [session.first, *(session.next({"actions": [action]}) for action in DRIVE.actions[3:35])]
+    assert [chunk.token_ids for chunk in chunks] == DRIVE.frames[3:36].tolist()
+    slid = {chunk.index: (chunk.slid.items, chunk.slid.tokens) for chunk in chunks if chunk.slid}
+    assert slid == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * LAID_OUT))
+    for index, frames, read in ((21, 24, STEP), (22, 20, 20 * LAID_OUT)):
+        told = (chunks[index].remaining, chunks[index].usage.prompt_tokens)
+        assert told == (MAX_LEN - frames * LAID_OUT - 64, read)
+
+
+@pytest.mark.parametrize(("cut", "first"), [("item", 210), ("turn", 274)])
+def test_what_stays_is_what_was_declared(client: Client, cut: str, first: int) -> None:
+    """A first frame that stays, at most six items at once. Each chunk is that of a request with the tokens that are
+    left, also where an item comes twice."""
+    actions = [*DRIVE.actions[:7], *DRIVE.actions[5:14]]
+    ids, begin, slid = PROMPT, 1, []
+    window = {"keep": 3, "items": 6, "cut": cut, "prefix": LAID_OUT}
+    with client.session(PROMPT, ITEMS, window=window, **SAMPLING) as session:
+        chunk = session.first
+        for number, action in enumerate(actions[3:], 3):
+            ids = ids + chunk.token_ids
+            chunk = session.next({"actions": [action]})
+            if chunk.slid is not None:
+                slid.append(chunk.slid.tokens)
+                begin += chunk.slid.items["actions"]
+                ids = ids[:LAID_OUT] + ids[LAID_OUT + chunk.slid.tokens :]
+            ids = ids + [PAD] * STEP
+            items = [actions[0], *actions[begin : number + 1]]
+            answer = client.generate(ids, {"actions": items}, **SAMPLING)
+            assert chunk.token_ids == answer.choices[0].token_ids, number
+            assert chunk.remaining == MAX_LEN - len(ids) - 64
+    assert slid == [first, 210, 210, 210]
+
+
+def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
     model = client.modalities()
-    facts = (model.model, model.spec, model.vocab_size, model.max_model_len, model.text)
-    assert facts == ("terra", "terra", 32, 1750, False)
-    (actions,) = model.modalities
+    facts = (model.model, model.spec, model.vocab_size, model.max_model_len, model.text, model.limits.body_bytes)
+    assert facts == ("terra", "terra", 32, MAX_LEN, False, LIMITS["BODY_BYTES"])
+    (actions,), (frame,) = model.modalities, model.outputs
     assert (actions.name, actions.shape, actions.dtype, actions.limit) == ("actions", [6, 3], "float32", 24)
-    assert (actions.placeholder, actions.in_place, actions.largest_tokens) == ([31] * 6, True, 6)
-    assert client.generate([31] * 6, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
-    assert model.limits.body_bytes == LIMITS["BODY_BYTES"]
-
-
-def test_the_schema_is_in_the_documentation(server):
-    schema = httpx.get(f"{server.url}/openapi.json", timeout=240).json()
-    body = schema["paths"]["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "items", "max_tokens", "stream"} <= set(body["properties"])
-    assert "/v1/mm/modalities" in schema["paths"]
-
-
-# -- what it refuses ---------------------------------------------------------------------------------------------------
-
-WRONG = {
-    "shape": (
-        {"prompt": [31] * 6, "items": {"actions": [ZEROS[:5]]}},
-        "items.actions[0]",
-        "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3).",
-    ),
-    "too few items": (
-        {"prompt": [31] * 12, "items": {"actions": [ZEROS]}},
-        "items.actions",
-        "terra.actions: expected 1 placeholder(s) [31] * 6 in the prompt for 1 item, got 2. "
-        "Write one placeholder per item, and nothing else with its id.",
-    ),
-    "no items": ({"prompt": [31] * 6}, "items.actions", NO_ITEM),
-    "modality": (
-        {"prompt": [1], "items": {"image": []}},
-        "items",
-        "terra.multi_modal_data: expected modalities among ['actions'], got 'image'.",
-    ),
-    "id": (
-        {"prompt": [1, 2**31]},
-        "prompt[1]",
-        "terra.prompt[1]: expected a token id from 0 to 31, got 2147483648. Check the tokenizer.",
-    ),
-    "text": (
-        {"prompt": "hello"},
-        "prompt",
-        "prompt: expected token ids, since the server has no tokenizer, got a text.",
-    ),
-    "url": (
-        {"prompt": [1], "items": {"actions": [{"image_url": {"url": "http://127.0.0.1:9/x"}}]}},
-        "items.actions[0]",
-        "items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.",
-    ),
-    "nothing": ({"max_tokens": 1}, "prompt", "prompt: expected a prompt or messages, got none."),
-    "messages": (
-        {"messages": [{"role": "user", "content": "drive"}]},
-        "messages",
-        "messages: expected a prompt, since the server has no tokenizer, got messages.",
-    ),
-    "both": (
-        {"prompt": [1], "messages": [{"role": "user", "content": "drive"}]},
-        "prompt",
-        "prompt: expected none beside messages, got some. Write what belongs there into the messages.",
-    ),
-    "template": (
-        {"prompt": [1], "add_generation_prompt": False},
-        "add_generation_prompt",
-        "add_generation_prompt: expected messages beside it, got none.",
-    ),
-    "model": ({"prompt": [1], "model": "gpt"}, "model", "model: expected one of terra, got 'gpt'."),
-    "stop": (
-        {"prompt": [1], "stop": ["x"]},
-        "stop",
-        "stop: expected stop_token_ids, since the server has no tokenizer, got texts.",
-    ),
-    "choice": (
-        {"prompt": [1], "structured_outputs": {"choice": ["x"]}},
-        "structured_outputs",
-        "structured_outputs: expected none, since the server has no tokenizer, got a constraint.",
-    ),
-    "format": (
-        {"prompt": [1], "response_format": {"type": "json_object"}},
-        "response_format",
-        "response_format: expected none, since the server has no tokenizer, got a constraint.",
-    ),
-    "bias": (
-        {"prompt": [1], "logit_bias": {"32": 1}},
-        "logit_bias",
-        "logit_bias: expected ids from 0 to 31, got 32.",
-    ),
-    "stop id": (
-        {"prompt": [1], "stop_token_ids": [32]},
-        "stop_token_ids",
-        "stop_token_ids: expected ids from 0 to 31, got 32.",
-    ),
-    "kwargs": (
-        {"prompt": [1], "mm_processor_kwargs": {"a": 1}},
-        "mm_processor_kwargs",
-        "mm_processor_kwargs: expected none, got some. They can make a request costly: "
-        "--trust-request-mm-kwargs allows them.",
-    ),
-    "uuids": (
-        {"prompt": [1], "uuids": {"actions": ["a"]}},
-        "uuids.actions",
-        "uuids.actions: expected items of that modality beside their uuids, got none. Send null for an item that the "
-        "server has.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("body", "param", "message"), [pytest.param(*row, id=name) for name, row in WRONG.items()])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_refusal_is_one_sentence_with_its_path(server, body, param, message, streamed):
-    answer = post(server, {**body, "stream": streamed})
-    assert answer.json() == {"error": {"message": message, "type": "BadRequestError", "param": param, "code": 400}}
-    assert answer.status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        pytest.param(b" " * (LIMITS["BODY_BYTES"] + 1), "body", id="body"),
-        pytest.param({"items": {"actions": [[0] * (LIMITS["ELEMENTS"] + 1)]}}, "items.actions[0]", id="elements"),
-        pytest.param({"items": {"actions": [[0]] * (LIMITS["ITEMS"] + 1)}}, "items.actions", id="items"),
-    ],
-)
-def test_limits(server, body, param):
-    answer = post(server, body if isinstance(body, bytes) else {"prompt": [1], **body})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["param"]) == (413, "RequestEntityTooLargeError", param)
-
-
-@pytest.mark.parametrize(("ids", "message"), [([1, 2**31], WRONG["id"][2]), ([31] * 6, NO_ITEM)])
-def test_the_stock_routes_are_guarded_too(server, ids, message):
-    answer = post(server, {"model": "terra", "prompt": ids, "max_tokens": 1}, "/v1/completions")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
-
-
-def test_a_chat_needs_a_tokenizer(server):
-    body = {"model": "terra", "messages": [{"role": "user", "content": "on"}]}
-    answer = post(server, body, "/v1/chat/completions")
-    message = "messages: expected a prompt at /v1/mm/generate, since the server has no tokenizer, got messages."
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "code", "kind"),
-    [
-        ("GET", "/v1/mm/generate", 405, "MethodNotAllowedError"),
-        ("POST", "/v1/mm/session", 405, "MethodNotAllowedError"),
-        ("GET", "/v1/mm/pooling", 405, "MethodNotAllowedError"),
-        ("POST", "/v1/mm/none", 404, "NotFoundError"),
-        ("POST", "/v1/mm", 404, "NotFoundError"),
-    ],
-)
-def test_there_is_no_such_route(server, method, path, code, kind):
-    answer = httpx.request(method, server.url + path, headers=HEADERS, timeout=240)
-    message = (
-        "path: expected POST /v1/mm/generate, POST /v1/mm/pooling, GET /v1/mm/modalities or a websocket at "
-        f"/v1/mm/session, got {method} {path}."
+    assert (actions.placeholder, actions.in_place, actions.largest_tokens) == ([PAD] * STEP, True, STEP)
+    assert (frame.name, frame.tokens, frame.shape, frame.dtype, frame.png) == (
+        "frame",
+        64,
+        [192, 192, 3],
+        "uint8",
+        True,
     )
-    assert answer.json() == {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    assert answer.status_code == code
-
-
-def test_a_model_that_generates_pools_nothing(client):
-    with pytest.raises(RequestError, match="model: expected a pooling model, got one that generates") as refused:
-        client.pool([3])
-    assert refused.value.code == 400
-
-
-def test_a_session_refuses_and_goes_on(client, frames):
-    refusals = {
-        "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)": ({"actions": [ZEROS[:5]]}, None),
-        "items.actions: expected at most 24 item(s) in one session, got 25": ({"actions": [ZEROS] * 22}, None),
-        "max_tokens: expected at most 1476 more tokens in this session, got 1500 of the prompt": (None, [1] * 1500),
-        "terra.prompt[0]: expected a token id from 0 to 31, got 99": (None, [99]),
-    }
-    with client.session(PROMPT, ITEMS, **SAMPLING) as session:
-        for message, (items, ids) in refusals.items():
-            with pytest.raises(RequestError) as caught:
-                session.next(items, ids, max_tokens=1)
-            assert str(caught.value).startswith(message)
-            assert caught.value.code == 400
-        assert session.next({"actions": [ACTIONS[3]]}).token_ids == frames[1].tolist()
-
-
-def test_messages_out_of_order(server):
-    started = {"type": "start", "prompt": [1], "max_tokens": 1}
-    turns = [
-        (b"x", "message: expected JSON text, got bytes. Send text frames."),
-        ("x", "message: expected JSON, got invalid character (byte 0)."),
-        ({"type": "x"}, "type: expected one of start, next, close, got 'x'."),
-        ({"type": "next"}, 'type: expected "start" as the first message, got "next".'),
-        ({"type": "start"}, "max_tokens: expected a value, got none."),
-        (
-            {**started, "response_format": {"type": "json_object"}},
-            "response_format: expected none in a session, where vLLM begins no grammar anew with a chunk, got one. "
-            "Ask /v1/mm/generate, with all that came before.",
-        ),
-        (started, "chunk"),
-        (started, 'type: expected "next" or "close" in a session that has started, got "start".'),
-        ({"type": "close"}, "closed"),
-    ]
-    with connect(server.url.replace("http", "ws") + SESSION, additional_headers=HEADERS) as socket:
-        assert json.loads(socket.recv(240))["type"] == "ready"
-        for message, expected in turns:
-            socket.send(json.dumps(message) if isinstance(message, dict) else message)
-            answer = json.loads(socket.recv(240))
-            assert expected == (answer["error"]["message"] if answer["type"] == "error" else answer["type"])
-
-
-def test_metrics_tell_of_refusals_and_sessions(server, client):
-    def scraped():
-        return httpx.get(f"{server.url}/metrics", timeout=240).text
-
-    name = 'mmkit:refused_requests_total{modality="actions",reason="item",route="generate"}'
-
-    def refusals():
-        return sum(float(line.rpartition(" ")[2]) for line in scraped().splitlines() if line.startswith(name))
-
-    before = refusals()
-    post(server, {"prompt": [31] * 6})
-    assert refusals() == before + 1
-    with client.session(PROMPT, ITEMS, **SAMPLING):
-        assert metrics(scraped())["mmkit:sessions_open"] == 1
-    assert metrics(scraped())["mmkit:sessions_open"] == 0
+    assert client.generate([PAD] * STEP, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
+    paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
+    body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"prompt", "items", "max_tokens", "stream"} <= set(body["properties"])
+    assert "/v1/mm/modalities" in paths

@@ -1,0 +1,298 @@
+"""Texts, images and precomputed embeddings over HTTP: the answers of the engine, which are those of transformers."""
+
+import os
+import re
+import select
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from examples.llava_like import ARCHITECTURE
+from examples.llava_like.cases import Case, draw_picture
+from examples.llava_like.offline import answer
+from examples.llava_like.reference import Reference
+from mmkit.serve import Client, RequestError
+from mmkit.serve.process import Server
+from mmkit.serve.wire import encode
+
+pytestmark = pytest.mark.timeout(600)
+
+OPTIONS = (
+    "--dtype float32 --block-size 32 --enable-mm-embeds --served-model-name llava --max-num-seqs 16 --enforce-eager "
+    "--render-processes 2"
+)
+SAMPLING: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+PICTURES = [draw_picture(seed) for seed in range(3)]
+PICTURE = {"image": PICTURES[:1]}
+QUESTION = "USER: <image>\nwhat is it? ASSISTANT:"
+PLACEHOLDER = 3
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = (*OPTIONS.split(), "--hf-overrides", f'{{"architectures": ["{ARCHITECTURE}"]}}')
+    with Server(checkpoint, *options, log=tmp_path_factory.mktemp("serve") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url, timeout=240) as client:
+        yield client
+
+
+def expected(llava: Any, prompt: str | list[int], images: Sequence[Any]) -> list[int]:
+    """The ids of the engine."""
+    return answer(llava, [Case(prompt, tuple(images)).request()])[0]
+
+
+def generated(client: Client, images: Any = PICTURE, **options: Any) -> list[int]:
+    return client.generate(QUESTION, images, **{**SAMPLING, **options}).choices[0].token_ids
+
+
+def test_texts_and_ids_with_images(client: Client, cases: list[Case], answers: list[list[int]]) -> None:
+    for case, ids in zip(cases[:12], answers, strict=False):
+        (choice,) = client.generate(case.prompt, {"image": case.images} if case.images else None, **SAMPLING).choices
+        assert choice.token_ids == ids, case.kind
+
+
+def test_a_dialogue_is_the_prompt_so_far(client: Client, tokenizer: Any, llava: Any) -> None:
+    """A text after the first is tokenized by itself, without another <s>."""
+    with client.session(QUESTION, PICTURE, **SAMPLING) as session:
+        reply = session.first.token_ids
+        assert reply == expected(llava, QUESTION, PICTURES[:1])
+        whole = [*tokenizer.encode(QUESTION), *reply, *tokenizer.encode(QUESTION, add_special_tokens=False)]
+        assert session.next({"image": PICTURES[1:2]}, QUESTION).token_ids == expected(llava, whole, PICTURES[:2])
+
+
+def test_embeddings_computed_before(client: Client, reference: Reference) -> None:
+    """They are the image's, and of the right number of rows."""
+    (rows,) = reference.embed(PICTURES[:1])
+    assert generated(client, {"image": {"image_embeds": rows[None]}}) == generated(client)
+    with pytest.raises(RequestError, match="llava_like") as caught:
+        generated(client, {"image": {"image_embeds": rows[None, :-1]}})
+    assert (caught.value.code, caught.value.param) == (400, "items.image[0]")
+
+
+def test_an_end_of_a_render_process_costs_one_request(server: Server, client: Client, llava: Any) -> None:
+    """The other requests get their answers, and soon there are as many processes as before."""
+    pictures = [draw_picture(seed) for seed in range(100, 136)]
+    right = answer(llava, [Case(QUESTION, (picture,)).request() for picture in pictures])
+
+    def ask(number: int) -> Any:
+        try:
+            return generated(client, {"image": [pictures[number]]}) == right[number]
+        except RequestError as error:
+            return error.code
+
+    def renderers() -> set[int]:
+        head = psutil.Process(server.process.pid)
+        return {child.pid for child in head.children() if child.nice() > head.nice()}
+
+    before = renderers()
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(4))) == [True] * 4
+        os.kill(min(before), signal.SIGKILL)
+        outcomes = list(threads.map(ask, range(4, 36)))
+    assert sorted(outcomes, key=repr) in ([True] * 32, [500, *[True] * 31])
+    assert len(before) == len(renderers()) == 2
+    assert len(renderers() - before) == 1
+
+
+# -- what the text must be ---------------------------------------------------------------------------------------------
+
+ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}
+TO_THE_END = {"max_tokens": 64, "ignore_eos": False}
+NO_SPACE = {"logit_bias": {4: -100.0, 5: -100.0}}
+"""No line breaks and blanks, of which JSON may have any number."""
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["a cat", "a dog"]}}, "a cat|a dog"),
+        ({"structured_outputs": {"regex": "[0-9]{3}x"}}, "[0-9]{3}x"),
+        ({"structured_outputs": {"grammar": 'root ::= "y" | "no"'}}, "y|no"),
+        ({"structured_outputs": {"json": ONE}, **NO_SPACE}, r'\{"a":1\}'),
+        ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"response_format": FORMAT, **NO_SPACE}, r'\{"a":1\}'),
+    ],
+)
+def test_what_the_text_must_be(client: Client, options: dict[str, Any], pattern: str) -> None:
+    (choice,) = client.generate(QUESTION, PICTURE, **{**SAMPLING, **TO_THE_END, **options}).choices
+    assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
+
+
+def test_a_bias_is_added_to_logits(client: Client, tokenizer: Any) -> None:
+    """In a session, too; a placeholder is not sampled with it either."""
+    wanted = tokenizer.convert_tokens_to_ids("W")
+    bias: Any = {"logit_bias": {wanted: 100.0}}
+    assert set(generated(client)) != {wanted}
+    assert set(generated(client, **bias)) == {wanted}
+    with client.session(QUESTION, PICTURE, **bias, **SAMPLING) as session:
+        assert set(session.first.token_ids) == {wanted}
+    assert generated(client, logit_bias={PLACEHOLDER: 100.0}) == generated(client)
+
+
+CONSTRAINED = "structured_outputs: expected a constraint that"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"logit_bias": {100: 1.0}}, "logit_bias: expected ids from 0 to 99, got 100."),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: expected ids from 0 to 99, got -1."),
+        ({"structured_outputs": {}}, "structured_outputs: expected exactly one of json, regex, "),
+        ({"structured_outputs": {"json": "{}", "regex": "a"}}, "structural_tag, got json and regex."),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": FORMAT}, "response_format: expected none beside"),
+        ({"structured_outputs": {"regex": "[a"}}, f"{CONSTRAINED} vLLM takes, got Grammar error"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, f"{CONSTRAINED} vLLM takes, got Invalid grammar"),
+        ({"structured_outputs": {"choice": []}}, f"{CONSTRAINED} vLLM takes, got Choice"),
+        ({"structured_outputs": {"json": "{"}}, f"{CONSTRAINED} vLLM takes, got Invalid JSON"),
+        ({"structured_outputs": {"json_object": False}}, f"{CONSTRAINED} vLLM takes"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, f"{CONSTRAINED} vLLM takes"),
+        ({"structured_outputs": {"regex": r"\p{Greek}+"}}, f"{CONSTRAINED} the model's tokens can follow"),
+        ({"structured_outputs": {"choice": ["\u00e9"]}}, f"{CONSTRAINED} the model's tokens can follow"),
+    ],
+)
+def test_constraints_that_are_refused(client: Client, options: dict[str, Any], sentence: str) -> None:
+    """By the routes, by vLLM before the engine, and in it; the answers of others are the same."""
+    before = generated(client)
+    with pytest.raises(RequestError) as caught:
+        generated(client, **TO_THE_END, **options)
+    assert (caught.value.code, caught.value.param) == (400, str(caught.value).split(":")[0])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert generated(client) == before
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def parts(*pictures: Any) -> list[Any]:
+    """As they stand in a request of our own routes."""
+    return encode({"image": list(pictures)})["image"]
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"image_url": {"url": url}}
+
+
+BOMB = Image.new("1", (6000, 6000))
+"""A few KB, and more pixels than MMKIT_SERVE_PIXELS."""
+
+
+@pytest.mark.parametrize(
+    ("images", "code", "words"),
+    [
+        ([at("data:image/png;base64,AAAA")], 400, "items.image[0]"),
+        ([at("data:image/png;base64,*")], 400, "items.image[0]"),
+        ([at("data:,")], 400, "items.image[0]"),
+        ([at("file:///etc/passwd")], 400, "items.image[0]"),
+        (parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
+        (parts(*[BOMB] * 4), 400, "4 placeholder"),
+        (parts(*PICTURES[:2]), 400, "2 placeholder"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_no_image_or_too_much(server: Server, images: list[Any], code: int, words: str) -> None:
+    """Pictures are weighed before they are decoded."""
+    body = {"prompt": QUESTION, "items": {"image": images}, **SAMPLING}
+    response = httpx.post(f"{server.url}/v1/mm/generate", json=body, timeout=240)
+    assert (response.status_code, words in response.text) == (code, True), response.text
+
+
+def own(*pictures: Any) -> list[dict[str, Any]]:
+    """Parts of a chat in the forms of our own routes."""
+    return [{"type": "image", "image": part} for part in parts(*pictures)]
+
+
+def urls(*pictures: Any) -> list[dict[str, Any]]:
+    return [{"type": "image_url", **part} for part in parts(*pictures)]
+
+
+def chat(server: Server, images: list[Any], text: str = "what is it?", **options: Any) -> tuple[int, str]:
+    """Status, and answer or refusal, of a request at vLLM's own chat route."""
+    message = {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+    body = {"model": "llava", "messages": [message], **SAMPLING, **options}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240)
+    told = response.json()
+    return response.status_code, told["error"]["message"] if "error" in told else told["choices"][0]["message"][
+        "content"
+    ]
+
+
+def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, reference: Reference) -> None:
+    """With a picture as in any chat, with others in the forms of our own routes beside it, and with embeddings."""
+
+    def text(*pictures: Any) -> tuple[int, str]:
+        message = {"role": "user", "content": "<image>\n" * len(pictures) + "what is it?"}
+        prompt = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        return 200, tokenizer.decode(expected(llava, tokenizer.encode(prompt, add_special_tokens=False), pictures))
+
+    assert chat(server, urls(PICTURES[0])) == text(PICTURES[0])
+    pixels = torch.tensor(np.array(PICTURES[2].convert("RGB")))
+    assert chat(server, [*urls(PICTURES[0]), *own(PICTURES[1], pixels)]) == text(*PICTURES)
+    rows = encode({"rows": [reference.embed([picture])[0] for picture in PICTURES]})["rows"]
+    embeds = [{"type": "image", "image": {"image_embeds": one}} for one in rows]
+    assert chat(server, embeds) == text(*PICTURES)
+    status, refusal = chat(server, [*embeds[:2], *own(PICTURES[1])])
+    assert status == 400
+    assert "image: expected image_embeds in all parts, with the same fields, got others as well." in refusal
+    assert chat(server, urls(PICTURES[0])) == text(PICTURES[0])
+
+
+@pytest.mark.parametrize(
+    ("images", "text", "words"),
+    [
+        (urls(BOMB), "what is it?", "pixels"),
+        (urls(PICTURES[0]), "<image> or <image>?", "placeholder"),
+        ([], "<image>?", "placeholder"),
+        ([{"type": "image", "image": {"image_url": 1}}], "?", "items.image[0].image_url: expected an object, got"),
+    ],
+    ids=["pixels", "another placeholder", "no picture", "no url"],
+)
+def test_chats_that_are_refused(server: Server, images: list[Any], text: str, words: str) -> None:
+    status, refusal = chat(server, images, text)
+    assert (status, words in refusal) == (400, True), refusal
+
+
+def test_urls_in_a_chat_are_not_fetched(server: Server) -> None:
+    """Nor files read."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        for odd in (url, "file:///etc/hostname", url.upper(), "ftp://127.0.0.1/x"):
+            status, refusal = chat(server, [{"type": "image_url", **at(odd)}])
+            assert (status, "expected a URL that starts with data:" in refusal) == (400, True)
+        assert not select.select([listener], [], [], 0)[0]  # nobody has connected
+
+
+def test_names_of_other_tenants(server: Server, client: Client) -> None:
+    """Whatever the route, an item without data is one that the same tenant has named."""
+    salt: Any = {"cache_salt": "alice"}
+
+    def absent(uuid: str) -> list[Any]:
+        return [{"type": "image_url", "image_url": None, "uuid": uuid}]
+
+    named = chat(server, [{**urls(PICTURES[0])[0], "uuid": "x"}], **salt)
+    first = generated(client, uuids={"image": ["y"]}, **salt)
+    assert named[0] == 200
+    assert chat(server, absent("x"), **salt) == named
+    assert generated(client, {"image": [None]}, uuids={"image": ["y"]}, **salt) == first
+    for uuid in ("x", "y"):
+        for other in ({}, {"cache_salt": "bob"}):
+            assert chat(server, absent(uuid), **other)[0] == 400
+            with pytest.raises(RequestError, match="no such item"):
+                generated(client, {"image": [None]}, uuids={"image": [uuid]}, **other)

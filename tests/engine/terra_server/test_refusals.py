@@ -1,0 +1,202 @@
+"""What a real server refuses: each in one sentence with its path, in the form of OpenAI's errors."""
+
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from mmkit.serve.process import Server
+from tests.night.malformed import ACTIONS, GENERATE, GREEDY, LIMITS, PAD, prompt_of, raw, wrong_error
+
+from . import clients
+
+pytestmark = pytest.mark.timeout(600)
+
+KINDS = {400: "BadRequestError", 404: "NotFoundError", 405: "MethodNotAllowedError", 413: "RequestEntityTooLargeError"}
+NO_ITEM = (
+    "terra.actions: expected one item per placeholder, got 6 placeholder id(s) 31 and no item. Send "
+    'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
+)
+BIG = "terra.prompt[1]: expected a token id from 0 to 31, got 2147483648. Check the tokenizer."
+NO_TOKENIZER = "since the server has no tokenizer, got"
+NO_ROUTE = (
+    "path: expected POST /v1/mm/generate, POST /v1/mm/pooling, GET /v1/mm/modalities or a websocket at "
+    "/v1/mm/session, got"
+)
+ACTION, ZEROS = [PAD] * 6, [[0.0] * 3] * 6
+CHAT = [{"role": "user", "content": "drive"}]
+LONG = [token for _ in range(9) for token in prompt_of(0, 3) if token != PAD]
+
+
+class Refusal(NamedTuple):
+    """What the server says to a body; the path of what is wrong is the start of the sentence unless it is given."""
+
+    sentence: str
+    body: Any
+    param: str | None = ""
+    code: int = 400
+    path: str = GENERATE
+    method: str = "POST"
+
+
+def of(sentence: str, param: str = "", code: int = 400, **body: Any) -> Refusal:
+    """A refusal of our own route, of a prompt with one thing wrong."""
+    return Refusal(sentence, {"prompt": [1], **body}, param, code)
+
+
+def of_frame(sentence: str, **body: Any) -> Refusal:
+    return of(sentence, output="frame", **body)
+
+
+def actions(items: Any) -> dict[str, Any]:
+    return {"actions": items}
+
+
+FIVE = "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)."
+FEW = "terra.actions: expected 1 placeholder(s) [31] * 6 in the prompt for 1 item, got 2. Write one placeholder per"
+COSTLY = (
+    "mm_processor_kwargs: expected none, got some. They can make a request costly: --trust-request-mm-kwargs allows"
+)
+NAMED = "uuids.actions: expected items of that modality beside their uuids, got none. Send null for an item that the"
+CHATTED = f"messages: expected a prompt at /v1/mm/generate, {NO_TOKENIZER} messages."
+POOLED = "model: expected a pooling model, got one that generates. Ask /v1/mm/generate."
+REFUSALS = [
+    of(FIVE, "items.actions[0]", prompt=ACTION, items=actions([ZEROS[:5]])),
+    of(FEW, "items.actions", prompt=ACTION * 2, items=actions([ZEROS])),
+    of(NO_ITEM, "items.actions", prompt=ACTION),
+    of("terra.multi_modal_data: expected modalities among ['actions'], got 'image'.", "items", items={"image": []}),
+    of(BIG, "prompt[1]", prompt=[1, 2**31]),
+    of(f"prompt: expected token ids, {NO_TOKENIZER} a text.", prompt="hello"),
+    of("prompt: expected a prompt or messages, got none.", prompt=None),
+    of("prompt: expected none beside messages, got some. Write what belongs there into the messages.", messages=CHAT),
+    of(f"messages: expected a prompt, {NO_TOKENIZER} messages.", prompt=None, messages=CHAT),
+    of("add_generation_prompt: expected messages beside it, got none.", add_generation_prompt=False),
+    of("model: expected one of terra, got 'gpt'.", model="gpt"),
+    of(f"stop: expected stop_token_ids, {NO_TOKENIZER} texts.", stop=["x"]),
+    of(f"structured_outputs: expected none, {NO_TOKENIZER} a constraint.", structured_outputs={"choice": ["x"]}),
+    of(f"response_format: expected none, {NO_TOKENIZER} a constraint.", response_format={"type": "json_object"}),
+    of("logit_bias: expected ids from 0 to 31, got 32.", logit_bias={"32": 1}),
+    of("stop_token_ids: expected ids from 0 to 31, got 32.", stop_token_ids=[32]),
+    of(COSTLY, mm_processor_kwargs={"a": 1}),
+    of(NAMED, uuids=actions(["a"])),
+    of("output: expected one of frame, got 'film'.", output="film"),
+    of("output_format: expected an output beside it, got none.", output_format="png"),
+    of_frame("max_tokens: expected 64 or none beside output 'frame', got 63. It follows from the", max_tokens=63),
+    of_frame("ignore_eos: expected True or none beside output 'frame', got False. It follows from", ignore_eos=False),
+    of_frame("stop_token_ids: expected none beside output 'frame', got some.", stop_token_ids=[3]),
+    of_frame("prompt: expected at most 1686 tokens before the 64 of the output, got 1728.", prompt=LONG),
+    of("items.actions[0]: expected at most 100000", code=413, items=actions([[0] * (LIMITS["ELEMENTS"] + 1)])),
+    of("items.actions: expected at most 256", code=413, items=actions([[0]] * (LIMITS["ITEMS"] + 1))),
+    Refusal("body: expected at most 1000000 bytes, got", b" " * (LIMITS["BODY_BYTES"] + 1), code=413),
+    Refusal(BIG, {"model": "terra", "prompt": [1, 2**31]}, path="/v1/completions"),
+    Refusal(NO_ITEM, {"model": "terra", "prompt": ACTION}, path="/v1/completions"),
+    Refusal(CHATTED, {"model": "terra", "messages": CHAT}, path="/v1/chat/completions"),
+    Refusal(POOLED, {"prompt": [3]}, path="/v1/mm/pooling"),
+    Refusal(f"{NO_ROUTE} GET /v1/mm/generate.", {}, None, 405, "/v1/mm/generate", "GET"),
+    Refusal(f"{NO_ROUTE} POST /v1/mm/session.", {}, None, 405, "/v1/mm/session"),
+    Refusal(f"{NO_ROUTE} GET /v1/mm/pooling.", {}, None, 405, "/v1/mm/pooling", "GET"),
+    Refusal(f"{NO_ROUTE} POST /v1/mm/none.", {}, None, 404, "/v1/mm/none"),
+    Refusal(f"{NO_ROUTE} POST /v1/mm.", {}, None, 404, "/v1/mm"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: f"{refusal.path} {refusal.sentence[:50]}")
+def test_a_refusal_is_one_sentence_with_its_path(server: Server, refusal: Refusal) -> None:
+    """Also where the answer would be a stream."""
+    sentence, body, param, code, path, method = refusal
+    forms = [body, {**body, "stream": True}] if path == GENERATE and code == 400 else [body]
+    for form in forms:
+        answer = clients.ask(server, form, path, method)
+        assert not wrong_error(answer.json())
+        error = answer.json()["error"]
+        assert error["message"].startswith(sentence)
+        expected = (sentence.partition(":")[0] if param == "" else param, KINDS[code], code)
+        assert (error["param"], error["type"], answer.status_code) == expected
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+START = {"prompt": prompt_of(0, 3), "items": actions(raw(ACTIONS[0, :3])), "max_tokens": 64, **GREEDY}
+FOURTH = raw(ACTIONS[0, 3:4])
+NO_GRAMMAR = (
+    "response_format: expected none in a session, where vLLM begins no grammar anew with a chunk, got one. "
+    "Ask /v1/mm/generate, with all that came before."
+)
+
+
+def start(**more: Any) -> dict[str, Any]:
+    return {"type": "start", **START, **more}
+
+
+def following(items: Any = FOURTH, **more: Any) -> dict[str, Any]:
+    return {"type": "next", "items": actions(items), **more}
+
+
+def zeros(count: int) -> Any:
+    return raw(np.zeros((count, 6, 3), np.float32))
+
+
+MALFORMED = [
+    (b"x", "message: expected JSON text, got bytes. Send text frames."),
+    ("x", "message: expected JSON, got invalid character (byte 0)."),
+    ({"type": "x"}, "type: expected one of start, next, close, got 'x'."),
+    (following(), 'type: expected "start" as the first message, got "next".'),
+    ({"type": "start"}, "max_tokens: expected a value, got none."),
+    (start(response_format={"type": "json_object"}), NO_GRAMMAR),
+    (start(window=3), "window: expected an object or null, got 3."),
+    (start(window={}), "window.keep: expected a value, got none."),
+    (start(window={"keep": 0}), "window.keep: expected a whole number >= 1, got another one."),
+    (start(window={"keep": 3, "cut": "frame"}), "window.cut: expected one of its values, got 'frame'."),
+    (start(window={"keep": 3, "size": 4}), "window.size: expected no field of that name, got one."),
+    (start(window={"keep": 9, "items": 5}), "window.keep: expected at most the 5 of window.items, got 9."),
+    (start(window={"keep": 2, "items": 2}), "items: expected at most the 2 of window.items, got 3."),
+    (start(window={"keep": 3, "prefix": 211}), "window.prefix: expected at most the 210 tokens of the first prompt,"),
+    (start(window={"keep": 3, "prefix": 68}), "window.prefix: expected 64 or 70, at an end of an item of actions,"),
+]
+WHOLE = [
+    *MALFORMED,
+    (start(), "chunk"),
+    (start(), 'type: expected "next" or "close" in a session that has started, got "start".'),
+    (following([ZEROS[:5]]), FIVE),
+    (following(zeros(22), max_tokens=1), "items.actions: expected at most 24 item(s) in one session, got 25"),
+    ({"type": "next", "prompt": [1] * 1500}, "max_tokens: expected at most 1476 more tokens in this session, got 1500"),
+    ({"type": "next", "prompt": [99]}, "terra.prompt[0]: expected a token id from 0 to 31, got 99"),
+    (following(), "chunk"),
+    ({"type": "close"}, "closed"),
+]
+SLIDING = [
+    (start(output="frame", window={"keep": 2}), "chunk"),
+    (following(max_tokens=10), "max_tokens: expected 64 or none beside output 'frame', got 10"),
+    (following(zeros(25)), "terra.actions: expected fewer items, got 25. At most 24"),
+    # the last frame is what is left at least
+    ({"type": "next", "prompt": [1] * 1700}, "max_tokens: expected at most 1686 more tokens in this window, got 1700"),
+    (following([ZEROS[:5]]), FIVE),
+    (following(), "chunk"),
+]
+
+
+@pytest.mark.parametrize("turns", [WHOLE, SLIDING], ids=["without a window", "with a window and an output"])
+def test_a_session_refuses_and_goes_on(server: Server, frames: np.ndarray, turns: list[tuple[Any, str]]) -> None:
+    """What is refused begins nothing, adds nothing and drops nothing."""
+    chunks = []
+    with clients.opened(server) as session:
+        assert clients.hear(session)["type"] == "ready"
+        for message, expected in turns:
+            clients.say(session, message)
+            answer = clients.hear(session)
+            assert (answer["error"]["message"] if answer["type"] == "error" else answer["type"]).startswith(expected)
+            chunks += [answer] if answer["type"] == "chunk" else []
+    assert [(chunk["token_ids"], chunk.get("slid")) for chunk in chunks] == [(ids, None) for ids in frames[:2].tolist()]
+
+
+def test_refusals_are_counted(server: Server) -> None:
+    name = 'mmkit:refused_requests_total{modality="actions",reason="item",route="generate"}'
+
+    def refusals() -> float:
+        lines = httpx.get(f"{server.url}/metrics", timeout=clients.WAIT).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    before = refusals()
+    clients.ask(server, {"prompt": ACTION})
+    assert refusals() == before + 1
