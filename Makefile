@@ -35,6 +35,7 @@ export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # what vLLM compiles lies with the environment that it belongs to, as in tests/conftest.py
 export VLLM_CACHE_ROOT ?= $(abspath $(VENV))/cache/vllm
+export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -61,11 +62,14 @@ help:
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
 	@echo "make clean   remove caches and outputs; make distclean removes $(VENV) as well"
 
+# vLLM leaves the sockets of its engines behind.
+WITH_SOCKETS := @sockets=$$(mktemp -d); trap 'rm -rf $$sockets' EXIT; VLLM_RPC_BASE_PATH=$$sockets
+
 demo: $(VENV)/.installed
-	$(BIN)/python -m examples.terra $(DEMOARGS)
+	$(WITH_SOCKETS) $(BIN)/python -m examples.terra $(DEMOARGS)
 
 serve-demo: $(VENV)/.installed
-	$(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
+	$(WITH_SOCKETS) $(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
 # Records drives, trains a tokenizer and a world model on them, and judges the model.
 drive: $(VENV)/.installed $(VENV)/.drive

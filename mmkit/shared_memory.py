@@ -1,8 +1,10 @@
-"""Python objects from one process to another, their tensors and arrays through shared memory.
+"""Python objects from one process to another, the bytes of their tensors and arrays through shared
+memory.
 
-The bytes of tensors and arrays lie in a file of a folder in memory; the rest is a pickle. The
-receiver maps the file, and removes its name: the memory is freed with the last tensor that lies in
-it, whatever happens to the sender.
+They are the out-of-band buffers of pickle protocol 5: each value has bytes of its own, in a file of
+a folder in memory, so that no two can be taken for one another; the rest is a pickle. The receiver
+maps the file, and removes its name: the memory is freed with the last tensor that lies in it,
+whatever happens to the sender.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import io
 import os
 import pickle
 import tempfile
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +27,7 @@ FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where files lie in memory; None, the usual temporary folder, where there is no such place."""
 
 _ALIGNED = 64
-"""Bytes: tensors begin at multiples of it, so that any dtype can look at them."""
+"""Bytes: buffers begin at multiples of it, so that any dtype can look at them."""
 
 
 class Packed(NamedTuple):
@@ -32,10 +36,12 @@ class Packed(NamedTuple):
     Attributes:
         pickled: all but the bytes of tensors and arrays.
         path: the file with these; empty where there are none.
+        sizes: their bytes, one number for each tensor or array.
     """
 
     pickled: bytes
     path: str
+    sizes: Sequence[int]
 
 
 def pack(value: Any, folder: str) -> Packed:
@@ -44,97 +50,68 @@ def pack(value: Any, folder: str) -> Packed:
     Raises:
         MmkitError: the folder has no room for them.
     """
-    pickled = io.BytesIO()
-    pickler = _Pickler(pickled)
-    pickler.dump(value)
-    path = _written(pickler, folder) if pickler.size else ""
-    return Packed(pickled.getvalue(), path)
+    pickled, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(value)
+    parts = [buffer.raw() for buffer in buffers]
+    path = _written(parts, folder) if any(part.nbytes for part in parts) else ""
+    return Packed(pickled.getvalue(), path, [part.nbytes for part in parts])
 
 
 def unpack(packed: Packed) -> Any:
     """The object. Its tensors and arrays lie in the file, which has no name any more."""
-    block = torch.empty(0, dtype=torch.uint8)
+    memory = torch.empty(0, dtype=torch.uint8)
     if packed.path:
         size = os.path.getsize(packed.path)
         # unlike a mmap of Python, it keeps no file open
-        block = torch.from_file(packed.path, shared=True, size=size, dtype=torch.uint8)
+        memory = torch.from_file(packed.path, shared=True, size=size, dtype=torch.uint8)
         os.unlink(packed.path)
-    return _Unpickler(io.BytesIO(packed.pickled), block).load()
+    whole = memory.numpy()
+    *starts, _ = _starts(packed.sizes)
+    buffers = [whole[i : i + size] for i, size in zip(starts, packed.sizes, strict=True)]
+    return pickle.loads(packed.pickled, buffers=buffers)
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out the bytes of tensors and arrays; views of one tensor stay views of one.
+    """Leaves out the bytes of tensors, too; those of arrays numpy leaves out."""
 
-    Attributes:
-        size: bytes that were left out.
-        blocks: where they begin, and they, by their address.
-    """
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.size = 0
-        self.blocks: dict[int, tuple[int, np.ndarray]] = {}
-        self._known: dict[int, Any] = {}
-
-    def persistent_id(self, value: Any) -> Any:
-        # what is pickled lives as long as this, so that no id is given twice
-        if (pid := self._known.get(id(value))) is None and (pid := self._pid(value)):
-            self._known[id(value)] = pid
-        return pid
-
-    def _pid(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and value.layout is torch.strided:
-            storage = value.untyped_storage()
-            is_small_part = 2 * value.nbytes < storage.nbytes()
-            if is_small_part and storage.data_ptr() not in self.blocks:
-                value = value.clone(memory_format=torch.contiguous_format)
-                storage = value.untyped_storage()
-            block = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            geometry = tuple(value.shape), value.stride(), value.storage_offset()
-            return "tensor", self._start(block), storage.nbytes(), value.dtype, geometry
-        if type(value) is np.ndarray and value.dtype.kind in "biufc":
-            block = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            return "array", self._start(block), block.size, value.dtype.str, value.shape
-        return None
-
-    def _start(self, block: np.ndarray) -> int:
-        """Where a block begins."""
-        address = block.ctypes.data
-        if address not in self.blocks:
-            self.blocks[address] = self.size, block
-            self.size += -(-block.size // _ALIGNED) * _ALIGNED
-        return self.blocks[address][0]
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return NotImplemented
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(content.data), value.dtype, tuple(value.shape))
 
 
-def _written(pickler: _Pickler, folder: str) -> str:
+def _is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor is its bytes, its dtype and its shape."""
+    is_strided = value.layout is torch.strided and value.device.type == "cpu"
+    is_lazy = value.is_quantized or value.is_conj() or value.is_neg()
+    return is_strided and not is_lazy and value.numel() > 0
+
+
+def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(content, np.uint8)).view(dtype).reshape(shape)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where each buffer begins in the file, and where the last one ends."""
+    return list(accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0))
+
+
+def _written(parts: Sequence[memoryview], folder: str) -> str:
+    *starts, end = _starts([part.nbytes for part in parts])
     file, path = tempfile.mkstemp(dir=folder)
     try:
         # to write is cheaper than to map, whose pages are cleared first
-        for start, block in pickler.blocks.values():
+        for start, part in zip(starts, parts, strict=True):
             done = 0
-            while done < block.size:
-                done += os.pwrite(file, block[done:].data, start + done)
-        os.truncate(file, pickler.size)
+            while done < part.nbytes:
+                done += os.pwrite(file, part[done:], start + done)
+        os.truncate(file, end)
     except OSError as error:
         os.unlink(path)
-        expected = f"room for {pickler.size >> 20} MiB of processed items"
+        expected = f"room for {end >> 20} MiB of processed items"
         remedy = "Give the container more shared memory (--shm-size)."
         raise MmkitError(str(Path(folder).parent), expected, str(error), remedy) from error
     finally:
         os.close(file)
     return path
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: torch.Tensor) -> None:
-        super().__init__(file)
-        self._memory = memory
-
-    def persistent_load(self, pid: Any) -> Any:
-        kind, start, size, dtype, geometry = pid
-        block = self._memory[start : start + size]
-        if kind == "array":
-            return block.numpy().view(dtype).reshape(geometry)
-        shape, stride, offset = geometry
-        whole = block.view(dtype) if size else torch.empty(0, dtype=dtype)
-        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
