@@ -553,7 +553,12 @@ class _OfTokenizer(Expr):
             raise SpecError(f"{self!r} has no value: the model runs without a tokenizer. {remedy}")
         text = evaluate(self._text, scope)
         if self._values:
-            text = _compute(self, text.format, *[evaluate(value, scope) for value in self._values])
+            values = [plain(evaluate(value, scope)) for value in self._values]
+            for value, source in zip(values, self._values, strict=True):
+                if not isinstance(value, (str, int, float)):
+                    got = f"{source!r} is neither a text nor a number but a {type(value).__name__}"
+                    raise SpecError(f"{self!r} has no value: {got}.")
+            text = _compute(self, text.format, *values)
         return scope.tok, text
 
     def _said(self) -> str:
@@ -576,7 +581,11 @@ class TextIds(_OfTokenizer):
 
     def _value(self, scope: Scope) -> Any:
         vocabulary, text = self._asked(scope)
-        return vocabulary.text(text)
+        ids = vocabulary.text(text)
+        if vocabulary.unknown in ids and vocabulary.decode([vocabulary.unknown]) not in text:
+            problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
+            raise SpecError(f"{self!r} has no value: {problem}. Use a text that it knows.")
+        return ids
 
     def __repr__(self) -> str:
         return f"tok.text({self._said()})"

@@ -124,6 +124,10 @@ class Layout(Node):
         return _sequence(self, layout(other))
 
     def __radd__(self, other: LayoutLike) -> Layout:
+        # Python has added what stands left of a layout
+        if isinstance(other, Binary) and other._op == "+" and _is_id(other._left, other._right):
+            remedy = f"Write literal({other._left!r}, {other._right!r}) for one after the other."
+            raise SpecError(f"{other!r} + {self!r}", "layouts", "ids, which are not added", remedy)
         return _sequence(layout(other), self)
 
     def __mul__(self, count: Count) -> Layout:
@@ -172,6 +176,13 @@ class Layout(Node):
                 if isinstance(branch, Layout):
                     yield from branch.fixed()
 
+    def varying(self) -> Iterator[Layout]:
+        """The parts of a bound layout in which an item chooses the placeholder ids."""
+        for part in self._parts():
+            for branch in branches(part):
+                if isinstance(branch, Layout):
+                    yield from branch.varying()
+
     def _without_choice(self, scope: Scope) -> Piece:
         piece = self._emit(scope)
         if _CHOSEN in piece[1]:
@@ -181,6 +192,16 @@ class Layout(Node):
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
+
+
+def _is_id(*values: Any) -> bool:
+    """Whether values are ids of the config, or sums of them."""
+    return all(
+        _is_id(value._left, value._right)
+        if isinstance(value, Binary) and value._op == "+"
+        else isinstance(value, Expr) and {leaf.root for leaf in leaves(value)} == {"cfg"}
+        for value in values
+    )
 
 
 class Fixed(Layout):
@@ -245,6 +266,9 @@ class Embed(Layout):
     def _emit(self, scope: Scope) -> Piece:
         return [whole(evaluate(self.value, scope), self.value, "a token id")], b"\x01"
 
+    def varying(self) -> Iterator[Layout]:
+        yield self  # one that no item changes is Fixed
+
     def __repr__(self) -> str:
         return f"embed({self.value!r})"
 
@@ -276,6 +300,15 @@ class Selected(Layout):
         ids, _ = self.ids._emit(scope)
         chosen, _ = self.chosen._emit(scope)
         return ids, bytes(token in chosen for token in ids)
+
+    def fixed(self) -> Iterator[Placeholder]:
+        yield from super().fixed()
+        for chosen in self.chosen.fixed():
+            yield Placeholder(chosen.ids, bytes([1] * len(chosen)))
+
+    def varying(self) -> Iterator[Layout]:
+        if not isinstance(self.chosen, Fixed):
+            yield self
 
     def __repr__(self) -> str:
         return f"select({source(self.ids)}, embed={source(self.chosen)})"

@@ -358,11 +358,22 @@ class _Pass:
             # min keeps the first of equals
             modality = min(searching, key=lambda m: nearest[m].begin)
             match = nearest.pop(modality)
+            if match.standing is not None:
+                self._check_alone(modality, match, nearest)
             yield match, modality, searching[modality]
             cursor = match.end
             searching[modality] += 1
             if searching[modality] == len(self.items[modality]):
                 del searching[modality]
+
+    def _check_alone(self, modality: str, match: _Match, others: Mapping[str, _Match]) -> None:
+        """Refuse a layout that may be that of an item of another modality."""
+        for other, its in others.items():
+            if its.begin == match.begin and its.standing is not None:
+                where = f"{self.where}.{modality}, {self.where}.{other}"
+                got = "placeholder ids that are those of an item of either"
+                remedy = "Send the prompt before it is expanded, or no item of the other."
+                raise InputError(where, "a prompt that tells their items apart", got, remedy)
 
     def _anchored(self, alternatives: Sequence[Alternative]) -> _Match | None:
         if self.reading != "targets":

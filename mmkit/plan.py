@@ -108,11 +108,32 @@ class Plan:
                     owners.setdefault(token, []).append(modality.name)
         self._owners = owners
         self.embed_ids = frozenset(owners)
+        self._check_embed_ids(vocabulary)
         known = Scope(cfg=config, tok=vocabulary)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
             for output in spec.outputs
         }
+
+    def _check_embed_ids(self, tok: Vocabulary | None) -> None:
+        """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
+        could sample them.
+
+        Raises:
+            SpecError: names the modality and the id.
+        """
+        remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
+        for token, names in self._owners.items() if tok else ():
+            assert tok is not None
+            ordinary = tok.ordinary(token)
+            got = f"{token}, the token {ordinary!r}"
+            if token in tok.ends:
+                got = f"{token}, with which a text begins or ends"
+            if token in tok.ends or ordinary is not None:
+                where = f"{self.spec.name}.{names[0]}, layout"
+                raise SpecError(where, "a placeholder id that no text has", got, remedy)
+        for modality in self.modalities.values():
+            modality.placeholders.guarded = self.embed_ids
 
     def _bind(self, scope: Scope) -> None:
         self._scope = scope
@@ -123,6 +144,9 @@ class Plan:
                 present = truth(m.when, scope)
             if present:
                 self.modalities[m.name] = BoundModality(m, where, scope, self._max_model_len)
+        if not self.modalities:
+            expected = "a modality whose when= holds for the config"
+            raise SpecError(self.spec.name, expected, "none")
         self._reserved = self._reserved_targets()
         self.runs = NO_RUNS
         if self.spec.merges is not None:

@@ -52,7 +52,7 @@ class HF(Structural):
     @cached_property
     def key(self) -> Hashable:
         """The identity of the call: modalities with equal keys share one call."""
-        return structure((self.processor, self.kwargs))  # type: ignore[no-any-return]
+        return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
         """This processor call with everything that depends on `cfg`, `proc` and `tok` alone
@@ -60,13 +60,22 @@ class HF(Structural):
         unpad = {
             name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()
         }
-        kwargs = {name: evaluate(value, scope) for name, value in self.kwargs.items()}
+        kwargs = _evaluated(self.kwargs, scope)
         return replace(self, text=fold(self.text, scope), unpad=unpad, kwargs=kwargs)
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in self.__match_args__}
         options = [f"{name}={value!r}" for name, value in stated.items() if not _is_unstated(value)]
         return f"hf({', '.join(options)})"
+
+
+def _evaluated(value: Any, scope: Scope) -> Any:
+    """A value with the expressions in it evaluated, however deep they are."""
+    if isinstance(value, Mapping):
+        return {name: _evaluated(part, scope) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_evaluated(part, scope) for part in value)
+    return evaluate(value, scope)
 
 
 def _is_unstated(value: Any) -> bool:

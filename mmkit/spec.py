@@ -17,7 +17,19 @@ from pydantic import (
 )
 
 from .errors import SpecError
-from .expr import COUNT, Condition, Count, Leaf, Scope, expression, item, leaves, structure, tok
+from .expr import (
+    COUNT,
+    INDEX,
+    Condition,
+    Count,
+    Leaf,
+    Scope,
+    expression,
+    item,
+    leaves,
+    structure,
+    tok,
+)
 from .field import Batched, Field, Shared, flat
 from .items import ItemType
 from .items.tensor import Tensor
@@ -209,6 +221,10 @@ class Modality(_Declared):
             raise SpecError(
                 where, expected, "none", "Write cacheable=False, or a condition on item.count."
             )
+        if self.cacheable is True and INDEX in leaves([self.fields, self.process]):
+            expected = "fields that do not read item.index, since items are cached by their content"
+            remedy = "Read it in the layout, or say by cacheable= when items may be kept."
+            raise SpecError(where, expected, "some that do", remedy)
         if f"{self.name}_embeds" in self.item.part_names:
             expected = f"no part named {self.name}_embeds, as which precomputed embeddings come"
             raise SpecError(where, expected, "one")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 from .errors import SpecError
+
+_RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
+"""The form of tokens that no ordinary text has."""
 
 _SHORT = 256
 """Characters of the longest text whose ids are kept."""
@@ -41,6 +45,29 @@ class Vocabulary:
         added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
         special = {*added.values(), *getattr(self.tokenizer, "all_special_ids", ())}
         return frozenset(special.difference(self.tokenizer.encode("", add_special_tokens=True)))
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The id of every text that the vocabulary lacks; None where it lacks none."""
+        return getattr(self.tokenizer, "unk_token_id", None)
+
+    @property
+    def ends(self) -> frozenset[int | None]:
+        """The ids with which a text begins or ends. Those of a config may be a class's defaults."""
+        names = ("bos_token_id", "eos_token_id")
+        return frozenset(getattr(self.tokenizer, name, None) for name in names)
+
+    def ordinary(self, token: int) -> str | None:
+        """The text of an id that an ordinary text may have; None for a special or an added token,
+        a reserved one (``<unused1>``), and an id without a token."""
+        if token in self.special or token not in self._texts:
+            return None
+        text = self._texts[token]
+        return None if _RESERVED.fullmatch(text) else text
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        return {token: text for text, token in self._ids.items()}
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.

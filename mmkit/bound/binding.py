@@ -22,10 +22,13 @@ class Binding:
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
         item: the item type, bound.
+        is_cached: whether vLLM may always cache processed items.
     """
 
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
         self.where = where
+        self.is_cached = spec.cacheable is True
+        self._uncached = _uncached(spec)
         self.static = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
         item: ItemType = self.bind("item", spec.item)
         self.item = item if isinstance(spec.process, HF) else item.for_function()
@@ -40,7 +43,13 @@ class Binding:
             return declared.bind(self.static)
 
     def scope(
-        self, value: Any, index: int, fields: Mapping[str, Any] | None = None, count: int = 1
+        self,
+        value: Any,
+        index: int,
+        fields: Mapping[str, Any] | None = None,
+        count: int = 1,
+        *,
+        of_fields: bool = False,
     ) -> Scope:
         """The scope of one item.
 
@@ -49,6 +58,8 @@ class Binding:
             index: its position among the items of the modality.
             fields: its processed fields.
             count: number of items of the modality in the request.
+            of_fields: whether for processed fields, which come back for an item of that content
+                at any index.
         """
         if isinstance(value, SimpleNamespace):
             facts = value
@@ -57,9 +68,31 @@ class Binding:
         else:
             facts = self.item.facts(value, index)
         facts.count = count
+        if uncached := self._uncached[of_fields]:
+            facts = _Facts(**{name: v for name, v in vars(facts).items() if name not in uncached})
         if fields is not None and type(fields) is not Fields:
             fields = Fields(fields)
         return self.static.of(facts, fields)
+
+
+def _uncached(spec: Modality) -> tuple[frozenset[str], frozenset[str]]:
+    """What functions of a layout, and those of fields, cannot read: it changes while the item is
+    cached. Of expressions, the spec knows it already."""
+    if spec.cacheable is not True or all(leaf.root != "function" for leaf in spec.leaves()):
+        return frozenset(), frozenset()
+    return frozenset({"count"}), frozenset({"index", "count"})
+
+
+class _Facts(SimpleNamespace):
+    """The facts of an item that do not change while it is cached."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("index", "count"):
+            remedy = "Say by cacheable= when items may be kept."
+            raise SpecError(
+                f"item.{name} has no value here: items are cached by their content. {remedy}"
+            )
+        raise AttributeError(f"an item has no attribute {name!r}")
 
 
 class At:

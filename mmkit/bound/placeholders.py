@@ -43,6 +43,7 @@ class Placeholders:
             items.
         by_company: whether a layout or a target depends, by declaration, on an item's position or
             on the number of items.
+        guarded: the placeholder ids of the plan; None as long as they are not known.
     """
 
     def __init__(self, spec: Modality, binding: Binding, limit: int | None) -> None:
@@ -57,6 +58,10 @@ class Placeholders:
         self.embeds: Layout | None = self.layout if spec.embeds else None
         if isinstance(spec.embeds, Layout):
             self.embeds = binding.bind("embeds", spec.embeds)
+        for part in (*self.layout.varying(), *(self.embeds or nothing).varying()):
+            where, expected = f"{self._where}, layout", "placeholder ids that no item chooses"
+            remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
+            raise SpecError(where, expected, repr(part), remedy)
         # what tells one geometry from another, for raw items and for embeddings
         self._leaves = {
             False: self._leaves_of(self.layout),
@@ -71,6 +76,7 @@ class Placeholders:
             self.fields = frozenset(name for (name,) in read)
         self.depends_on_index = self._opaque or INDEX in leaves
         self.by_company = not leaves.isdisjoint((INDEX, COUNT))
+        self.guarded: frozenset[int] | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
 
     def _leaves_of(self, layout: Layout) -> frozenset[Leaf]:
@@ -111,6 +117,10 @@ class Placeholders:
             got = f"{len(placeholder)} literal ids"
             raise SpecError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
+        if self.guarded is not None and (more := placeholder.embed_ids - self.guarded):
+            expected = "embed() of ids that the largest or the smallest item has, too"
+            remedy = "State the layout as an expression: no prompt is guarded against other ids."
+            raise SpecError(at.where, expected, repr(sorted(more)), remedy)
         alternatives = []
         at = self._binding.at("update")
         for update in self.updates:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, combinations, product
 from typing import Any
+
+import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
@@ -13,6 +17,7 @@ from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
 from .binding import Binding, calling
+from .memory import overlap, share, spans
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Processing:
         self._stated = {name: field for name, field in self.fields.items() if field.is_stated}
         self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
         self._unpad = self.hf.unpad if self.hf else {}
+        self._shares_memory = False
         varies = any(field.varies for field in self.fields.values())
         self._needs_scopes = varies or bool(self._unpad)
 
@@ -75,7 +81,7 @@ class Processing:
     def of_facts(self, value: Any, index: int = 0, count: int = 1) -> Fields:
         """The fields `from_facts` of a canonical item, number `index` of `count`."""
         fields = Fields()
-        scope = self._binding.scope(value, index, fields, count)
+        scope = self._binding.scope(value, index, fields, count, of_fields=True)
         for name, declared in self._in_order:
             if name in self.from_facts:
                 with self._at[name]:
@@ -111,6 +117,48 @@ class Processing:
         """
         if isinstance(self._process, Identity):
             return self.finish(self._columns(values), values, count)
+        if not self._shares_memory:
+            raw = self._called(values)
+            if not share(raw, values):
+                return self.finish(raw, values, count)
+            self._shares_memory = True
+        raws = [copy.deepcopy(self._called([value])) for value in values]
+        return self.finish_each(raws, values, count or len(values))
+
+    def rehearse(self, values: Sequence[Any]) -> None:
+        """Call a function of the spec with some items, alone and together.
+
+        Where what it returns lies in memory that another call writes to, it is copied from now on.
+
+        Raises:
+            SpecError: an item that vLLM may cache alone has other fields beside others, or the
+                next time.
+        """
+        if self.hf is not None or isinstance(self._process, Identity):
+            return
+        twice = [*values, *values]
+        # an item itself may be what is returned
+        raws = [self._called([copy.deepcopy(value)]) for value in twice]
+        pairs = chain.from_iterable(
+            product(spans(one), spans(other)) for one, other in combinations(raws, 2)
+        )
+        if any(map(overlap, pairs)):
+            self._shares_memory = True
+            raws = [copy.deepcopy(self._called([value])) for value in twice]
+        if not self._binding.is_cached:
+            return
+        parts = [self.finish(raw, [one]).parts[0] for raw, one in zip(raws, twice, strict=True)]
+        alone, again = parts[: len(values)], parts[len(values) :]
+        beside = self.run(values).parts
+        for others, got in ((again, "another the next time"), (beside, "another beside others")):
+            for first, part in zip(alone, others, strict=True):
+                if names := [name for name in first if not _equal(first[name], part[name])]:
+                    expected = f"process to return the same {names[0]} for an item, which is cached"
+                    remedy = "Process each item by itself, or say by cacheable= when to keep them."
+                    raise SpecError(self._where, expected, got, remedy)
+
+    def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
+        """What the function of the spec returns for canonical items."""
         with calling(SpecError, self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
@@ -119,7 +167,7 @@ class Processing:
             expected = f"process to return declared fields, {sorted(self._processed)}"
             remedy = "Declare them in fields, or do not return them."
             raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
-        return self.finish(raw, values, count)
+        return raw
 
     def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
         """The items as fields; each part of a record as the field of its name."""
@@ -180,7 +228,7 @@ class Processing:
         if self._needs_scopes:
             scope = self._binding.scope
             scopes = [
-                scope(value, first + i, parts[i], count or len(values))
+                scope(value, first + i, parts[i], count or len(values), of_fields=True)
                 for i, value in enumerate(values)
             ]
         extents: dict[str, list[int]] = {}
@@ -214,3 +262,12 @@ class Processing:
             with self._at[name]:
                 data[name] = declared.gathered([own[name] for own in parts], raw.get(name))
         return Processed(data, sizes, parts)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two parts are the same but for rounding; of tensors alone."""
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

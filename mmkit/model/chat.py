@@ -37,6 +37,8 @@ def placeholder_text(spec: Declaration, modality: str, index: int) -> str | None
 class _Texts:
     """In place of a vocabulary: gives every text an id that no tokenizer has."""
 
+    unknown = None
+
     def __init__(self) -> None:
         self.of: dict[int, str] = {}
 

@@ -63,9 +63,16 @@ def place(
     request does not have.
     """
     for reading in ("layouts", "targets", "either"):
-        if placed := _scan(prompt, items, reading, surplus or []):
-            return placed
+        try:
+            if placed := _scan(prompt, items, reading, surplus or []):
+                return placed
+        except Ambiguous:
+            return None
     return None
+
+
+class Ambiguous(Exception):
+    """A layout in a prompt may be that of an item of either of two modalities."""
 
 
 def _scan(
@@ -135,14 +142,24 @@ def _anchor(prompt: list[int], alternatives: list[Way]) -> tuple[int, int] | Non
 def _at(
     prompt: list[int], position: int, items: dict[str, list[list[Way]]], waiting: dict[str, list[int]], reading: str
 ) -> tuple[str, int, int] | None:
-    for modality in items:
-        if not waiting.get(modality):
-            continue
-        for number, (kind, target, layout, _) in enumerate(items[modality][waiting[modality][0]]):
-            if (reading != "targets" or kind == "in_place") and prompt[position : position + len(layout)] == layout:
-                return modality, number, len(layout)
-            if reading != "layouts" and kind == "replace" and prompt[position : position + len(target)] == target:
-                return modality, number, len(target)
+    matches = [
+        (modality, _match(prompt, position, items[modality][own[0]], reading))
+        for modality in items
+        if (own := waiting.get(modality))
+    ]
+    known = [(modality, *match) for modality, match in matches if match is not None]
+    if known and known[0][-1] and sum(standing for *_, standing in known) > 1:
+        raise Ambiguous
+    return known[0][:3] if known else None
+
+
+def _match(prompt: list[int], position: int, alternatives: list[Way], reading: str) -> tuple[int, int, bool] | None:
+    """The number of the alternative, the ids that stand for it, and whether they are its layout."""
+    for number, (kind, target, layout, _) in enumerate(alternatives):
+        if (reading != "targets" or kind == "in_place") and prompt[position : position + len(layout)] == layout:
+            return number, len(layout), True
+        if reading != "layouts" and kind == "replace" and prompt[position : position + len(target)] == target:
+            return number, len(target), False
     return None
 
 
