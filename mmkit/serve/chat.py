@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..vllm_api.chat import REFERENCE, Load
 from .parsing import decoded, decoder
 from .weigh import Scale
-from .wire import TooLarge
+from .wire import Media, TooLarge
 
 if TYPE_CHECKING:
     from .door import Door
@@ -35,6 +35,9 @@ Sent = Sequence[tuple[str, Load]]
 
 _ITEMS = ("multi_modal_data", "items")
 """Fields under which items are sent elsewhere."""
+
+_MEDIA = {"image_url": "image", "video_url": "video"}
+"""Fields of vLLM's own parts, which vLLM loads, and the kinds of their media."""
 
 _CHAT = "/v1/chat/completions"
 
@@ -53,14 +56,15 @@ async def apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
     if path == _CHAT and not door.engine.has_tokenizer:
         expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
         raise InputError("messages", expected, "messages")
-    in_messages = _holds(body, ["messages"]) and _holds(body, door.in_messages)
+    in_messages = _holds(body, ["messages"]) and _holds(body, [*door.in_messages, *_MEDIA])
     if in_messages or (path in _ROUTES and _holds(body, _ITEMS)):
         return await asyncio.to_thread(_apart, path, body, door)
     return body, []
 
 
 def _holds(body: bytes, names: Sequence[str]) -> bool:
-    return any(f'"{name}"'.encode() in body for name in names)
+    """Whether a body may hold one of these names; an escape may spell any letter."""
+    return b"\\u" in body or any(f'"{name}"'.encode() in body for name in names)
 
 
 def _apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
@@ -70,9 +74,8 @@ def _apart(path: str, body: bytes, door: Door) -> tuple[bytes, Sent]:
         raise InputError(name, f"no items at {path}", "some", remedy)
     conversation = _Conversation(door.in_messages)
     request["messages"] = conversation.messages(request.get("messages", Raw(b"null")))
-    if not conversation.order:
-        return body, []
-    return msgspec.json.encode(request), conversation.sent(door)
+    sent = conversation.sent(door)
+    return (msgspec.json.encode(request), sent) if sent else (body, [])
 
 
 class _Message(msgspec.Struct):
@@ -109,12 +112,14 @@ class _Conversation:
     Attributes:
         items: their JSON, by modality.
         order: the modality of each, and its path in errors.
+        media: what vLLM loads.
     """
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
         self.items: dict[str, list[Raw]] = {}
         self.order: list[tuple[str, str]] = []
+        self.media: list[Media] = []
 
     def messages(self, raw: Raw) -> Raw:
         """The messages with references in place of items."""
@@ -122,8 +127,12 @@ class _Conversation:
 
     def sent(self, door: Door) -> Sent:
         """The items of the messages in the order in which they were read: per item its modality,
-        and a function that loads it."""
-        data = door.parts(self.items)
+        and a function that loads it.
+
+        Raises:
+            InputError: as for `Door.parts`.
+        """
+        data = door.parts(self.items, self.media)
         turns = {name: iter(values) for name, values in data.items()}
         loaded = door.engine.loaded
         return [(name, partial(loaded, next(turns[name]), where)) for name, where in self.order]
@@ -142,6 +151,7 @@ class _Conversation:
         part = decoded(_OBJECT, raw, where="messages")
         name = msgspec.json.decode(part.get("type", b"null"))
         if name not in self._names:
+            self.media += [Media(kind, _url(part[at])) for at, kind in _MEDIA.items() if at in part]
             return raw
         if name not in part:
             raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
@@ -157,6 +167,13 @@ def _each(raw: Raw, read: Any) -> Raw:
     if not _starts(raw, b"["):
         return raw
     return _encoded([read(one) for one in decoded(_LIST, raw, where="messages")])
+
+
+def _url(raw: Raw) -> str:
+    """The URL of a part; empty for what vLLM refuses."""
+    value = msgspec.json.decode(raw)
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) else ""
 
 
 def _starts(raw: Raw, sign: bytes) -> bool:

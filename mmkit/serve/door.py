@@ -196,9 +196,10 @@ class Door:
         if isinstance(written, list):
             self.plan.check_ids(written)
         media = {name: parts for name, value in data.items() if (parts := _media(value))}
+        weighed = {f"items.{name}": parts for name, parts in media.items()}
         if media:
             await self._check_places(written, data, media)
-            await asyncio.to_thread(self._check_pixels, media)
+            await asyncio.to_thread(self._check_pixels, weighed)
             data = await self.engine.load(data)
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
@@ -227,11 +228,14 @@ class Door:
             self._check(plan.modalities[name], value)
         return data, {name: names for name, names in uuids.items() if names is not None}
 
-    def parts(self, sent: Mapping[str, list[Raw]]) -> dict[str, list[Any]]:
+    def parts(
+        self, sent: Mapping[str, list[Raw]], media: Sequence[Media] = ()
+    ) -> dict[str, list[Any]]:
         """Items of content parts from their JSON, in their order; media are still to be loaded.
 
         Args:
             sent: by modality, one by one. A precomputed embedding is an object of its fields.
+            media: images and videos beside them, which vLLM loads.
 
         Raises:
             InputError: an item is malformed, or there are too many.
@@ -246,7 +250,8 @@ class Door:
                 for i, raw in enumerate(raws)
             ]
             self._check(modality, data[name])
-        self._check_pixels({name: _media(values) for name, values in data.items()})
+        own = {f"items.{name}": _media(values) for name, values in data.items()}
+        self._check_pixels({**own, "messages": media})
         return data
 
     def _decoder(self) -> Decoder:
@@ -286,16 +291,16 @@ class Door:
                 expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
                 raise InputError(where, expected, str(places), remedy)
 
-    def _check_pixels(self, media: Mapping[str, list[Media]]) -> None:
-        """Refuse images and videos that are too large, before they are decoded."""
+    def _check_pixels(self, media: Mapping[str, Sequence[Media]]) -> None:
+        """Refuse images and videos, by their paths, that are too large, before they are decoded."""
         most = left = self.limits.pixels
-        for name, parts in media.items():
+        for where, parts in media.items():
             for part in parts:
                 left -= pixels(part, self.engine.frames)
                 if left < 0:
                     expected = f"at most {most} pixels in one request"
                     remedy = "Send less at once, or raise MMKIT_SERVE_PIXELS on the server."
-                    raise TooLarge(f"items.{name}", expected, "more", remedy)
+                    raise TooLarge(where, expected, "more", remedy)
 
 
 def of_scope(scope: Any) -> Door | None:

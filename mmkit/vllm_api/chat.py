@@ -13,6 +13,7 @@ from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 from ..errors import InputError
 from ..spec import Declaration
@@ -24,9 +25,9 @@ Load = Callable[[], Awaitable[Any]]
 SENT: ContextVar[Sequence[tuple[str, Load]]] = ContextVar("SENT", default=())
 """The items of the request that a server reads, each with its modality."""
 
-REFERENCE = "mmkit-item:"
+REFERENCE = f"mmkit-{uuid4().hex}:"
 """The prefix of the URL of a part that stands for one of these items: in every version, vLLM's
-routes accept only parts of vLLM's own types."""
+routes accept only parts of vLLM's own types. No client knows it."""
 
 _READERS = (
     ("renderers.chat_utils.chat_message", "parse_chat_message_content_part"),
@@ -163,7 +164,7 @@ def _gathering(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(theirs)
     def resolve_items(tracker: Any) -> Any:
         data, uuids = theirs(tracker)
-        return _joined(tracker, data, uuids, dict(tracker._items_by_modality))
+        return _joined(tracker, data, uuids, _own(tracker))
 
     return resolve_items
 
@@ -172,14 +173,19 @@ def _gathering_later(theirs: Callable[[Any], Awaitable[Any]]) -> Callable[[Any],
     @wraps(theirs)
     async def resolve_items(tracker: Any) -> Any:
         data, uuids = await theirs(tracker)
-        items = {
-            name: [await item for item in of_modality]
-            for name, of_modality in tracker._items_by_modality.items()
-            if name not in (data or {})
-        }
+        items = {name: [await item for item in own] for name, own in _own(tracker).items()}
         return _joined(tracker, data, uuids, items)
 
     return resolve_items
+
+
+def _own(tracker: Any) -> dict[str, list[_Item]]:
+    """The items that came as parts of a spec's types, by modality."""
+    known = {
+        name: [item for item in of_modality if isinstance(item, _Item)]
+        for name, of_modality in tracker._items_by_modality.items()
+    }
+    return {name: items for name, items in known.items() if items}
 
 
 def _joined(tracker: Any, data: Any, uuids: Any, items: Mapping[str, Sequence[Any]]) -> Any:

@@ -19,12 +19,13 @@ class Tokenizer:
     """One id per character, and a few tokens, one of them outside the vocabulary."""
 
     all_special_ids = (7, 8, 181, 182)
+    eos_token_id, unk_token_id = 151, 152
 
     def get_vocab(self):
-        return {"<image>": 7, "<im_end>": 8, "<|image_1|>": 181, "<|image_2|>": 182, "<far>": 200}
+        return {"<image>": 7, "<im_end>": 8, "<|image_1|>": 181, "<|image_2|>": 182, "<far>": 200, "word": 153}
 
     def encode(self, text, add_special_tokens):
-        return ([1] if add_special_tokens else []) + [ord(character) for character in text]
+        return ([1] if add_special_tokens else []) + [152 if c == "\N{SNOWMAN}" else ord(c) for c in text]
 
     def decode(self, ids, skip_special_tokens):
         assert not skip_special_tokens

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PILImage
+from torch.nn.utils.rnn import pad_sequence
 
 from mmkit import (
     Audio,
@@ -41,6 +42,7 @@ from mmkit import (
     literal,
     proc,
     replace,
+    select,
     shared,
     tok,
     where,
@@ -69,6 +71,7 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 OTHER, NAMESAKE = modality("n", fields={"y": batched()}), modality("n", fields={"m_embeds": batched()})
 ALONE, ZEROS, BOTH = modality(**RAW), torch.zeros(2, 2), {"x": batched(), "y": batched()}
 TWO = [ZEROS, None]
+NUMBERS = {"x": batched(), "n": derived(item.index)}
 PICTURES = bound(item=Image(largest=(9, 9)), process=hf(), embeds=True)
 UPDATES = dict(replace=replace(0), in_place=already_expanded(), start=insert(at="start"), after=insert(after=0))
 
@@ -186,6 +189,7 @@ MODALITIES = [
     (": expected no field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
     (": expected no part named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
     (": expected cacheable to …, got none. Write …", dict(layout=embed(5) * item.count)),
+    (": expected fields that do not read item.index, …, got some that do. Read …", dict(fields=NUMBERS)),
 ]
 """Options of `modality()`; after `modality 'm'`."""
 
@@ -213,6 +217,9 @@ SPECS = [
     ("embed(): expected one token id, got '<image>'. Write embed(tok[\"<image>\"]) or …", lambda: embed("<image>")),
     ("embed(): expected one token id, got tok.text('ab'). Write …", lambda: embed(tok.text("ab"))),
     ("embed(): expected one token id, got embed(1) * 2. Write …", lambda: embed(embed(1) * 2)),
+    ("cfg.a + cfg.b + embed(5): expected layouts, got ids, which are not added. Write literal(cfg.a, cfg.b) for …",
+     lambda: cfg.a + cfg.b + embed(5)),
+    ("spec: expected a modality whose when= holds for the config, got none.", lambda: plan_of(modality(when=False))),
     ("dtype of a field: expected a torch dtype or its name, got 'nn'.", lambda: batched(dtype="nn")),
     ("Tensor.dtype: expected one of float16, …, bool, got 'float'.", lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
@@ -251,6 +258,22 @@ BOUND = [
     ("limit: item has no value here: it describes one raw item and is only known …", dict(limit=item.length)),
     ("limit: fields has no value here: it holds … only known after processing.", dict(limit=fields.x)),
     ("limit: cfg.sise has no value: SimpleNamespace has no attribute 'sise'. It has: size.", dict(limit=cfg.sise)),
+    ("layout: expected placeholder ids that no item chooses, got …. Choose …",
+     dict(layout=embed(40 + fields.x)), dict(layout=select(tok.text("ab"), embed=fields.x)),
+     dict(embeds=embed(item.rows))),
+    ("layout: expected a placeholder id that no text has, got 153, the token 'word'. Use …", dict(layout=embed(153))),
+    ("layout: expected a placeholder id that no text has, got 151, with which …", dict(layout=embed(151))),
+    ("update: tok.text('\N{SNOWMAN}') has no value: the tokenizer has no token for a part of …",
+     dict(update=replace(tok.text("\N{SNOWMAN}")))),
+    ("update: tok.text('{}', item.shape) has no value: item.shape is neither a text nor a number but a tuple.",
+     dict(update=replace(tok.text("{}", item.shape)))),
+    ("fields['n']: item.index has no value here: items are cached by their content. Say …",
+     dict(fields={"x": batched(), "n": derived(lambda scope: scope.item.index)})),
+    ("layout: item.count has no value here: …", dict(layout=lambda scope: embed(5) * scope.item.count)),
+    ("process: expected process to return the same x for an item, …, got another beside others. …",
+     dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)})),
+    ("process: expected process to return the same x …, got another the next time. …",
+     dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
     (f"layout: {ZZZ}",
      dict(layout=embed(5) * (item.length + cfg.zzz)), dict(layout=each(item.length, lambda x: embed(cfg.zzz))),
      dict(layout=where(item.length < 3, embed(cfg.zzz), embed(5) * fields.x))),
@@ -467,6 +490,8 @@ REQUESTS = [
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
     ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": …',
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
+    ("spec.m, spec.n: expected a prompt that tells their items apart, got placeholder ids …. Send …",
+     lambda: plan_of(modality(), modality("n", fields={"y": batched()})).preview([5, 5], {"m": ZEROS, "n": ZEROS})),
     ("spec.m: expected 1 placeholder(s) …, got 2, and 1 … beside. Write …", lambda: put([3, 1, 3, 5], "replace", [3])),
     ("spec.m: expected a prompt without placeholder ids, got 1 …. Leave them out: …", lambda: put([1, 5], "start", [])),
     ("spec.m: expected …, got the placeholder [2] without …. Send …", lambda: place([1, 2], {}, "spec", {(2,): "m"})),

@@ -34,6 +34,7 @@ from mmkit import (
     literal,
     proc,
     replace,
+    select,
     shared,
     tok,
     where,
@@ -465,6 +466,11 @@ def test_placeholders_without_items_are_refused():
 def test_every_placeholder_id_is_known():
     kind = Tensor(shape=(between(1, 4),))
     assert plan_of(modality(item=kind, layout=where(item.length > 3, embed(5), embed(6)))).embed_ids == {5, 6}
+    assert plan_of(modality(layout=select(fields.x, embed=tok["<image>"]), process=hf())).embed_ids == {7}
+    plan = plan_of(modality(item=kind, layout=lambda s: embed(5 + s.item.length // 3 * 2)))
+    assert plan.embed_ids == {5, 7}
+    with pytest.raises(SpecError, match=r"layout: expected embed\(\) of ids that the largest .* got \[6\]"):
+        plan.preview([6], {"m": torch.zeros(2)})
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
@@ -492,7 +498,23 @@ def test_derived_fields():
     assert own.processing.run([torch.zeros(1)], 5).data["count"] == [5]
 
 
+def test_a_buffer_that_is_written_again():
+    """By the next item, or by the next request."""
+    buffer = torch.zeros(2, 2)
+
+    def process(items, scope):
+        return {"x": [buffer.copy_(value) for value in items]}
+
+    run = bound(process=process).processing.run
+    parts = [part["x"] for part in run([torch.full((2, 2), float(i)) for i in range(3)]).parts]
+    run([torch.full((2, 2), 9.0)])
+    assert [part.unique().tolist() for part in parts] == [[0.0], [1.0], [2.0]]
+
+
 def test_what_is_called():
+    options = hf(text="<1>", kwargs={"size": {"height": cfg.n, "all": [cfg.size]}})
+    assert bound(process=options).processing.hf.kwargs == {"size": {"height": 2, "all": [7]}}
+    assert options.key != hf(text="<2>", kwargs=options.kwargs).key
     called = bound(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n)))
     assert (called.processing.hf_processor, called.processing.hf_text) == (1, "<2>")
     assert bound(process=hf(lambda s: s.cfg.n)).processing.hf_processor == 2

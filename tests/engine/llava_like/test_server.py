@@ -5,8 +5,10 @@ import re
 import select
 import signal
 import socket
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +192,8 @@ def at(url: str) -> dict[str, Any]:
     return {"image_url": {"url": url}}
 
 
-BOMB = Image.new("1", (6000, 6000))
-"""A few KB, and more pixels than MMKIT_SERVE_PIXELS."""
+BOMB, HALF_A_BOMB = Image.new("1", (6000, 6000)), Image.new("1", (5000, 5000))
+"""A few KB; one or both have more pixels than MMKIT_SERVE_PIXELS."""
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,12 @@ def urls(*pictures: Any) -> list[dict[str, Any]]:
     return [{"type": "image_url", **part} for part in parts(*pictures)]
 
 
+def as_file(tensor: torch.Tensor) -> str:
+    """As vLLM's own parts have precomputed embeddings."""
+    torch.save(tensor, file := BytesIO())
+    return b64encode(file.getvalue()).decode()
+
+
 def chat(server: Server, images: list[Any], text: str = "what is it?", **options: Any) -> tuple[int, str]:
     """Status, and answer or refusal, of a request at vLLM's own chat route."""
     message = {"role": "user", "content": [*images, {"type": "text", "text": text}]}
@@ -248,6 +256,8 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
     rows = encode({"rows": [reference.embed([picture])[0] for picture in PICTURES]})["rows"]
     embeds = [{"type": "image", "image": {"image_embeds": one}} for one in rows]
     assert chat(server, embeds) == text(*PICTURES)
+    theirs = [{"type": "image_embeds", "image_embeds": as_file(reference.embed([one])[0])} for one in PICTURES]
+    assert chat(server, theirs) == text(*PICTURES)
     status, refusal = chat(server, [*embeds[:2], *own(PICTURES[1])])
     assert status == 400
     assert "image: expected image_embeds in all parts, with the same fields, got others as well." in refusal
@@ -257,16 +267,17 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
 @pytest.mark.parametrize(
     ("images", "text", "words"),
     [
-        (urls(BOMB), "what is it?", "pixels"),
+        (urls(BOMB), "what is it?", "messages: expected at most 33554432 pixels in one request, got more."),
+        (urls(*[HALF_A_BOMB] * 2), "?", "messages: expected at most 33554432 pixels in one request, got more."),
         (urls(PICTURES[0]), "<image> or <image>?", "placeholder"),
         ([], "<image>?", "placeholder"),
         ([{"type": "image", "image": {"image_url": 1}}], "?", "items.image[0].image_url: expected an object, got"),
     ],
-    ids=["pixels", "another placeholder", "no picture", "no url"],
+    ids=["pixels", "pixels of all", "another placeholder", "no picture", "no url"],
 )
 def test_chats_that_are_refused(server: Server, images: list[Any], text: str, words: str) -> None:
     status, refusal = chat(server, images, text)
-    assert (status, words in refusal) == (400, True), refusal
+    assert (status, words in refusal) == (413 if "pixels" in words else 400, True), refusal
 
 
 def test_urls_in_a_chat_are_not_fetched(server: Server) -> None:
