@@ -175,7 +175,8 @@ class Placeholders:
                 its schedule; None where they are not known.
 
         Raises:
-            InputError: the rows differ, or there are too many.
+            InputError: the rows differ.
+            TooManyRows: there are more than the largest item has.
         """
         where = f"{self._where}[{index}]"
         if sent is not None and sent != rows:
@@ -183,7 +184,11 @@ class Placeholders:
         if most is not None and rows > most:
             expected = f"at most {most} encoder row(s), as the stated largest item has"
             remedy = "Send a smaller item, or state a larger `largest=` in the spec."
-            raise InputError(where, expected, str(rows), remedy)
+            raise TooManyRows(where, expected, str(rows), remedy)
+
+
+class TooManyRows(InputError):
+    """An item has more encoder rows than the spec's largest item."""
 
 
 def _geometry(leaf: Leaf, scope: Scope) -> Any:

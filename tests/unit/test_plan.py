@@ -467,7 +467,7 @@ def test_every_placeholder_id_is_known():
     kind = Tensor(shape=(between(1, 4),))
     assert plan_of(modality(item=kind, layout=where(item.length > 3, embed(5), embed(6)))).embed_ids == {5, 6}
     assert plan_of(modality(layout=select(fields.x, embed=tok["<image>"]), process=hf())).embed_ids == {7}
-    plan = plan_of(modality(item=kind, layout=lambda s: embed(5 + s.item.length // 3 * 2)))
+    plan = plan_of(modality(item=kind, layout=lambda s: embed(5 + s.item.length // 2)))
     assert plan.embed_ids == {5, 7}
     with pytest.raises(SpecError, match=r"layout: expected embed\(\) of ids that the largest .* got \[6\]"):
         plan.preview([6], {"m": torch.zeros(2)})

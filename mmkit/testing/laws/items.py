@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from ...bound.placeholders import TooManyRows
 from ...errors import InputError
 from ...vllm_api import harness
 from ..strategies import ImageSample, Request
@@ -27,9 +28,15 @@ def worst_case(case: Case) -> None:
     name = case.draw(st.sampled_from(sorted(subject.samples)))
     assume(subject.limits.get(name, 0) != 0)
     stated, reached = subject.most_rows(name)
-    case.request = subject.minimal(name, case.draw(subject.samples[name]))
+    sample = case.draw(subject.samples[name])
     if stated != reached:
         case.fail(f"{stated} rows are stated for {name}, and the dummy item has {reached}")
+    try:
+        subject.pieces(name, [sample])
+    except Exception as error:  # others are refused for other reasons
+        if isinstance(error, TooManyRows):
+            case.fail(f"{sample!r} is refused: {error}")
+    case.request = subject.minimal(name, sample)
     rows = sum(subject.run(case.request).mask(name, 0))
     if rows > stated:
         case.fail(f"{name} has an item of {rows} rows, and at most {stated} are stated")
