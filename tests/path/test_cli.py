@@ -64,6 +64,9 @@ def modality(name: str, layout: Any, item: Any = Tensor(shape=(2,)), **parts: An
 
 
 def pad(items: Any, scope: Scope) -> dict[str, Any]:
+    """But for blank items, whose processing is compared when the spec is bound."""
+    if not any(item.any() for item in items):
+        return {"series": list(items)}
     longest = max(map(len, items))
     return {"series": torch.stack([torch.nn.functional.pad(i, (0, 0, 0, longest - len(i))) for i in items])}
 
