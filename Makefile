@@ -62,14 +62,14 @@ help:
 	@echo "make venv    only create the environment      PYTHON=python3.12 chooses the interpreter"
 	@echo "make clean   remove caches and outputs; make distclean removes $(VENV) as well"
 
-# vLLM leaves the sockets of its engines behind.
-WITH_SOCKETS := @sockets=$$(mktemp -d); trap 'rm -rf $$sockets' EXIT; VLLM_RPC_BASE_PATH=$$sockets
+# vLLM leaves the sockets of its engines behind, torch headers that it compiled.
+IN_OWN_FOLDER := @folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; TMPDIR=$$folder
 
 demo: $(VENV)/.installed
-	$(WITH_SOCKETS) $(BIN)/python -m examples.terra $(DEMOARGS)
+	$(IN_OWN_FOLDER) $(BIN)/python -m examples.terra $(DEMOARGS)
 
 serve-demo: $(VENV)/.installed
-	$(WITH_SOCKETS) $(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
+	$(IN_OWN_FOLDER) $(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
 # Records drives, trains a tokenizer and a world model on them, and judges the model.
 drive: $(VENV)/.installed $(VENV)/.drive
