@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import InputError, SpecError
 from ..expr import Scope, evaluate, truth
 from ..items import ItemType
 from ..layout import Placeholder
@@ -248,8 +248,11 @@ class BoundModality:
         return self.processing.run([value]).parts[0]
 
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
-        """The evaluated layout of a raw item that is the only one."""
-        return self.placeholders.preferred(self.scope(value, 0, fields))
+        """The evaluated layout of a raw item that is the only one, and that the spec chose."""
+        try:
+            return self.placeholders.preferred(self.scope(value, 0, fields))
+        except InputError as error:
+            raise SpecError(str(error)) from error
 
 
 def _may_cache(spec: Modality, binding: Binding, count: int) -> bool:

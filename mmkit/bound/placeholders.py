@@ -90,8 +90,9 @@ class Placeholders:
         """The alternatives of one item, in order of preference.
 
         Raises:
-            SpecError: an id outside the vocabulary, or an item without any embed() position.
-            InputError: the same for precomputed embeddings, whose fields come from the caller.
+            SpecError: an id outside the vocabulary.
+            InputError: an item without any embed() position, or an id outside the vocabulary of
+                precomputed embeddings, whose fields come from the caller.
         """
         try:
             if self._opaque:
@@ -115,7 +116,7 @@ class Placeholders:
             placeholder = layout.lay(scope)
         if self._wanted and not placeholder.num_embeds:
             got = f"{len(placeholder)} literal ids"
-            raise SpecError(at.where, "at least one embed() position per item", got)
+            raise InputError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
         if self.guarded is not None and (more := placeholder.embed_ids - self.guarded):
             expected = "embed() of ids that the largest or the smallest item has, too"

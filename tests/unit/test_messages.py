@@ -484,6 +484,8 @@ REQUESTS = [
     ("spec.m: expected a (2, 2) …, got m_embeds. Send the raw …", lambda: preview({"m": {"m_embeds": ZEROS[None]}})),
     ("spec.m[0]: expected at most 3 encoder row(s), …, got 4. …",
      lambda: clipped({"m_embeds": torch.zeros(4, 2)}), lambda: clipped([0.0] * 4)),
+    ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
+     lambda: preview({"m": [0.0] * 2}, item=Audio(3), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
     ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
