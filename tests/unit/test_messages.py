@@ -485,7 +485,7 @@ REQUESTS = [
     ("spec.m[0]: expected at most 3 encoder row(s), …, got 4. …",
      lambda: clipped({"m_embeds": torch.zeros(4, 2)}), lambda: clipped([0.0] * 4)),
     ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
-     lambda: preview({"m": [0.0] * 2}, item=Audio(3), layout=embed(5) * (item.length % 2))),
+     lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
     ("spec.m[1]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(1, 4, 6)], 6)),
