@@ -190,13 +190,15 @@ class ModelSpec(Declaration):
             return lambda cls: self.register(
                 cls, info=info, dummy_inputs=dummy_inputs, processor=processor
             )
-        from .model import positions
+        from .model import MultiModalModel, positions
         from .model.checks import check_class
         from .vllm_api import register
 
         check_class(self, model)
         positions.supply(self, model)
         generated = self.classes
+        compares = issubclass(model, MultiModalModel)
+        generated.processor.sends_rows = compares  # type: ignore[attr-defined]
         register(
             model,
             info=info or generated.info,

@@ -67,6 +67,15 @@ class Placeholders:
             False: self._leaves_of(self.layout),
             True: self._leaves_of(self.embeds or nothing),
         }
+        own = self.layout.leaves()
+        # those of a function may change while the item is cached
+        self.has_own_rows = bool(own) and not any(
+            leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own
+        )
+        self.fixed_rows: int | None = None
+        if not own:
+            with binding.at("layout"):
+                self.fixed_rows = self.layout.lay(binding.static).num_embeds
         leaves = self._leaves[False] | self._leaves[True]
         roots = {leaf.root for leaf in leaves}
         self._opaque = "function" in roots  # it may read anything
@@ -186,6 +195,11 @@ class Placeholders:
             expected = f"at most {most} encoder row(s), as the stated largest item has"
             remedy = "Send a smaller item, or state a larger `largest=` in the spec."
             raise TooManyRows(where, expected, str(rows), remedy)
+
+
+def rows_field(modality: str) -> str:
+    """The field of the numbers of encoder rows, which `mmkit.MultiModalModel` compares."""
+    return f"mmkit_{modality}_rows"
 
 
 class TooManyRows(InputError):

@@ -12,6 +12,7 @@ import torch
 from typing_extensions import override
 
 from ..bound.modality import BoundModality
+from ..bound.placeholders import rows_field
 from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
@@ -54,10 +55,8 @@ class MultiModalModel(ModelInterface):
     where the items' shapes differ; a flat field is one concatenated tensor) and returns one (rows,
     hidden_size) tensor per item, as a list or stacked. The mixin
 
-    - compares items and rows with the layout; vLLM would cut off a surplus row silently. The device
-      knows the processed fields, not the raw items, so the mixin cannot compare a layout that
-      depends on `item`: write ``fields.series.shape[0]`` for ``item.length`` where both have the
-      same value;
+    - compares items and rows with the layout; vLLM would cut off a surplus row silently. A layout
+      that a function makes, or that depends on the item's place among others, is not compared;
     - replaces the rows of an item by zeros where a value is not finite, or too large for the
       model's dtype, so that no item reaches the answers of other requests through the KV cache.
       The log and the metric `mmkit:unsound_items` count such items. This holds for precomputed
@@ -126,7 +125,7 @@ class MultiModalModel(ModelInterface):
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             # with embeddings, the fields that their layout reads come alone
             if not fields.keys() <= modality.intake.companions.keys():
-                encoded += self._encoded(modality, fields)
+                encoded += self._encoded(modality, fields, kwargs.get(rows_field(modality.name)))
             if encoded:
                 sound, unsound = contained(encoded, self._bound)
                 rows += sound
@@ -134,18 +133,19 @@ class MultiModalModel(ModelInterface):
                     self._unsound.add(name, unsound)
         return rows
 
-    def _encoded(self, modality: BoundModality, fields: dict[str, Any]) -> list[torch.Tensor]:
+    def _encoded(
+        self, modality: BoundModality, fields: dict[str, Any], rows: Any
+    ) -> list[torch.Tensor]:
         """The rows that the model's `embed_<modality>` returns, one tensor per item."""
         returned = getattr(self, f"embed_{modality.name}")(**fields)
-        batched = {
-            key: value for key, value in fields.items() if isinstance(modality.fields[key], Batched)
-        }
-        counts = [
-            modality.placeholders.rows({key: value[i] for key, value in batched.items()})
-            for i in range(len(next(iter(batched.values()), ())))
-        ]
+        batched = (fields[key] for key in fields if isinstance(modality.fields[key], Batched))
+        counts: list[int | None] | None = None
+        if rows is not None:
+            counts = [int(count) for count in rows]
+        elif (first := next(batched, None)) is not None:
+            counts = [modality.placeholders.fixed_rows] * len(first)
         where = f"{modality.where}, embed_{modality.name}"
-        return encoder_rows(returned, where, counts if batched else None, self._width)
+        return encoder_rows(returned, where, counts, self._width)
 
     @override
     def embed_input_ids(

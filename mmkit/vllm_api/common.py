@@ -24,6 +24,7 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptReplacement, Pr
 
 from ..bound.calls import Taken
 from ..bound.modality import BoundModality
+from ..bound.placeholders import rows_field
 from ..bound.processing import Processed
 from ..expr import Scope
 from ..field import Batched, Flat
@@ -107,21 +108,24 @@ def embeds_size(model_config: Any) -> int:
 
 
 def field_configs(
-    modality: BoundModality, processed: Processed
+    modality: BoundModality, processed: Processed, *, with_rows: bool
 ) -> Mapping[str, MultiModalFieldConfig]:
-    """vLLM's configuration for splitting the processed fields of one modality."""
+    """vLLM's configuration for splitting the processed fields of one modality, `with_rows` also
+    the numbers of its encoder rows, where items differ in them."""
+    known = partial(_field_configs, modality, processed, with_rows)
     # as any other request's
     if all(isinstance(declared, Batched) for declared in modality.fields_and_embeds.values()):
-        return modality.adapted.get("fields", lambda: _field_configs(modality, processed))
-    return _field_configs(modality, processed)
+        return modality.adapted.get(("fields", with_rows), known)
+    return known()
 
 
 def _field_configs(
-    modality: BoundModality, processed: Processed
+    modality: BoundModality, processed: Processed, with_rows: bool
 ) -> dict[str, MultiModalFieldConfig]:
     name, configs = modality.name, {}
+    on_cpu = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
     for key, declared in modality.fields_and_embeds.items():
-        options = {"keep_on_cpu": True} if declared.keep_on_cpu and KEEPS_ON_CPU else {}
+        options = on_cpu if declared.keep_on_cpu else {}
         if isinstance(declared, Batched):
             configs[key] = MultiModalFieldConfig.batched(name, **options)
         elif isinstance(declared, Flat):
@@ -129,6 +133,8 @@ def _field_configs(
             configs[key] = MultiModalFieldConfig.flat(name, slices, dim=declared.dim, **options)
         else:
             configs[key] = MultiModalFieldConfig.shared(name, len(processed.parts), **options)
+    if with_rows and modality.placeholders.has_own_rows:
+        configs[rows_field(name)] = MultiModalFieldConfig.batched(name, **on_cpu)
     return configs
 
 

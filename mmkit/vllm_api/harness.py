@@ -25,6 +25,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
+from ..bound.placeholders import rows_field
 from ..errors import MmkitError
 from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
@@ -301,7 +302,7 @@ def outcome(result: Any, caches: Caches | None = None) -> Outcome:
     items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
     if caches is not None:
         items = caches.receive(items, result)
-    fields = {name: [*map(_fields, of_items)] for name, of_items in items.items()}
+    fields = {name: [_fields(name, item) for item in of_items] for name, of_items in items.items()}
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
     return Outcome(ids, ranges, fields, hashes, items)
 
@@ -315,9 +316,10 @@ def _flags(mask: Any, length: int) -> tuple[bool, ...]:
     return (True,) * length if mask is None else tuple(map(bool, mask))
 
 
-def _fields(item: Any) -> dict[str, Any]:
+def _fields(modality: str, item: Any) -> dict[str, Any]:
     """The values of an item; tensors and arrays are copied: a processor may reuse their memory."""
     values = {name: element.data for name, element in item.items()}
+    values.pop(rows_field(modality), None)
     return {name: _copied(value) for name, value in values.items()}
 
 

@@ -20,6 +20,7 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from ..bound.placeholders import rows_field
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
 from . import chat, guard
@@ -60,7 +61,8 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
             for name, field in modality.fields.items()
         }
         model.multimodal_cpu_fields = frozenset(
-            name for name, field in fields.items() if field.keep_on_cpu
+            [name for name, field in fields.items() if field.keep_on_cpu]
+            + [rows_field(modality.name) for modality in processor.spec.modalities]
         )
         model.merge_by_field_config = True
     model.supports_multimodal_raw_input_only = processor.spec.is_raw

@@ -21,12 +21,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from ..bound.calls import Calls, LazyProcessor
 from ..bound.memo import Memo, options_key
+from ..bound.placeholders import rows_field
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..plan import CONFIGURED, Plan
@@ -34,6 +36,7 @@ from ..training.processor import own_processor
 from ..training.saving import announce
 from ..updates import Insert
 from .common import (
+    Details,
     EmbedItems,
     Parser,
     ResolvedUpdate,
@@ -170,6 +173,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     """Processes the requests of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
+    sends_rows: ClassVar[bool] = False
+    """Whether the model compares the rows of its encoder with the layouts."""
     requires_tokenizer = False
 
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
@@ -365,10 +370,15 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 if self.plan.modalities[name].processing.hf is not None:
                     self.sample(name)
             raise
-        for name, done in processed.items():
-            mm_items[name].mmkit_parts = done.parts
         features = BatchFeature()
-        features.data = {key: own for done in processed.values() for key, own in done.data.items()}
+        for name, done in processed.items():
+            own = mm_items[name]
+            own.mmkit_parts = done.parts
+            own.mmkit_details = self._details(name, own, kwargs)
+            features.data.update(done.data)
+            if not isinstance(own, EmbedItems):
+                rows = [first.alternative.placeholder.num_embeds for first, *_ in own.mmkit_details]
+                features.data[rows_field(name)] = torch.tensor(rows)
         features.data[_PROCESSED] = processed
         return features
 
@@ -379,7 +389,8 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         processed, none = hf_inputs.get(_PROCESSED, {}), Processed({}, {}, [])
         configs: dict[str, Any] = {}
         for name, modality in self.plan.modalities.items():
-            configs.update(field_configs(modality, processed.get(name, none)))
+            done = processed.get(name, none)
+            configs.update(field_configs(modality, done, with_rows=self.sends_rows))
         return configs
 
     # -- fields from elsewhere ---------------------------------------------------------------------
@@ -406,36 +417,37 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def _get_prompt_updates(
         self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
     ) -> Sequence[Any]:
-        plan = self._configured(hf_processor_mm_kwargs)
         updates = []
         for name, items in mm_items.items():
-            modality, embeds = plan.modalities[name], isinstance(items, EmbedItems)
-            placeholders, contents, most = modality.placeholders, [], None
-            fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
-            is_largest = getattr(items, "mmkit_largest", False)
-            # options of the request may make more rows of an item than those of the server do
-            if fixed is None and len(items) and not hf_processor_mm_kwargs and not is_largest:
-                most = modality.most_rows(partial(self._process_one, name))
-            for index, value in enumerate(items.get_all()):
-                if (alternatives := fixed) is None:
-                    # with hidden fields, which vLLM does not have
-                    fields = items.mmkit_parts[index]
-                    scope = modality.scope(value, index, fields, total(items))
-                    alternatives = details(modality, scope, embeds)
-                rows = alternatives[0].alternative.placeholder.num_embeds
-                if is_largest:
-                    modality.note_largest(value, rows)
-                sent = len(value.rows) if embeds else None
-                placeholders.check_rows(index, rows, sent=sent, most=most)
-                if modality.positions is not None:
-                    placeholder = alternatives[0].alternative.placeholder
-                    modality.positions.check(items.mmkit_parts[index], placeholder)
-                contents.append(alternatives)
-            if contents:
+            if contents := getattr(items, "mmkit_details", ()):  # none of no items
                 updates += [
                     ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))
                 ]
         return updates
+
+    def _details(self, name: str, items: Any, kwargs: Mapping[str, object]) -> list[list[Details]]:
+        """The alternatives of each item of a modality, after processing."""
+        modality, embeds = self._configured(kwargs).modalities[name], isinstance(items, EmbedItems)
+        placeholders, contents, most = modality.placeholders, [], None
+        fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
+        is_largest = getattr(items, "mmkit_largest", False)
+        # options of the request may make more rows of an item than those of the server do
+        if fixed is None and len(items) and not kwargs and not is_largest:
+            most = modality.most_rows(partial(self._process_one, name))
+        for index, value in enumerate(items.get_all()):
+            fields = items.mmkit_parts[index]  # with hidden ones, which vLLM does not have
+            if (alternatives := fixed) is None:
+                scope = modality.scope(value, index, fields, total(items))
+                alternatives = details(modality, scope, embeds)
+            placeholder = alternatives[0].alternative.placeholder
+            if is_largest:
+                modality.note_largest(value, placeholder.num_embeds)
+            sent = len(value.rows) if embeds else None
+            placeholders.check_rows(index, placeholder.num_embeds, sent=sent, most=most)
+            if modality.positions is not None:
+                modality.positions.check(fields, placeholder)
+            contents.append(alternatives)
+        return contents
 
     @override
     def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:

@@ -17,6 +17,7 @@ from transformers.feature_extraction_utils import BatchFeature
 from vllm.multimodal.inputs import MultiModalKwargsItems
 
 from ..bound.modality import BoundModality
+from ..bound.placeholders import rows_field
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError, VllmApiError
 from ..expr import COUNT, INDEX, Leaf, leaves
@@ -128,6 +129,7 @@ def _item(
         remedy = "Send them: what another process has kept of an item is not known here."
         raise InputError(where, "processed fields", type(sent).__name__, remedy)
     fields = {key: getattr(element, "data", None) for key, element in sent.items()}
+    fields.pop(rows_field(modality.name), None)  # counted again
     intake = modality.intake
     embeds = intake.takes_embeds and intake.embeds_field in fields
     item: Any = SimpleNamespace(index=index)
@@ -293,7 +295,11 @@ def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
                     sizes[key] = [
                         part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)
                     ]
-            configs = field_configs(modality, Processed(data, sizes, [item.fields]))
+            if modality.intake.embeds_field not in data:
+                placeholder = item.alternatives[0].placeholder
+                data[rows_field(name)] = torch.tensor([placeholder.num_embeds])
+            processed, with_rows = Processed(data, sizes, [item.fields]), processor.sends_rows
+            configs = field_configs(modality, processed, with_rows=with_rows)
             built = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), configs)
             modalities[name] += built[name]
     return MultiModalKwargsItems(modalities)

@@ -255,6 +255,7 @@ def _registered(model: type, spec: ModelSpec) -> str:
     name = f"{model.__name__}{next(_numbers)}ForCausalLM"  # vLLM keeps what it has found out of an architecture
     named = type(name, (model,), {"mm_spec": spec, "__module__": __name__})
     classes = spec.classes
+    classes.processor.sends_rows = issubclass(model, MultiModalModel)
     MULTIMODAL_REGISTRY.register_processor(classes.processor, info=classes.info, dummy_inputs=classes.dummy_inputs)(
         named
     )
@@ -763,8 +764,9 @@ BUGS = [
     Bug("L1", "layout_longer_than_the_rows",
         "The layout has three positions for an item, the encoder two rows.", "frames",
         layout_longer_than_the_rows, r"frames\[0\] has 2 encoder rows and 3 embed positions", model=ByHand),
-    Bug("L1", "layout_longer_than_the_rows_of_a_mixin", "The same, in a model class whose mixin checks rows.",
-        "frames", layout_longer_than_the_rows,
+    Bug("L1", "layout_longer_than_the_rows_of_a_mixin",
+        "The same by the size of the raw item, in a model class whose mixin checks rows.", "frames",
+        lambda: {"layout": embed(tok["<pad>"]) * (item.length + 1), "embeds": embed(tok["<pad>"]) * item.rows},
         r"mixed\.frames, embed_frames, item 0: expected 3 encoder rows, got 2", model=Derived),
     Bug("L1", "literal_in_the_mask", "The mask marks a literal token before the placeholders as one of them.", "series",
         lambda: {"layout": embed(tok["<open>"]) + embed(tok["<row>"]) * fields.length + tok["<close>"]},
