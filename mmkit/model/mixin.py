@@ -81,11 +81,8 @@ class MultiModalModel(ModelInterface):
     """vLLM's configuration of the engine that the model was made for."""
 
     def __init__(self, *, vllm_config: Any = None, prefix: str = "", **options: Any) -> None:
-        # a Protocol's own `__init__` does not pass the call on to the next base
-        mro: Any = type(self).__mro__
-        bases = pairwise(mro[mro.index(MultiModalModel) :])
-        last, model = next(pair for pair in bases if pair[1] not in ModelInterface.__mro__)
-        initialise = super(last, self).__init__
+        model, beside = self._beside()
+        initialise = beside.__init__
         if vllm_config is None:  # nn.Module
             initialise(**options)
         else:
@@ -96,6 +93,14 @@ class MultiModalModel(ModelInterface):
         self._bound = largest_magnitude(dtype)
         self._unsound = Tally(Reporter(self.mm_plan.spec.name, self._bound)) if counts else None
         sampling.serve(self)
+
+    def _beside(self) -> tuple[type, Any]:
+        """The class that the mixin stands before, and its methods: a Protocol's own do not pass a
+        call on to the next base."""
+        mro: Any = type(self).__mro__
+        bases = pairwise(mro[mro.index(MultiModalModel) :])
+        last, model = next(pair for pair in bases if pair[1] not in ModelInterface.__mro__)
+        return model, super(last, self)
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
@@ -173,9 +178,10 @@ class MultiModalModel(ModelInterface):
         if self.mm_plan.spec.is_raw:
             return torch.zeros(len(input_ids), self._width, device=input_ids.device)
         known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
-        embeds: torch.Tensor = self.get_language_model().embed_input_ids(
-            torch.where(known, input_ids, 0)
-        )
+        language_model = self.get_language_model()
+        if language_model is self:
+            language_model = self._beside()[1]
+        embeds: torch.Tensor = language_model.embed_input_ids(torch.where(known, input_ids, 0))
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
             return embeds
         return merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
@@ -229,7 +235,7 @@ class MultiModalModel(ModelInterface):
         holds for all of its layers.
         """
         language_model = self.get_language_model()
-        if not hasattr(language_model, "compute_logits"):
+        if language_model is self or not hasattr(language_model, "compute_logits"):
             raise AttributeError("get_mm_mapping")
         return partial(module_names, self, language_model)
 

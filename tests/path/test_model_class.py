@@ -95,6 +95,22 @@ def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
     assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
 
 
+def test_a_class_that_is_its_own_language_model() -> None:
+    class Whole(_Encoders):
+        def get_language_model(self) -> Any:
+            return self
+
+        def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.body.embed_input_ids(input_ids)
+
+        def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return self.body.compute_logits(hidden_states)
+
+    subject = with_model(type("Itself", (MultiModalModel, Whole), {}))
+    for law in ("L1", "L11", "L13"):
+        check_law(law, subject, examples=5, database=False)
+
+
 def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plugin.VARIABLE, "json,no_such_package.model")
     with pytest.raises(MmkitError) as refused:
