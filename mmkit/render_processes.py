@@ -38,6 +38,9 @@ from .spec import Declaration
 NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""
 
+PATIENCE = 120.0
+"""Seconds without an answer after which a process counts as one that hangs, and is ended."""
+
 _CONTEXT = get_context("spawn")
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
@@ -183,7 +186,10 @@ class RenderProcesses:
             if not self._is_closed:  # else it was ended on purpose
                 self._new()
             remedy = "Send the request again; the server's log may tell why."
-            raise MmkitError(self._where, "one that answers", "one that ended", remedy) from error
+            got = "one that ended"
+            if isinstance(error, TimeoutError):
+                got = f"one that was silent for {PATIENCE:g} s and was ended"
+            raise MmkitError(self._where, "one that answers", got, remedy) from error
 
 
 class _Process:
@@ -206,16 +212,21 @@ class _Process:
         """Return when it is ready."""
         if self._is_ready:
             return
-        if (problem := self._connection.recv()) is not None:
+        if (problem := self._received()) is not None:
             raise MmkitError(where, "one that starts", problem)
         self._is_ready = True
 
     def run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
         self._connection.send(pack(items, self._folder))
-        answer = unpack(self._connection.recv())
+        answer = unpack(self._received())
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[no-any-return]
+
+    def _received(self) -> Any:
+        if not self._connection.poll(PATIENCE):
+            raise TimeoutError
+        return self._connection.recv()
 
     def end(self) -> None:
         self._connection.close()

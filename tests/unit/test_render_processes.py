@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mmkit import InputError, Modality, ModelSpec, SpecError, Tensor, already_expanded, batched, between, embed
+from mmkit import (
+    InputError,
+    Modality,
+    ModelSpec,
+    SpecError,
+    Tensor,
+    already_expanded,
+    batched,
+    between,
+    embed,
+    render_processes,
+)
 from mmkit.bound.calls import Taken
 from mmkit.errors import MmkitError
 from mmkit.render_processes import Recipe, RenderProcesses
@@ -61,12 +72,15 @@ def test_a_refusal_is_the_same(processes):
         processes.process(items(-1)).result(60)
 
 
-@pytest.mark.parametrize("how", ["by an item", "from outside"])
-def test_an_end_costs_one_request(processes, how):
+@pytest.mark.parametrize("how", ["by an item", "from outside", "it hangs"])
+def test_an_end_costs_one_request(processes, how, monkeypatch):
     """The others are answered meanwhile, and both processes are there again."""
     before = set(processes.pids)
     if how == "from outside":
         os.kill(min(before), signal.SIGKILL)
+    if how == "it hangs":
+        monkeypatch.setattr(render_processes, "PATIENCE", 3)
+        os.kill(min(before), signal.SIGSTOP)
     works = [processes.process(items(-2 if how == "by an item" and i == 3 else i)) for i in range(12)]
     failed = [i for i, work in enumerate(works) if isinstance(work.exception(60), MmkitError)]
     assert failed == [3] if how == "by an item" else len(failed) <= 1
