@@ -150,14 +150,19 @@ class Subject:
 
     @cached_property
     def ordinary(self) -> list[int]:
-        """Some ids that are neither special nor placeholders."""
+        """Some ids that are not special, and stand for no item."""
         tokenizer = self.processor.info.ctx.tokenizer
         size = self.vocabulary_size
         if tokenizer is not None:
             size = min(size, len(tokenizer))
         taken = {*getattr(tokenizer, "all_special_ids", ())}
         if self.plan is not None:
-            taken |= {*self.plan.embed_ids}
+            of_items = [
+                modality.placeholders.targets() for modality in self.plan.modalities.values()
+            ]
+            taken = taken.union(
+                self.plan.embed_ids, *(target for own in of_items for target in own)
+            )
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property

@@ -232,7 +232,7 @@ def checkpoint(architecture: str = "PlantedForCausalLM", tokenizer: bool = True)
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ID["<s>"])])
         fast = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-        fast.add_special_tokens({"additional_special_tokens": SPECIAL[3:]})
+        fast.add_tokens(SPECIAL[3:])  # not special: no law may take those of absent items for words
         fast.save_pretrained(folder)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 31}
