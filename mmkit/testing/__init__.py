@@ -139,7 +139,7 @@ def _check(case: Case, options: dict[str, Any], clock: Clock) -> str:
         try:
             clock.look()
             if law.kind == "once":
-                tally.once(lambda: law.check(case))
+                tally.once(case.check)
             elif law.kind == "machine":
                 machine = law.check(case)
                 chosen = quiet(stateful_step_count=6, **options)
@@ -147,7 +147,7 @@ def _check(case: Case, options: dict[str, Any], clock: Clock) -> str:
             else:
                 for_each(
                     st.data(),
-                    lambda data: tally.once(lambda: law.check(replace(case, data=data))),
+                    lambda data: tally.once(replace(case, data=data).check),
                     **options,
                 )
         except Unsatisfiable as error:

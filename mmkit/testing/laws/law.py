@@ -96,6 +96,15 @@ class Case:
         self.request = self.draw(self.subject.requests(**options))
         return self.request
 
+    def check(self) -> None:
+        """Check the law. What the code under test raises names the request."""
+        try:
+            self.law.check(self)
+        except Exception as error:
+            if self.request and not isinstance(error, (Violation, KitError)):
+                error.add_note(f"in {self.request!r}{self.before}")
+            raise
+
     def is_of_kit(self, error: BaseException) -> bool:
         """Whether an exception belongs to the kit."""
         return is_of_kit(error, self.subject, self.law.check, self.model)
