@@ -161,14 +161,21 @@ def app() -> Any:
             Path | None,
             typer.Option(metavar="FILE", help="Compare these as well: JSON, one per line."),
         ] = None,
-        examples: Annotated[int, typer.Option(min=0, metavar="N", help="Drawn requests.")] = 100,
+        examples: Annotated[
+            int,
+            typer.Option(min=0, metavar="N", help="Drawn requests, each as ids and as text."),
+        ] = 100,
+        known: Annotated[
+            list[str] | None,
+            typer.Option(metavar="REGEX", help="Pass over differences that say this; repeatable."),
+        ] = None,
         trust_remote_code: Trust = False,
     ) -> None:
         """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
         from .compare import run
 
         quiet()
-        options: dict[str, Any] = {"requests": requests, "examples": examples}
+        options: dict[str, Any] = {"requests": requests, "examples": examples, "known": known or ()}
         options["trust_remote_code"] = trust_remote_code
         raise typer.Exit(run(load_spec(spec), config, model_class, **options))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def run(
     *,
     requests: Path | None = None,
     examples: int = 100,
+    known: Sequence[str] = (),
     trust_remote_code: bool = False,
 ) -> int:
     """Compare a spec with the processor of a model class, and print the first difference.
@@ -37,6 +39,7 @@ def run(
         requests: a file with a request per line, as JSON: ``{"prompt": text or ids, "items":
             ["image=photo.png"], "mm_processor_kwargs": {}}``.
         examples: number of drawn requests.
+        known: regular expressions of differences that are passed over.
         trust_remote_code: run code that the checkpoint brings.
 
     Returns:
@@ -47,9 +50,14 @@ def run(
     """
     from ..testing.compare import Comparison, compare
 
+    for pattern in known:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError("--known", "a regular expression", reason(error)) from error
     console = Console(highlight=False)
     path, model = checkpoint(folder), _load_class(model_class)
-    options = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     stored = [*_stored(requests, spec, path, trust_remote_code)] if requests else []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True) as bar:
@@ -59,15 +67,15 @@ def run(
         def show(comparison: Comparison) -> None:
             bar.update(task, completed=comparison.requests)
 
-        comparison = compare(
-            spec, path, model, examples=examples, given_requests=stored, progress=show, **options
-        )
+        options |= {"examples": examples, "given_requests": stored, "known": known}
+        comparison = compare(spec, path, model, progress=show, **options)
     if comparison.difference:
         console.print(Text.assemble(("✗ ", "bold red"), comparison.difference), soft_wrap=True)
         return 1
     compared = plural(comparison.requests, "request")
     both = f", {comparison.refused} of them refused by both" if comparison.refused else ""
-    console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}."))
+    but = f", but for {plural(comparison.known, 'known difference')}" if comparison.known else ""
+    console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}{but}."))
     if comparison.taken:
         note = f"The class refuses {comparison.taken} that the spec takes, as: "
         console.print(Text.assemble(("– ", "dim"), note, comparison.taken_first))

@@ -419,6 +419,8 @@ def test_compare(tmp_path: Path) -> None:
     assert "ImageSample(" in said
     _, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 0, "--requests", requests)
     assert "requests.jsonl:1: prompt 'a photo of', items ['image=60x40']" in said
+    _, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 3, "--known", "and the spec: ids: ")
+    assert re.match(r"✓ The same of 6 requests(, .*)?, but for \d known differences\.", said)
 
 
 def test_examples(tmp_path: Path) -> None:
