@@ -25,14 +25,16 @@ _TYPES = {"image": 1, "video": 2, "audio": 3}
 """Of tokens, in transformers; those of a text have 0."""
 
 
-def processed(processor: Any, text: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Ids and fields of a text with items by the model's own Hugging Face processor; None where it
-    does not take them.
+def processed(
+    processor: Any, text: str, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Ids and fields of a text with items by the model's own Hugging Face processor, with options
+    of the request; None where it does not take them.
 
     Raises:
         Exception: of any kind, where the model has no such processor.
     """
-    hf_processor = processor.info.get_hf_processor()
+    hf_processor = processor.info.get_hf_processor(**kwargs)
     named: dict[str, Any] = {_KEYWORDS.get(name, name): values for name, values in data.items()}
     if any(isinstance(video, tuple) for video in named.get("videos", ())):
         videos, metadata = zip(*named["videos"], strict=True)
@@ -41,7 +43,7 @@ def processed(processor: Any, text: str, data: Mapping[str, Any]) -> dict[str, A
         sampled = {"video_metadata": known, "do_sample_frames": False}
         named |= {"videos": list(videos), **sampled}
     try:
-        result = dict(hf_processor(text=text, **named))
+        result = dict(hf_processor(text=text, **{**kwargs, **named}))
     except Exception:  # each refuses in a way of its own
         return None
     ids = result["input_ids"]

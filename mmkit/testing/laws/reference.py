@@ -27,20 +27,19 @@ def processing(case: Case) -> None:
     tokenizer = processor.info.ctx.tokenizer
     if tokenizer is None:
         raise NotApplicable("the model has no tokenizer")
-    # vLLM hands options over in ways of its own
-    request = case.request = replace(case.draw_request(least=1), kwargs={})
+    request = case.draw_request(least=1)
     text = tokenizer.decode(request.prompt)
     # transformers takes an array of three rows for one of three channels
     plain = {name: [one.same()[0] for one in some] for name, some in request.items.items() if some}
     try:
-        result = reference.processed(processor, text, plain)
+        result = reference.processed(processor, text, plain, request.kwargs)
     except Exception as error:
         raise NotApplicable("the model has no Hugging Face processor") from error
     if result is None:
         reject()
     theirs = result["input_ids"]
     try:
-        outcome = harness.run(processor, text, request.data())
+        outcome = harness.run(processor, text, request.data(), request.kwargs)
     except Exception as error:  # decoding may change what the ids mean
         case.refused(error)
         reject()
