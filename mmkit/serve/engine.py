@@ -38,6 +38,7 @@ from ..vllm_api.moved import find
 from ..vllm_api.names import shared_file
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
+from .limits import Limits
 from .media import FRAMES
 from .protocol import (
     GenerateRequest,
@@ -48,6 +49,7 @@ from .protocol import (
     TextFormat,
 )
 from .urls import Connector
+from .weigh import weigh_constraint
 from .window import History
 from .wire import Media
 
@@ -209,11 +211,11 @@ class Engine:
         options["max_tokens"] = asked.max_tokens
         return _made(partial(sampling_params, output, self._client), options, "sampling")
 
-    def constraint(self, asked: GenerateRequest) -> Any:
+    def constraint(self, asked: GenerateRequest, limits: Limits) -> Any:
         """vLLM's parameters of what the text must be, None for any text.
 
         Raises:
-            InputError: several constraints, or a server without a tokenizer.
+            InputError: several constraints, one that is too large, or a server without a tokenizer.
         """
         given, form = asked.structured_outputs, asked.response_format
         if form is None or isinstance(form, TextFormat):
@@ -226,6 +228,7 @@ class Engine:
             return None
         if not self.has_tokenizer:
             raise InputError(where, "none, since the server has no tokenizer", "a constraint")
+        weigh_constraint(msgspec.json.encode(given), where, limits)
         kinds = {n: v for n, v in msgspec.structs.asdict(given).items() if v is not None}
         if len(kinds) != 1:
             expected = f"exactly one of {', '.join(StructuredOutputs.__struct_fields__)}"

@@ -19,9 +19,10 @@ from ..vllm_api.chat import SENT
 from . import errors
 from .chat import FEW, apart
 from .door import Door, of_scope
+from .limits import Limits
 from .parsing import decoded, decoder
 from .protocol import ErrorInfo
-from .weigh import Scale, read
+from .weigh import Scale, read, weigh_constraint
 from .wire import TooLarge
 
 _OWN = "/v1/mm/"
@@ -68,6 +69,19 @@ class _Named(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(max_length=2**10)] | UnsetType | None = UNSET
 
 
+_CONSTRAINTS = (
+    *("structured_outputs", "response_format", "text", "tools"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # before vLLM 0.12
+)
+_Constrained: Any = msgspec.defstruct(
+    "_Constrained", [(name, msgspec.Raw, msgspec.Raw()) for name in (*_CONSTRAINTS, "tool_choice")]
+)
+"""The fields that say what a text must be, in whichever of vLLM's routes."""
+
+_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
+"""Choices of tools for which no grammar is compiled."""
+
+
 class Gate:
     """ASGI middleware.
 
@@ -108,6 +122,8 @@ async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
         raise InputError("body", "JSON in UTF-8", "a zero byte")
     if len(body) > _LARGE and body.startswith(b"{"):
         decoded(decoder(_Named), body)
+    if len(body) > limits.constraint and body.lstrip().startswith(b"{"):
+        _weigh_constraints(decoded(decoder(_Constrained), body), limits)
     body, items = await apart(scope["path"], body, door)
     SENT.set(items)  # also none: a pipelined request begins in the context of the one before it
     if items:
@@ -116,6 +132,14 @@ async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:
     if scale.listed > FEW and scale.listed - decoded(decoder(_Prompted), body).values() > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
     return body
+
+
+def _weigh_constraints(fields: Any, limits: Limits) -> None:
+    free = {"tools"} if bytes(fields.tool_choice) in _FREE_TO_CALL else set()
+    if not bytes(fields.text).startswith(b"{"):  # of /v1/responses it is an object
+        free.add("text")
+    for name in sorted({*_CONSTRAINTS} - free):
+        weigh_constraint(memoryview(getattr(fields, name)), name, limits)
 
 
 def _again(body: bytes, receive: Any) -> Any:

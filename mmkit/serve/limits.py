@@ -25,6 +25,8 @@ class Limits:
         elements: numbers in the items of one request.
         items: items of one request, all modalities together; a spec's own limits hold too.
         pixels: pixels of the images and video frames of one request, before they are decoded.
+        constraint: bytes in JSON of what a text must be (structured outputs, a response format,
+            tools that must be called). The engine compiles it, which others wait for.
         sessions: open sessions, at all API servers of one address together. A session holds
             sequences and KV cache while it waits for its client; 0 means as many sessions as leave
             each copy of the model half of both.
@@ -37,6 +39,7 @@ class Limits:
     elements: int = 2**24
     items: int = 4096
     pixels: int = 2**25
+    constraint: int = 2**14
     sessions: int = 0
     idle_seconds: float = 300.0
 

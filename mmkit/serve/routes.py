@@ -96,7 +96,7 @@ async def generate(request: Request) -> Response:
             asked,
             n=asked.n,
             stop=asked.stop,
-            constraint=here.engine.constraint(asked),
+            constraint=here.engine.constraint(asked, here.limits),
             output=output.bound if output else None,
             stream=asked.stream,
         )

@@ -21,6 +21,20 @@ _PIECE = 2**16
 """Bytes that are looked at in one go."""
 
 
+def weigh_constraint(
+    constraint: bytes | bytearray | memoryview, where: str, limits: Limits
+) -> None:
+    """Refuse a constraint of a text that costs too much to compile.
+
+    Raises:
+        TooLarge: its JSON is beyond the limit.
+    """
+    if len(constraint) > limits.constraint:
+        expected = f"a constraint of at most {limits.constraint} bytes"
+        remedy = "Ask for less, or raise MMKIT_SERVE_CONSTRAINT on the server."
+        raise TooLarge(where, expected, str(len(constraint)), remedy)
+
+
 class Slow(InputError):
     """A client that keeps the server waiting."""
 

@@ -192,6 +192,14 @@ OTHERS = [
     ),
     ({"prompt": [*MANY, {}]}, 400, "prompt[20000]: expected a whole number, a text or a list, got an object."),
     ({"prompt": [*MANY, "a"]}, 400, "prompt: expected a list of ids, of texts or of lists of ids, got a mixed one."),
+    (
+        {"response_format": {"a": COMMAS}, "messages": []},
+        413,
+        "response_format: expected a constraint of at most 16384 bytes, got 4000008. Ask for less, or raise",
+    ),
+    ({"tools": [COMMAS], "text": COMMAS, "tool_choice": "auto"}, 200, ""),
+    ({"tools": [COMMAS], "tool_choice": "required"}, 413, "tools: expected a constraint of at most 16384 bytes"),
+    ({"text": {"format": COMMAS}}, 413, "text: expected a constraint of at most 16384 bytes"),
     ({"prompt": [[1] * 2**20]}, 413, "body: expected at most 1048576 values in JSON, got more."),
 ]
 
