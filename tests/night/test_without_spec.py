@@ -21,8 +21,8 @@ from mmkit.serve.process import Server
 pytestmark = pytest.mark.timeout(900)
 
 OPTIONS = (
-    "--dtype float32 --block-size 32 --max-num-seqs 4 --max-model-len 512 --enforce-eager --enable-mm-embeds --served-model-name llava "
-    "--enable-auto-tool-choice --tool-call-parser hermes --num-gpu-blocks-override 64"
+    "--dtype float32 --block-size 32 --max-num-seqs 4 --max-model-len 512 --enforce-eager --enable-mm-embeds "
+    "--served-model-name llava --enable-auto-tool-choice --tool-call-parser hermes --num-gpu-blocks-override 64"
 )
 TOOL = {
     "type": "function",
