@@ -1,4 +1,4 @@
-"""A server of a model without a spec answers as if mmkit were not installed: vLLM's own LLaVA, its chat and its errors."""
+"""A server of a model without a spec answers as if mmkit were not installed: vLLM's own LLaVA, chat and errors."""
 
 import base64
 import io
