@@ -268,6 +268,8 @@ def _sent(value: Any) -> Any:
         return _File(np.frombuffer(file, np.uint8))
     if getattr(value, "mode", None) == "RGB":
         return _Pixels(np.asarray(value))
+    if isinstance(value, dict):
+        return {name: _sent(part) for name, part in value.items()}
     return value
 
 
@@ -275,14 +277,15 @@ FILE = "mmkit_file"
 """Attribute of a PIL image that has not been decoded yet: the bytes of its file."""
 
 
-def _loaded(taken: Taken, name: str) -> Taken:
-    values = []
-    for index, value in enumerate(taken.values):
-        try:
-            values.append(value.load() if isinstance(value, (_File, _Pixels)) else value)
-        except (OSError, ValueError, SyntaxError) as error:  # the kinds of formats differ
-            raise InputError(f"{name}[{index}]", "an image", str(error).rstrip(".")) from error
-    return replace(taken, values=values)
+def _loaded(value: Any, where: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _loaded(part, f"{where}.{name}") for name, part in value.items()}
+    if not isinstance(value, (_File, _Pixels)):
+        return value
+    try:
+        return value.load()
+    except (OSError, ValueError, SyntaxError) as error:  # the kinds of formats differ
+        raise InputError(where, "an image", str(error).rstrip(".")) from error
 
 
 def _work(connection: Connection, recipe: bytes, folder: str) -> None:
@@ -316,10 +319,11 @@ def _keep_memory() -> None:
 
 def _answer(plan: Plan, sent: Packed, folder: str) -> Packed:
     try:
-        items = {
-            name: _loaded(taken, plan.modalities[name].where)
-            for name, taken in unpack(sent).items()
-        }
+        items: dict[str, Taken] = unpack(sent)
+        for name, taken in items.items():
+            where = plan.modalities[name].where
+            values = [_loaded(value, f"{where}[{i}]") for i, value in enumerate(taken.values)]
+            items[name] = replace(taken, values=values)
         return pack(plan.process(items), folder)
     except Exception as error:
         with suppress(Exception):

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 from ..errors import InputError, SpecError
 from ..expr import Scope, leaves
 from .base import ItemType
-from .tensor import Tensor
-from .text import Text
 from .values import described
 
 _FACTS = ("index", "count", "rows")
@@ -31,11 +29,14 @@ class Record(ItemType):
     "int64"), values=Tensor((item.gene_ids.length,))`` mmkit refuses a cell with another number of
     values than ids.
 
-    Without `process`, each part is the field of its name. A function receives the dicts; `hf()`
-    passes a list of each part, by its name.
+    An `Image`, a `Video` or an `Audio` is a part like others: in ``image=Image((448, 448)),
+    click=Tensor((2,), "int64", bound=between(0, item.image.width - 1))`` a click lies on its image.
+
+    Without `process`, each part is the field of its name, which a `Tensor` can be. A function
+    receives the dicts; `hf()` passes a list of each part, by its name.
 
     Attributes:
-        parts: a `Tensor` or a `Text` each, by name; given as keyword arguments.
+        parts: any item type but a `Record` each, by name; given as keyword arguments.
 
     Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
     """
@@ -49,12 +50,13 @@ class Record(ItemType):
     media = ""
     form = "a dict of its parts in JSON"
 
-    def __init__(self, **parts: Tensor | Text) -> None:
+    def __init__(self, **parts: ItemType) -> None:
         if not parts:
             raise SpecError("Record", "at least one part", "none")
         for name, part in parts.items():
-            if not isinstance(part, (Tensor, Text)):
-                raise SpecError(f"Record.{name}", "a Tensor or a Text", repr(part))
+            if not isinstance(part, ItemType) or isinstance(part, Record):
+                expected = "a Tensor, a Text, an Image, a Video or an Audio"
+                raise SpecError(f"Record.{name}", expected, repr(part))
             if name in _FACTS or name.startswith("_"):
                 expected = f"a part that is not called {', '.join(_FACTS)} or _..."
                 raise SpecError("Record", expected, repr(name))
@@ -71,10 +73,20 @@ class Record(ItemType):
             name: part if name in self._following else _bound(name, part, scope)
             for name, part in self.parts.items()
         }
-        bound = Record(**parts)
-        object.__setattr__(bound, "_scope", scope)
+        bound = self._of(parts, scope)
         bound.candidates()  # a size that does not follow from the parts before it is refused here
         return bound
+
+    @staticmethod
+    def _of(parts: Mapping[str, Any], scope: Scope | None) -> Record:
+        record = Record(**parts)
+        object.__setattr__(record, "_scope", scope)
+        return record
+
+    def for_function(self) -> Record:
+        return self._of(
+            {name: part.for_function() for name, part in self.parts.items()}, self._scope
+        )
 
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
         """The bound item type of a part, given the canonical parts before it."""
@@ -115,7 +127,8 @@ class Record(ItemType):
         record: dict[str, Any] = {}
         for name in self.parts:
             part = self.part(name, record)
-            record[name] = part.canonical(value[name], f"{where}.{name}")
+            own = part.canonical(value[name], f"{where}.{name}")
+            record[name] = getattr(own, "media", own)  # vLLM wraps decoded images
         return record
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:

@@ -267,11 +267,15 @@ class Door:
     @staticmethod
     def _check_media(modality: BoundModality, value: Any) -> None:
         """Refuse an image for what is no image, before anybody loads it."""
-        for index, part in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(part, Media) and modality.item.media not in (None, part.kind):
-                at = f"[{index}]" if isinstance(value, list) else ""
-                where, got = f"items.{modality.name}{at}", f"a part of kind {part.kind}"
-                raise InputError(where, modality.item.expected, got)
+        kinds = getattr(modality.item, "parts", {})
+        for index, one in enumerate(value if isinstance(value, list) else [value]):
+            where = f"items.{modality.name}" + (f"[{index}]" if isinstance(value, list) else "")
+            placed = [(where, modality.item, one)]
+            if isinstance(one, dict):
+                placed = [(f"{where}.{name}", kind, one.get(name)) for name, kind in kinds.items()]
+            for at, kind, part in placed:
+                if isinstance(part, Media) and kind.media not in (None, part.kind):
+                    raise InputError(at, kind.expected, f"a part of kind {part.kind}")
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
@@ -320,9 +324,10 @@ def _template(asked: Said) -> dict[str, Any]:
 
 
 def _media(value: Any) -> list[Media]:
-    """The media among a modality's items that are still to be loaded."""
+    """The media among a modality's items, or the parts of these, that are still to be loaded."""
     values = value if isinstance(value, list) else [value]
-    return [part for part in values if isinstance(part, Media)]
+    parts = (one.values() if isinstance(one, dict) else [one] for one in values)
+    return [part for of_one in parts for part in of_one if isinstance(part, Media)]
 
 
 _PROMPTS = ("prompt", "prompt_token_ids")

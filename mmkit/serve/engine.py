@@ -245,8 +245,12 @@ class Engine:
 
     async def loaded(self, value: Any, where: str) -> Any:
         """The loaded value of one item, or of a modality's items."""
-        if isinstance(value, list) and any(isinstance(part, Media) for part in value):
+        if isinstance(value, list) and any(isinstance(part, (Media, dict)) for part in value):
             return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
+        if isinstance(value, dict):
+            return {
+                name: await self.loaded(part, f"{where}.{name}") for name, part in value.items()
+            }
         if not isinstance(value, Media):
             return value
         self._media.check(value.url, where)

@@ -259,7 +259,7 @@ class Decoder:
         if parts and value is not None:
             record = {name: getattr(value, f"field_{i}") for i, name in enumerate(parts)}
             return {
-                name: self._part(part, f"{where}.{name}")
+                name: self._item(part, f"{where}.{name}")
                 for name, part in record.items()
                 if part is not UNSET
             }
@@ -270,10 +270,10 @@ class Decoder:
         return value
 
     def _part(self, value: Any, where: str) -> Any:
-        """One part of a record, or of what precomputed embeddings are."""
+        """One part of what precomputed embeddings are."""
         part = self._item(value, where)
         if isinstance(part, Media):
-            raise InputError(where, "numbers or a text", f"a part of kind {part.kind}")
+            raise InputError(where, "numbers", f"a part of kind {part.kind}")
         return part
 
     def _object(self, value: _Object, where: str) -> Any:

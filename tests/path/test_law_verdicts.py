@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, assume, find, reject, settings
@@ -69,6 +70,11 @@ def letters(items: Any, scope: Any) -> dict[str, Any]:
     }
 
 
+def pointed(items: Any, scope: Any) -> dict[str, Any]:
+    pixels = [torch.from_numpy(np.array(one["image"])).movedim(-1, 0) / 255 for one in items]
+    return {"pixels": pixels, "click": torch.stack([torch.cat([one["x"], one["y"]]) for one in items])}
+
+
 PARTS = ModelSpec(
     "parts",
     Modality(
@@ -86,6 +92,18 @@ PARTS = ModelSpec(
         update=replace(tok["<beta>"]),
         fields={"beta_data": flat(item.name.length), "name": batched(dtype="int64")},
         process=letters,
+    ),
+    Modality(
+        "gamma",
+        item=Record(
+            image=Image(largest=(12, 8), most=(12, 12)),
+            x=Tensor((1,), "int64", bound=between(0, item.image.width - 1)),
+            y=Tensor((1,), "int64", bound=between(0, item.image.height - 1)),
+        ),
+        layout=embed(tok["<alpha_open>"]) * (ceil_div(item.image.width, 4) * ceil_div(item.image.height, 4)),
+        update=replace(tok["<beta_open>"]),
+        fields={"pixels": batched(), "click": batched(shape=(2,), dtype="int64")},
+        process=pointed,
     ),
 )
 

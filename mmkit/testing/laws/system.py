@@ -30,6 +30,9 @@ from ..verdicts import is_of_kit
 from .items import embeddings
 from .law import Case, KitError, NotApplicable, differences, law
 
+_TRIES = 4
+"""Of a request whose items the engine's half of a cache lacks."""
+
 
 class CacheMachine(RuleBasedStateMachine):
     """L3: requests of a few items, so that some of a request are cached, and at other positions.
@@ -55,7 +58,8 @@ class CacheMachine(RuleBasedStateMachine):
             if limit != 0:
                 three = data.draw(st.lists(subject.samples[name], min_size=3, max_size=3))
                 few[name] = st.sampled_from(three)
-        self.requests = subject.requests(of=few)
+        self.requests, self.capacity = subject.requests(of=few), capacity
+        self.drifts = False
         self.caches = {
             "in one process": harness.Caches(subject.processor, capacity, pair=False),
             "in two processes": harness.Caches(subject.processor, capacity, pair=True),
@@ -88,12 +92,23 @@ class CacheMachine(RuleBasedStateMachine):
         expected = self.subject.run(request)
         for name, cache in self.caches.items():
             try:
-                outcome = self.subject.run(request, cache)
+                outcome = self._run(request, cache, expected)
             except Exception as error:
                 case.fail(f"with a cache {name}: {type(error).__name__}: {error}{when}")
             if difference := differences(expected, outcome):
                 case.fail(f"without a cache and with one {name}: {difference}{when}")
         self.seen.append(request)
+
+    def _run(self, request: Request, cache: harness.Caches, expected: harness.Outcome) -> Any:
+        # where one request fills them, the two halves evict in different orders, and vLLM asks for
+        # the items again that the engine then lacks
+        self.drifts = self.drifts or harness.size_gib(expected) > self.capacity
+        for _ in range(_TRIES if self.drifts and harness.Miss else 0):
+            try:
+                return self.subject.run(request, cache)
+            except harness.Miss as error:
+                cache.forget(error.mm_hashes)
+        return self.subject.run(request, cache)
 
 
 @law(
