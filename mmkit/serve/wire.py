@@ -416,7 +416,7 @@ def encoded(value: Any, where: str, *, top: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return [encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: encoded(part, f"{where}.{key}", top=top) for key, part in value.items()}
+        return {key: encoded(part, f"{where}.{key}") for key, part in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")

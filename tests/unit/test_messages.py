@@ -62,6 +62,7 @@ PICTURE = PILImage.new("RGB", (5, 4))
 
 TEXT, GENES, RAW = Text(most=cfg.n), Tensor((between(1, 4),), "int64"), dict(layout=None, update=None, tokens=0)
 RECORD = Record(a=GENES, b=Tensor((item.a.length,)))
+CLICKED = Record(image=Image((9, 9)), x=Tensor((1,), "int64", bound=between(0, item.image.width - 1)))
 TENSOR, PAIR = Tensor(shape=(2, 2)), Tensor(shape=(2,))
 INDICES, BYTES = Tensor(shape=(2,), dtype="int64"), Tensor(shape=(2,), dtype="uint8")
 HALF, MASK = Tensor(shape=(2, 2), dtype="float16"), Tensor(shape=(2,), dtype="bool")
@@ -225,7 +226,8 @@ SPECS = [
     ("Tensor.dtype: expected one of float16, …, bool, got 'float'.", lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
     ("Record: expected at least one part, got none.", lambda: Record()),
-    ("Record.a: expected a Tensor or a Text, got <class 'mmkit.items.text.Text'>.", lambda: Record(a=Text)),
+    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.text.Text'>.",
+     lambda: Record(a=Text)),
     ("Record: expected a part that is not called index, count, rows or _..., got 'count'.", lambda: Record(count=TEXT)),
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
     ("cfg.b has no value: dict …. It has: c, d.", lambda: evaluate(cfg.b, Scope({"c": 1, "d": 2}))),
@@ -499,6 +501,10 @@ REQUESTS = [
     ("spec.m: expected a prompt without placeholder ids, got 1 …. Leave them out: …", lambda: put([1, 5], "start", [])),
     ("spec.m: expected …, got the placeholder [2] without …. Send …", lambda: place([1, 2], {}, "spec", {(2,): "m"})),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).", lambda: parse(TENSOR, [ZEROS, torch.zeros(3)])),
+    ("spec.m[0].x: expected int64 values from 0 to 3, got values from 4 to 4.",
+     lambda: parse(CLICKED, {"image": PICTURE.resize((4, 9)), "x": [4]})),
+    ("spec.m[0]: expected a dict of image and x, got one without image.", lambda: parse(CLICKED, {"x": [0]})),
+    ("spec.m[0].image: expected a PIL image or an array, got int 0.", lambda: parse(CLICKED, {"image": 0, "x": [0]})),
     ("spec.m[0].a: expected a (1..4,) int64 tensor, got shape (5,).", lambda: parse(RECORD, {"a": [1] * 5, "b": [1]})),
 ]
 """Requests that are refused."""
