@@ -223,6 +223,8 @@ def _recorded(op: str) -> tuple[Operator, Operator]:
 def _check_ids(op: str, left: Any, right: Any) -> None:
     """Refuse arithmetic on tokens that was meant for a layout. Adding a number is allowed and gives
     the next id."""
+    if _is_layout(left) or _is_layout(right):
+        return
     tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
     texts = [operand for operand in (left, right) if isinstance(operand, TextIds)]
     if op == "*" and tokens:
@@ -234,6 +236,15 @@ def _check_ids(op: str, left: Any, right: Any) -> None:
     ):
         remedy = f"Write literal({left!r}, {right!r}) for one after the other."
         raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
+
+
+def _is_layout(value: Any) -> bool:
+    """Whether a value is a layout, or becomes one, as a choice of layouts does."""
+    if isinstance(value, Where):
+        return _is_layout(value._then) or _is_layout(value._other)
+    if isinstance(value, Binary):
+        return _is_layout(value._left) or _is_layout(value._right)
+    return isinstance(value, Node) and not isinstance(value, Expr)
 
 
 _COMPARED = (int, float, str, bytes, tuple, list, type(None))

@@ -144,6 +144,7 @@ def nested(*outer):
         (lambda s: nothing, []),
         (where(item.width > 1, embed(4) * item.width, literal(0)), [4, 4]),
         (where(cfg.a, embed(1), literal(2) * 2), [2, 2]),
+        (tok["<image>"] + where(cfg.a, embed(1), literal(2) * 2) + tok["<image>"], [7, 2, 2, 7]),
         (tok["<image>"], [7]),
         (tok.text("ab"), [97, 98]),
         (tok.text(""), []),
