@@ -510,17 +510,25 @@ class Call(Expr):
 
     _function: Callable[..., Any]
     _args: tuple[Any, ...]
+    _names: tuple[str, ...]
+    """Of the last arguments."""
 
     def _value(self, scope: Scope) -> Any:
         args = [evaluate(arg, scope) for arg in self._args]
-        remembered = all(type(arg) in _REMEMBERED for arg in args)
-        return _compute(
-            self, partial(_remembered_call, self._function) if remembered else self._function, *args
-        )
+        call = self._function
+        if all(type(arg) in _REMEMBERED for arg in args):
+            call = partial(_remembered_call, call)
+        if not self._names:
+            return _compute(self, call, *args)
+        positional = len(args) - len(self._names)
+        named = dict(zip(self._names, args[positional:], strict=True))
+        return _compute(self, partial(call, **named), *args[:positional])
 
     def __repr__(self) -> str:
         function = getattr(self._function, "__qualname__", repr(self._function))
-        return f"later({function})({', '.join(map(repr, self._args))})"
+        names = [""] * (len(self._args) - len(self._names)) + [f"{name}=" for name in self._names]
+        args = (f"{name}{arg!r}" for name, arg in zip(names, self._args, strict=True))
+        return f"later({function})({', '.join(args)})"
 
 
 class Option(Expr):
@@ -698,10 +706,10 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
     must return the same for the same arguments.
     """
 
-    def call(*args: Any) -> Any:
-        if any(isinstance(arg, Expr) for arg in args):
-            return Call(function, args)
-        return function(*args)
+    def call(*args: Any, **named: Any) -> Any:
+        if any(isinstance(arg, Expr) for arg in (*args, *named.values())):
+            return Call(function, (*args, *named.values()), tuple(named))
+        return function(*args, **named)
 
     return wraps(function)(call) if hasattr(function, "__name__") else call
 
