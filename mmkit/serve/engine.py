@@ -247,7 +247,7 @@ class Engine:
         """The loaded value of one item, or of a modality's items."""
         if isinstance(value, list) and any(isinstance(part, (Media, dict)) for part in value):
             return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
-        if isinstance(value, dict):
+        if isinstance(value, dict) and any(isinstance(part, Media) for part in value.values()):
             return {
                 name: await self.loaded(part, f"{where}.{name}") for name, part in value.items()
             }

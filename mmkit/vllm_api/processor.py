@@ -84,7 +84,10 @@ class CommonInfo(BaseProcessingInfo):
         """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
         new info for each chat request."""
         announce(self.spec)  # the checkpoint may have been saved with its processor
-        config, tokenizer, kwargs = self.get_hf_config(), self.ctx.tokenizer, self.merged_kwargs({})
+        config, kwargs = self.get_hf_config(), self.merged_kwargs({})
+        tokenizer = self.ctx.tokenizer
+        if type(tokenizer) is object:  # what vLLM 0.11 has for none
+            tokenizer = None
         most = self.ctx.model_config.max_model_len
         bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
         last, plan = self._last
