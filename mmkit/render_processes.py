@@ -268,7 +268,7 @@ def _sent(value: Any) -> Any:
         return _File(np.frombuffer(file, np.uint8))
     if getattr(value, "mode", None) == "RGB":
         return _Pixels(np.asarray(value))
-    if isinstance(value, dict):
+    if type(value) is dict:  # a record
         return {name: _sent(part) for name, part in value.items()}
     return value
 
@@ -278,7 +278,7 @@ FILE = "mmkit_file"
 
 
 def _loaded(value: Any, where: str) -> Any:
-    if isinstance(value, dict):
+    if type(value) is dict:  # a record
         return {name: _loaded(part, f"{where}.{name}") for name, part in value.items()}
     if not isinstance(value, (_File, _Pixels)):
         return value
