@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
+from ..items import ItemType
 from ..vllm_api.chat import modalities
 from . import chat, parsing, protocol
 from .answers import Output
@@ -267,15 +268,13 @@ class Door:
     @staticmethod
     def _check_media(modality: BoundModality, value: Any) -> None:
         """Refuse an image for what is no image, before anybody loads it."""
-        kinds = getattr(modality.item, "parts", {})
         for index, one in enumerate(value if isinstance(value, list) else [value]):
             where = f"items.{modality.name}" + (f"[{index}]" if isinstance(value, list) else "")
-            placed = [(where, modality.item, one)]
-            if isinstance(one, dict):
-                placed = [(f"{where}.{name}", kind, one.get(name)) for name, kind in kinds.items()]
-            for at, kind, part in placed:
-                if isinstance(part, Media) and kind.media not in (None, part.kind):
-                    raise InputError(at, kind.expected, f"a part of kind {part.kind}")
+            if isinstance(one, Media) and modality.item.media is not None:
+                _check_kind(one, modality.item, where)
+            elif isinstance(one, dict):
+                for name, kind in getattr(modality.item, "parts", {}).items():
+                    _check_kind(one.get(name), kind, f"{where}.{name}")
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
@@ -321,6 +320,11 @@ def _template(asked: Said) -> dict[str, Any]:
         "chat_template_kwargs": kwargs,
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_kind(part: Any, kind: ItemType, where: str) -> None:
+    if isinstance(part, Media) and part.kind != kind.media:
+        raise InputError(where, kind.expected, f"a part of kind {part.kind}")
 
 
 def _media(value: Any) -> list[Media]:

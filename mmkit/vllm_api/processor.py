@@ -379,7 +379,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             own.mmkit_parts = done.parts
             own.mmkit_details = self._details(name, own, kwargs)
             features.data.update(done.data)
-            if not isinstance(own, EmbedItems):
+            if self.sends_rows and not isinstance(own, EmbedItems):
                 rows = [first.alternative.placeholder.num_embeds for first, *_ in own.mmkit_details]
                 features.data[rows_field(name)] = torch.tensor(rows)
         features.data[_PROCESSED] = processed

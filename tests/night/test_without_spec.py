@@ -17,6 +17,7 @@ import torch
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from mmkit.serve.process import Server
+from mmkit.serve.wire import encoded
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,9 +33,7 @@ HIDDEN, ROWS = 64, 16
 
 
 def picture(seed: int) -> dict[str, Any]:
-    file = io.BytesIO()
-    draw_picture(seed).save(file, "PNG")
-    return url("data:image/png;base64," + base64.b64encode(file.getvalue()).decode())
+    return {"type": "image_url", **encoded(draw_picture(seed), "picture")}
 
 
 def url(text: str) -> dict[str, Any]:
