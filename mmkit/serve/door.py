@@ -12,13 +12,12 @@ from msgspec import Raw
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
-from ..items import ItemType
 from ..vllm_api.chat import modalities
 from . import chat, parsing, protocol
 from .answers import Output
 from .engine import Engine, EngineDeadError
 from .limits import Limits
-from .media import pixels
+from .media import check_kinds, media_of, pixels
 from .modalities import describe, describe_output
 from .places import Places
 from .protocol import Modalities, Prompted, Said, Sampling, ServerLimits
@@ -196,7 +195,7 @@ class Door:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        media = {name: parts for name, value in data.items() if (parts := _media(value))}
+        media = {name: parts for name, value in data.items() if (parts := media_of(value))}
         weighed = {f"items.{name}": parts for name, parts in media.items()}
         if media:
             await self._check_places(written, data, media)
@@ -251,7 +250,7 @@ class Door:
                 for i, raw in enumerate(raws)
             ]
             self._check(modality, data[name])
-        own = {f"items.{name}": _media(values) for name, values in data.items()}
+        own = {f"items.{name}": media_of(values) for name, values in data.items()}
         self._check_pixels({**own, "messages": media})
         return data
 
@@ -263,18 +262,7 @@ class Door:
         values = next(iter(value.values())) if isinstance(value, dict) else value
         if isinstance(values, list):
             modality.intake.check_count(len(values), self.engine.limits().get(modality.name))
-        self._check_media(modality, value)
-
-    @staticmethod
-    def _check_media(modality: BoundModality, value: Any) -> None:
-        """Refuse an image for what is no image, before anybody loads it."""
-        for index, one in enumerate(value if isinstance(value, list) else [value]):
-            where = f"items.{modality.name}" + (f"[{index}]" if isinstance(value, list) else "")
-            if isinstance(one, Media) and modality.item.media is not None:
-                _check_kind(one, modality.item, where)
-            elif isinstance(one, dict):
-                for name, kind in getattr(modality.item, "parts", {}).items():
-                    _check_kind(one.get(name), kind, f"{where}.{name}")
+        check_kinds(value, modality.item, f"items.{modality.name}")
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
@@ -320,18 +308,6 @@ def _template(asked: Said) -> dict[str, Any]:
         "chat_template_kwargs": kwargs,
     }
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _check_kind(part: Any, kind: ItemType, where: str) -> None:
-    if isinstance(part, Media) and part.kind != kind.media:
-        raise InputError(where, kind.expected, f"a part of kind {part.kind}")
-
-
-def _media(value: Any) -> list[Media]:
-    """The media among a modality's items, or the parts of these, that are still to be loaded."""
-    values = value if isinstance(value, list) else [value]
-    parts = (one.values() if isinstance(one, dict) else [one] for one in values)
-    return [part for of_one in parts for part in of_one if isinstance(part, Media)]
 
 
 _PROMPTS = ("prompt", "prompt_token_ids")

@@ -1,4 +1,4 @@
-"""The sizes of media, read from their headers before anything decodes a pixel."""
+"""Media among items: what they are, and their sizes, before anything decodes a pixel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,38 @@ import binascii
 from io import BytesIO
 from typing import Any
 
+from ..errors import InputError
+from ..items import ItemType
 from .wire import Media
 
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
+
+
+def media_of(value: Any) -> list[Media]:
+    """The media among a modality's items, or the parts of these, that are still to be loaded."""
+    values = value if isinstance(value, list) else [value]
+    parts = (one.values() if isinstance(one, dict) else [one] for one in values)
+    return [part for of_one in parts for part in of_one if isinstance(part, Media)]
+
+
+def check_kinds(value: Any, kind: ItemType, where: str) -> None:
+    """Refuse an image for what is no image, before anybody loads it.
+
+    Raises:
+        InputError: a medium of a modality's items, or of their parts, is of another kind.
+    """
+    for index, one in enumerate(value if isinstance(value, list) else [value]):
+        at = f"{where}[{index}]" if isinstance(value, list) else where
+        _check_kind(one, kind, at)
+        if isinstance(one, dict):
+            for name, part in getattr(kind, "parts", {}).items():
+                _check_kind(one.get(name), part, f"{at}.{name}")
+
+
+def _check_kind(part: Any, kind: ItemType, where: str) -> None:
+    if isinstance(part, Media) and kind.media not in (None, part.kind):
+        raise InputError(where, kind.expected, f"a part of kind {part.kind}")
 
 
 def pixels(media: Media, frames: int = FRAMES) -> int:

@@ -37,9 +37,8 @@ from mmkit import (
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import parsing, protocol
 from mmkit.serve.__main__ import check
-from mmkit.serve.door import Door
 from mmkit.serve.limits import Limits
-from mmkit.serve.media import pixels
+from mmkit.serve.media import check_kinds, pixels
 from mmkit.serve.modalities import describe
 from mmkit.serve.places import Places
 from mmkit.serve.wire import Decoder, Media, TooLarge, encode
@@ -211,7 +210,7 @@ def test_records_and_texts_come_back():
     (shown,) = decoded(encode({"m": {"image": PILImage.new("RGB", (3, 2)), "ids": [1]}})["m"], kind=SHOWN)
     assert (shown["image"].kind, shown["ids"]) == ("image", [1])
     with pytest.raises(InputError, match=r"^items\.m\[0\]\.ids: expected a .* tensor, got a part of kind image\.$"):
-        Door._check_media(plan, [{"ids": shown["image"]}])
+        check_kinds([{"ids": shown["image"]}], CELL, "items.m")
     assert decoded({"m_embeds": [[[1.0]]]}, kind=kind) == {"m_embeds": [[[1.0]]]}
     assert decoded("ab", kind=WORD) == decoded(["ab"], kind=WORD) == ["ab"]
     assert decoded(encode({"m": ["ab", None]})["m"], kind=WORD) == ["ab", None]
