@@ -539,8 +539,8 @@ def whole(value: Any, source: Any, what: str) -> int:
         return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        remedy = (
-            "Use // or ceil_div(), which give whole numbers." if isinstance(value, float) else ""
-        )
+        remedy = ""
+        if isinstance(value, float):
+            remedy = "Use math.floor(), or // and ceil_div() of whole numbers."
         raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value), remedy)
     return int(value)

@@ -22,6 +22,7 @@ from .expr import (
     INDEX,
     Condition,
     Count,
+    Expr,
     Leaf,
     Scope,
     expression,
@@ -210,6 +211,11 @@ class Modality(_Declared):
             raise SpecError(where, "hf() or a function for process", repr(self.process))
         if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
             raise SpecError(where, f"unpad to name fields among {known}", repr(sorted(unknown)))
+        for name in ("cacheable", "when"):
+            condition = getattr(self, name)
+            if not isinstance(condition, (bool, Expr)):
+                expected = "True, False or a condition"
+                raise SpecError(f"{where}, {name}", expected, repr(condition))
         for leaf in self.leaves():
             if leaf.root == "fields" and leaf.keys and leaf.keys[0] not in self.fields:
                 expected = f"a field among {known}"

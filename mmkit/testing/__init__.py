@@ -137,7 +137,6 @@ def _check(case: Case, options: dict[str, Any], clock: Clock) -> str:
     tally = Tally(clock)
     with _judged(case):
         try:
-            clock.look()
             if law.kind == "once":
                 tally.once(case.check)
             elif law.kind == "machine":
@@ -270,8 +269,8 @@ def check(
         progress: called with each result as it comes.
         expected: laws that are known to be violated, by number, with the reason or a link; a law
             among them that holds is a failure.
-        budget: seconds for all laws together, without the loading of models. A law draws no more
-            requests when its share is over, and its result says so.
+        budget: seconds for all laws together, without the loading of models. Each law draws one
+            request, and no more when its share is over; its result says so.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
             classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
             runs code that the folder brings.

@@ -99,7 +99,14 @@ class CommonInfo(BaseProcessingInfo):
 
     @override
     def get_hf_processor(self, **kwargs: object) -> Any:
-        return own_processor(super().get_hf_processor(**kwargs))
+        try:
+            return own_processor(super().get_hf_processor(**kwargs))
+        except TypeError as error:  # of vLLM, where it loaded a tokenizer or a part
+            if kwargs:
+                raise
+            expected = "a checkpoint with a Hugging Face processor"
+            remedy = "Load the part that it has in hf(processor=...)."
+            raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The `mm_processor_kwargs` of a request, merged with the server's."""

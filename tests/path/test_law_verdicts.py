@@ -27,11 +27,14 @@ from mmkit import (
     ceil_div,
     derived,
     embed,
+    fields,
     flat,
     item,
+    literal,
     replace,
     testing,
     tok,
+    where,
 )
 from mmkit.expr import Scope
 from mmkit.items import ItemType
@@ -62,11 +65,13 @@ ALPHA = Modality(
 )
 
 
-def letters(items: Any, scope: Any) -> dict[str, Any]:
-    """A function gets records as dicts, and texts."""
+def bundled(items: Any, scope: Any) -> dict[str, Any]:
+    """A function gets records as dicts, and texts. The sensor that began first comes first."""
     return {
-        "beta_data": torch.cat([one["values"] for one in items]),
+        "beta_data": torch.cat([one["motion"] for one in items]),
+        "force": [one["force"] for one in items],
         "name": [torch.tensor([ord(letter) for letter in one["name"]]) for one in items],
+        "order": torch.stack([one["begin"].argsort(stable=True) for one in items]),
     }
 
 
@@ -75,23 +80,45 @@ def pointed(items: Any, scope: Any) -> dict[str, Any]:
     return {"pixels": pixels, "click": torch.stack([torch.cat([one["x"], one["y"]]) for one in items])}
 
 
-PARTS = ModelSpec(
+MOTION = literal(tok["<beta_close>"]) + embed(tok["<beta_embed>"]) * item.motion.length
+FORCE = embed(tok["<beta_embed>"]) * item.force.length
+
+PARTS = ModelSpec(  # a graph with a value per node, a bundle of sensors by time, an image with a click
     "parts",
     Modality(
         "alpha",
-        item=Record(ids=Tensor((between(1, 5),), "int64"), values=Tensor((item.ids.length, 2))),
-        layout=embed(tok["<alpha_embed>"]) * item.ids.length,
+        item=Record(
+            nodes=Tensor((between(1, 5),), "int64"),
+            values=Tensor((item.nodes.length, 2)),
+            edges=Tensor((between(0, 6), 2), "int64", bound=between(0, item.nodes.length - 1)),
+        ),
+        layout=embed(tok["<alpha_embed>"]) * item.nodes.length,
         update=replace(tok["<alpha>"]),
-        fields={"ids": flat(item.ids.length), "values": batched(), "count": derived(item.ids.length, dtype="int64")},
+        fields={
+            "nodes": flat(item.nodes.length),
+            "values": batched(),
+            "edges": batched(),
+            "count": derived(item.nodes.length, dtype="int64"),
+        },
         embeds=embed(tok["<alpha_embed>"]) * item.rows,
     ),
     Modality(
         "beta",
-        item=Record(name=Text(most=6, alphabet="ACGT"), values=Tensor((item.name.length,))),
-        layout=embed(tok["<beta_embed>"]) * ceil_div(item.name.length, 2),
+        item=Record(
+            begin=Tensor((2,), "int64", bound=between(0, 9)),
+            motion=Tensor((between(1, 4), 3)),
+            force=Tensor((between(1, 3),)),
+            name=Text(most=6, alphabet="ACGT"),
+        ),
+        layout=tok["<beta_open>"] + where(fields.order[0] == 0, MOTION + FORCE, FORCE + MOTION),
         update=replace(tok["<beta>"]),
-        fields={"beta_data": flat(item.name.length), "name": batched(dtype="int64")},
-        process=letters,
+        fields={
+            "beta_data": flat(item.motion.length),
+            "force": batched(),
+            "name": batched(dtype="int64"),
+            "order": batched(shape=(2,), dtype="int64"),
+        },
+        process=bundled,
     ),
     Modality(
         "gamma",

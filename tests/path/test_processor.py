@@ -39,6 +39,7 @@ from mmkit import (
     kwargs,
     later,
     literal,
+    proc,
     replace,
     tok,
     where,
@@ -168,6 +169,7 @@ def test_embeddings_need_to_be_enabled() -> None:
     ("spec", "sentence"),
     [
         (plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})), "the largest item: .* got KeyError: "),
+        (plain(layout=embed(tok["<pad>"]) * proc.size), "proc: expected a checkpoint with a Hugging Face processor, "),
         (plain(process=hf(lambda s: Padded(), kwargs={"scael": 2})), r"hf\(kwargs=...\) to name arguments of the proc"),
     ],
 )

@@ -162,6 +162,7 @@ MODALITIES = [
     (": expected layout and update, got one of them.", dict(layout=None), dict(update=None)),
     (": expected layout and update, got neither.", dict(layout=None, update=None)),
     (": expected at least one update, got none.", dict(update=[])),
+    (", cacheable: expected True, False or a condition, got 'no'.", dict(cacheable="no")),
     (", update: expected replace(), insert(), already_expanded() or a list of them, got 5.", dict(update=5)),
     (", positions: expected (t, h, w) or (t, h, w, scale), got (1, 2).", dict(positions=(1, 2))),
     (", positions: expected …, got an item without positions.", dict(RAW, positions=(1, 1, 1))),
