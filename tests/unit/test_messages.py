@@ -292,7 +292,7 @@ BOUND = [
     ("layout: tok['zzz']: expected a token …, got a text that is none. …", dict(layout=embed(tok["zzz"]))),
     ("layout: tok[2]: expected the text of one token, got int. Use an id as it is.", dict(layout=embed(tok[cfg.n]))),
     ("limit: cfg.size // (cfg.n - 2) has no value: … by zero, with 7, 0.", dict(limit=cfg.size // (cfg.n - 2))),
-    ("layout: cfg.n * 0.5: expected a token id, …, got 1.0. Use // or ceil_div(), …", dict(layout=embed(cfg.n * 0.5))),
+    ("layout: cfg.n * 0.5: expected a token id, …, got 1.0. Use math.floor(), …", dict(layout=embed(cfg.n * 0.5))),
     ("layout: embed(5) * 1000000000: expected at most 4194304 ids, got 1000000000.", dict(layout=embed(5) * 10**9)),
     ("layout: each(…): expected at most 4194304 ids, got 6000000.", dict(layout=each(3, lambda x: embed(5) * 2000000))),
     ("item: Tensor.shape[1] = cfg.n - 4: expected whole numbers >= 0, in order, got -2.", shaped(3, cfg.n - 4)),
