@@ -1,5 +1,6 @@
 """Outputs: which ids may stand where, and what becomes of those that do, and of those that may not."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -162,159 +163,90 @@ def test_a_frame_without_an_image_tokenizer_is_its_ids():
     assert frame.encode(ids) == ids.tolist()
 
 
-OUT = "robot.outputs.map"
-GOOD = [10, 11, 12, 7, 20, 21, 22, 7, 150, 151]
+GOOD, PICTURE = [10, 11, 12, 7, 20, 21, 22, 7, 150, 151], np.zeros((2, 3), np.int64)
+ONE = "Sampling for this output stops after one; send the ids of one alone."
 BEGINS = "Check where the output begins, and that sampling was confined to it."
-DAMAGED = {
-    "short": (
-        GOOD[1:],
-        f"{OUT}: expected 10 ids, got 9. Sampling for this output stops after one; send the ids of one alone.",
-    ),
-    "two of them": (
-        GOOD * 2,
-        f"{OUT}: expected 10 ids, got 20. Sampling for this output stops after one; send the ids of one alone.",
-    ),
-    "out of its range": ([9, *GOOD[1:]], f"{OUT}[0]: expected an id from 10 to 99, got 9. {BEGINS}"),
-    "another literal": ([*GOOD[:3], 8, *GOOD[4:]], f"{OUT}[3]: expected the id 7, got 8. {BEGINS}"),
-    "shifted": ([*GOOD[1:], 10], f"{OUT}[2]: expected an id from 10 to 99, got 7. {BEGINS}"),
-    "a float": ([10.0, *GOOD[1:]], f"{OUT}[0]: expected a token id, got float 10.0. Send integers."),
-    "a bool": ([True, *GOOD[1:]], f"{OUT}[0]: expected a token id, got bool True. Send integers."),
-    "a text": ("0123456789", f"{OUT}: expected a sequence of token ids, got a str."),
-    "a number": (7, f"{OUT}: expected a sequence of token ids, got a int."),
-    "rows": (
-        np.array([GOOD]),
-        f"{OUT}: expected 10 ids, got 1. Sampling for this output stops after one; send the ids of one alone.",
-    ),
-}
+RESERVED = "layout: expected ids that may be sampled, got the placeholder id 120. End the range …"
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_ids_are_a_sentence(name):
-    ids, sentence = DAMAGED[name]
-    with pytest.raises(InputError) as refused:
-        MAP.decode(ids)
-    assert str(refused.value) == sentence
+def decoded(decode):
+    return bound(decode=decode).decode(GOOD)
 
 
-ARRAYS = {
-    "another shape": (
-        MAP,
-        np.zeros((3, 2), np.int64),
-        f"{OUT}: expected a (2, 3) array of int64, got (3, 2) of int64. Nothing is cast or resized.",
-    ),
-    "another dtype": (
-        MAP,
-        np.zeros((2, 3)),
-        f"{OUT}: expected a (2, 3) array of int64, got (2, 3) of float64. Nothing is cast or resized.",
-    ),
-    "no encode": (
-        bound(encode=None),
-        np.zeros((2, 3), np.int64),
-        f"{OUT}: expected an output with encode, got one without.",
-    ),
-    "not taken": (
-        bound(encode=lambda array, _: [][0]),
-        np.zeros((2, 3), np.int64),
-        f"{OUT}: expected an array that the output can be, got IndexError: list index out of range.",
-    ),
-}
+def encoded(encode):
+    return bound(encode=encode).encode(PICTURE)
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_that_is_none_is_a_sentence(name):
-    output, array, sentence = ARRAYS[name]
-    with pytest.raises(InputError) as refused:
-        output.encode(array)
-    assert str(refused.value) == sentence
+def declared(name="map", layout=GRID, decode=grid):
+    return Output(name, layout, decode)
 
 
-WRONG = {
-    "no array": (
-        lambda: bound(decode=lambda ids, _: ids.tolist()).decode(GOOD),
-        f"{OUT}, decode: expected a "
-        "numpy array of float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool, got a list.",
-    ),
-    "objects": (
-        lambda: bound(decode=lambda ids, _: ids.astype(object)).decode(GOOD),
-        f"{OUT}, decode: "
-        "expected a numpy array of float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool, got a "
-        "ndarray of object.",
-    ),
-    "decode raises": (
-        lambda: bound(decode=lambda ids, _: ids.reshape(7)).decode(GOOD),
-        f"{OUT}, decode: expected an array for ids that may stand there, got ValueError: "
-        "cannot reshape array of size 6 into shape (7,).",
-    ),
-    "too few": (
-        lambda: bound(encode=lambda array, _: array[0]).encode(np.zeros((2, 3), np.int64)),
-        f"{OUT}, encode: expected (6,) integers, one for each any_id(), got (3,) of int64.",
-    ),
-    "floats": (
-        lambda: bound(encode=lambda array, _: array.reshape(6) / 1).encode(np.zeros((2, 3), np.int64)),
-        f"{OUT}, encode: expected (6,) integers, one for each any_id(), got (6,) of float64.",
-    ),
-    "encoded out of range": (
-        lambda: bound(encode=lambda array, _: array.reshape(6)).encode(np.zeros((2, 3), np.int64)),
-        f"{OUT}, encode, position 0: expected an id from 10 to 99, got 0.",
-    ),
-    "a placeholder": (
-        lambda: bound(any_id(110, 130) * 2),
-        f"{OUT}, layout: expected ids that may be sampled, "
-        "got the placeholder id 120. End the range before it, or begin behind it.",
-    ),
-    "a literal placeholder": (
-        lambda: bound(any_id(0, 9) + literal(120)),
-        f"{OUT}, layout: expected ids that "
-        "may be sampled, got the placeholder id 120. End the range before it, or begin behind it.",
-    ),
-    "outside": (
-        lambda: bound(any_id(130, 201) * 2),
-        f"{OUT}, layout: expected token ids below the vocabulary size 200, got 200.",
-    ),
-    "nothing to choose": (lambda: bound(literal(1, 2)), f"{OUT}, layout: expected at least one any_id(), got none."),
-    "an empty range": (
-        lambda: bound(any_id(5, 5)),
-        f"{OUT}, layout: any_id(5, 5): expected at least one id, got range(5, 5).",
-    ),
-    "rows of an encoder": (
-        lambda: bound(any_id(1, 2) + embed(5)),
-        f"{OUT}, layout: any_id(1, 2) + embed(5): "
-        "expected ids and any_id(), got embed(). What comes out receives no encoder rows.",
-    ),
-    "in a modality": (
-        lambda: ModelSpec("robot", modality(layout=any_id(1, 2) * 2)).bind(CONFIG),
-        "robot.m, layout: "
-        "any_id(1, 2): expected ids and embed(), got any_id(). It belongs into the layout of an Output.",
-    ),
-    "of an item": (
-        lambda: Output("map", any_id(1, item.width), grid),
-        "output 'map', layout: expected values of cfg and tok, got item.width.",
-    ),
-    "of a request": (
-        lambda: Output("map", any_id(1, 2) * kwargs.get("n", 3), grid),
-        "output 'map', layout: expected values of cfg and tok, got kwargs.get('n', 3).",
-    ),
-    "a name": (
-        lambda: Output("a map", GRID, grid),
-        "output 'a map': expected a name that is a Python identifier, got 'a map'.",
-    ),
-    "no function": (
-        lambda: Output("map", GRID, None),
-        "output 'map', decode: expected a function (value, scope), got None.",
-    ),
-    "two of a name": (
-        lambda: spec(*[Output("map", GRID, grid)] * 2),
-        "spec 'robot': expected one output named 'map', got several.",
-    ),
-}
+# fmt: off
+IDS = [
+    (f": expected 10 ids, got 9. {ONE}", GOOD[1:]),
+    (f": expected 10 ids, got 20. {ONE}", GOOD * 2),
+    (f": expected 10 ids, got 1. {ONE}", np.array([GOOD])),
+    (f"[0]: expected an id from 10 to 99, got 9. {BEGINS}", [9, *GOOD[1:]]),
+    (f"[3]: expected the id 7, got 8. {BEGINS}", [*GOOD[:3], 8, *GOOD[4:]]),
+    (f"[2]: expected an id from 10 to 99, got 7. {BEGINS}", [*GOOD[1:], 10]),
+    ("[0]: expected a token id, got float 10.0. Send integers.", [10.0, *GOOD[1:]]),
+    ("[0]: expected a token id, got bool True. Send integers.", [True, *GOOD[1:]]),
+    (": expected a sequence of token ids, got a str.", "0123456789"),
+    (": expected a sequence of token ids, got a int.", 7),
+]
+"""Ids that MAP refuses; after `robot.outputs.map`, as are the next two."""
+
+ARRAYS = [
+    (": expected a (2, 3) array of int64, got (3, 2) of int64. Nothing is cast or resized.", MAP, PICTURE.T),
+    (": expected a (2, 3) array of int64, got (2, 3) of float64. …", MAP, PICTURE / 1),
+    (": expected an output with encode, got one without.", bound(encode=None), PICTURE),
+    (": expected an array that the output can be, got IndexError: …", bound(encode=lambda *_: [][0]), PICTURE),
+]
+"""Arrays that an output refuses."""
+
+BOUND = [
+    ("decode: expected a numpy array of float16, …, bool, got a list.", decoded, lambda ids, _: ids.tolist()),
+    ("decode: expected a numpy array of …, got a ndarray of object.", decoded, lambda ids, _: ids.astype(object)),
+    ("decode: expected an array for ids that may …, got ValueError: …", decoded, lambda ids, _: ids.reshape(7)),
+    ("encode: expected (6,) integers, one for each any_id(), got (3,) of int64.", encoded, lambda array, _: array[0]),
+    ("encode: expected (6,) integers, …, got (6,) of float64.", encoded, lambda array, _: array.reshape(6) / 1),
+    ("encode, position 0: expected an id from 10 to 99, got 0.", encoded, lambda array, _: array.reshape(6)),
+    (RESERVED, bound, any_id(110, 130) * 2),
+    (RESERVED, bound, any_id(0, 9) + literal(120)),
+    ("layout: expected token ids below the vocabulary size 200, got 200.", bound, any_id(130, 201) * 2),
+    ("layout: expected at least one any_id(), got none.", bound, literal(1, 2)),
+    ("layout: any_id(5, 5): expected at least one id, got range(5, 5).", bound, any_id(5, 5)),
+    ("layout: …: expected ids and any_id(), got embed(). What comes out …", bound, any_id(1, 2) + embed(5)),
+]
+"""Outputs that cannot be bound, or whose functions do not keep their word."""
+
+DECLARED = [
+    ("robot.m, layout: any_id(1, 2): expected ids and embed(), got any_id(). It belongs into the layout of an Output.",
+     lambda: ModelSpec("robot", modality(layout=any_id(1, 2) * 2)).bind(CONFIG)),
+    ("output 'map', layout: expected values of cfg and tok, got item.width.",
+     lambda: declared(layout=any_id(1, item.width))),
+    ("output 'map', layout: expected values of cfg and tok, got kwargs.get('n', 3).",
+     lambda: declared(layout=any_id(1, 2) * kwargs.get("n", 3))),
+    ("output 'a map': expected a name that is a Python identifier, got 'a map'.", lambda: declared("a map")),
+    ("output 'map', decode: expected a function (value, scope), got None.", lambda: declared(decode=None)),
+    ("spec 'robot': expected one output named 'map', got several.", lambda: spec(declared(), declared())),
+]
+# fmt: on
+OUT = "robot.outputs.map"
+REFUSED = [
+    *[(InputError, OUT + text, lambda ids: MAP.decode(ids), (ids,)) for text, ids in IDS],
+    *[(InputError, OUT + text, lambda output, array: output.encode(array), way) for text, *way in ARRAYS],
+    *[(SpecError, f"{OUT}, {text}", provoke, (way,)) for text, provoke, way in BOUND],
+    *[(SpecError, text, provoke, ()) for text, provoke in DECLARED],
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_declaration_is_a_sentence(name):
-    wrong, sentence = WRONG[name]
-    with pytest.raises(SpecError) as refused:
-        wrong()
-    assert str(refused.value) == sentence
+@pytest.mark.parametrize(("error", "text", "provoke", "way"), REFUSED, ids=lambda v: v if isinstance(v, str) else "")
+def test_what_is_wrong_is_a_sentence(error, text, provoke, way):
+    """`…` stands for words that another row has."""
+    with pytest.raises(error) as refused:
+        provoke(*way)
+    assert re.fullmatch(".+".join(map(re.escape, text.split("…"))), str(refused.value)), refused.value
 
 
 def test_an_output_is_part_of_what_a_spec_says():

@@ -69,17 +69,8 @@ FIELDS.append({"x": derived(item.n + 1, dtype="int64"), "z": constant(tok["<imag
 def modalities(draw):
     declared = draw(st.sampled_from(FIELDS))
     kind = draw(st.sampled_from(ITEMS))
-    processes = [
-        hf(),
-        hf(
-            inputs={f"{kind.media}s" if kind.media else "m": "b"},
-            outputs={"c": "x"},
-            text="t",
-            unpad={"x": (item.n, 2)},
-        ),
-        len,
-    ]
-    processes.append(hf(later(len)(cfg.n), text="t"))
+    called = hf(inputs={f"{kind.media}s" if kind.media else "m": "b"})
+    processes = [hf(), called, hf(later(len)(cfg.n), text="t", outputs={"c": "x"}, unpad={"x": (item.n, 2)}), len]
     processes += [None] if not isinstance(kind, Tensor) or len(declared) == 1 else []
     return dict(
         item=kind,
@@ -94,22 +85,14 @@ def modalities(draw):
     )
 
 
-PROMPTS = [
-    {},
-    {"prompt": ending_with(5)},
-    {"decoder_prompt": literal(cfg.size)},
-    {"prompt": len},
-]
+PROMPTS = [{}, {"prompt": ending_with(5)}, {"decoder_prompt": literal(cfg.size)}, {"prompt": len}]
 
 
 @given(modalities(), modalities(), st.sampled_from(PROMPTS), st.sampled_from(PROMPTS))
 def test_structure(one, other, prompts, other_prompts):
     spec = ModelSpec("spec", Modality("m", **one), **prompts)
-    for again in (
-        ModelSpec("spec", Modality("m", **one), **prompts),
-        pickle.loads(pickle.dumps(spec)),
-        copy.deepcopy(spec),
-    ):
+    same = ModelSpec("spec", Modality("m", **one), **prompts)
+    for again in (same, pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
         assert again == spec
         assert hash(again) == hash(spec)
         assert repr(again) == repr(spec) == str(spec)
@@ -144,14 +127,6 @@ def test_defaults():
     assert plain.process == identity()
     assert modality(item=Image(largest=(1, 1))).process == hf()
     assert modality(update=[already_expanded(), replace(7)]).update == (already_expanded(), replace(7))
-
-
-def test_specs_cannot_be_changed():
-    spec = ModelSpec("spec", modality())
-    with pytest.raises(ValueError, match="frozen"):
-        spec.name = "other"
-    with pytest.raises(ValueError, match="frozen"):
-        spec["m"].limit = 5
 
 
 def test_modalities_by_name():
