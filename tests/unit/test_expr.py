@@ -125,19 +125,12 @@ def test_structure_survives_repr_pickle_and_hash(one):
     ("expr", "source", "value"),
     [
         (cfg.a - (cfg.b - 1), "cfg.a - (cfg.b - 1)", -3),
-        (2 - item.shape[0], "2 - item.shape[0]", 0),
-        ((cfg.a + cfg.b) * 2, "(cfg.a + cfg.b) * 2", 20),
         ((cfg.a**2) ** 3, "(cfg.a ** 2) ** 3", 729),
         (2 ** (cfg.a**2), "2 ** cfg.a ** 2", 512),
         ((-2) ** cfg.a, "(-2) ** cfg.a", -8),
         (cfg.a**-2, "cfg.a ** (-2)", 1 / 9),
         (-(cfg.a**2), "-cfg.a ** 2", -9),
         ((-cfg.a) ** 2, "(-cfg.a) ** 2", 9),
-        (cfg.a / 2 * -3, "cfg.a / 2 * -3", -4.5),
-        (cfg.a % 2 * 3, "cfg.a % 2 * 3", 3),
-        ((cfg.a < 2) < 3, "(cfg.a < 2) < 3", True),
-        ((cfg.a < 2) >= cfg.b, "(cfg.a < 2) >= cfg.b", False),
-        ((cfg.a == 1) == (cfg.b == 2), "(cfg.a == 1) == (cfg.b == 2)", True),
         ("qwen" == cfg.kind, "cfg.kind == 'qwen'", True),  # noqa: SIM300
         (~(cfg.kind == "qwen"), "~(cfg.kind == 'qwen')", False),
         (~cfg.minus, "~cfg.minus", 0),
@@ -183,11 +176,11 @@ def test_source_and_value(expr, source, value):
     assert plain(evaluate(expr, SCOPE)) == value
     assert plain(evaluate(fold(expr, STATIC), SCOPE)) == value
     assert isinstance(value, tuple) or type(evaluate(expr, SCOPE)) is type(value)
-    assert (SCOPE.tok["<|image_{}|>", 1], SCOPE.tok.text("a{}", 7), SCOPE.tok.has("<{}>", "image")) == (
-        181,
-        [97, 55],
-        True,
-    )
+
+
+def test_functions_of_a_scope_ask_for_tokens():
+    known = SCOPE.tok
+    assert (known["<|image_{}|>", 1], known.text("a{}", 7), known.has("<{}>", "image")) == (181, [97, 55], True)
 
 
 def test_calls_are_folded_once_their_arguments_are_known():
