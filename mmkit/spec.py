@@ -343,6 +343,8 @@ class Modality(_Declared):
         if not self.has_positions:
             del parts["layout"], parts["update"]
             parts["tokens"] = 0
+        if isinstance(self.process, Identity):
+            del parts["process"]
         options = [f"{key}={part!r}" for key, part in parts.items()]
         return f"Modality({', '.join([repr(name), *options])})"
 
