@@ -1,15 +1,37 @@
-"""Requests whose items other processes process are those that one process renders: ids, ranges, hashes and fields."""
+"""Requests whose items other processes process are those that one process renders: ids, ranges, hashes and fields.
+What an end of such a process costs."""
 
+import os
+import signal
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from mmkit import (
+    InputError,
+    Modality,
+    ModelSpec,
+    SpecError,
+    Tensor,
+    already_expanded,
+    batched,
+    between,
+    embed,
+    render_processes,
+)
+from mmkit.bound.calls import Taken
+from mmkit.errors import MmkitError
+from mmkit.render_processes import Recipe, RenderProcesses
 from mmkit.testing.laws import differences
 from mmkit.vllm_api import elsewhere, harness, kit
 from tests.path.test_project_specs import subject
 from tests.profiles import scaled
+from tests.unit.common import CONFIG
 
 
 class Renderer(SimpleNamespace):
@@ -46,3 +68,69 @@ def requests_are_the_same(name):
 def test_requests_are_the_same():
     """Flat fields of two modalities; tests/night/test_gallery.py has other systems."""
     requests_are_the_same("internvl2")
+
+
+def process(items, scope):
+    """Some items have no form, and one ends the process."""
+    if items[0][0, 0] == -1:
+        raise InputError("spec.m[0]", "a number that is not -1", "-1")
+    if items[0][0, 0] == -2:
+        os._exit(1)
+    return {"x": items}
+
+
+SPEC = ModelSpec(
+    "spec",
+    Modality(
+        "m",
+        item=Tensor(shape=(between(1, 3), 2)),
+        layout=embed(5),
+        update=already_expanded(),
+        fields={"x": batched()},
+        process=process,
+    ),
+)
+RECIPE = Recipe(SPEC, CONFIG, None, None, {}, None, None)
+
+
+def items(*first):
+    return {"m": Taken([torch.full((1 + i % 3, 2), float(value)) for i, value in enumerate(first)], False, len(first))}
+
+
+@pytest.fixture(scope="module")
+def processes():
+    processes = RenderProcesses(RECIPE, 2)
+    processes.wait()
+    yield processes
+    processes.close()
+
+
+def test_a_refusal_is_the_same(processes):
+    with pytest.raises(InputError, match=r"spec.m\[0\]: expected a number that is not -1, got -1."):
+        processes.process(items(-1)).result(60)
+
+
+@pytest.mark.parametrize("how", ["by an item", "from outside", "it hangs"])
+def test_an_end_costs_one_request(processes, how, monkeypatch):
+    """The others are answered meanwhile, and both processes are there again."""
+    before = set(processes.pids)
+    if how == "from outside":
+        os.kill(min(before), signal.SIGKILL)
+    if how == "it hangs":
+        monkeypatch.setattr(render_processes, "PATIENCE", 3)
+        os.kill(min(before), signal.SIGSTOP)
+    works = [processes.process(items(-2 if how == "by an item" and i == 3 else i)) for i in range(12)]
+    failed = [i for i, work in enumerate(works) if isinstance(work.exception(60), MmkitError)]
+    assert failed == [3] if how == "by an item" else len(failed) <= 1
+    for i, work in enumerate(works):
+        assert i in failed or float(work.result()["m"].data["x"][0][0, 0]) == i
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not set(processes.pids) - before:
+        processes.process(items(1)).exception(60)
+    assert (len(processes.pids), len(set(processes.pids) - before)) == (2, 1)
+
+
+def test_what_another_process_cannot_import_is_refused():
+    local = ModelSpec("mine", *SPEC.modalities)
+    with pytest.raises(SpecError, match=r"mine, render processes: expected a spec that another process can import"):
+        RenderProcesses(Recipe(local, CONFIG, None, None, {}, None, None), 1)
