@@ -1,8 +1,6 @@
 """Specs as processors of transformers, without vLLM."""
 
-import os
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -14,7 +12,6 @@ from transformers import AutoConfig, AutoProcessor, LlamaConfig, LlamaForCausalL
 import mmkit
 from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
-from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from mmkit import (
@@ -36,7 +33,6 @@ from mmkit import (
     tok,
 )
 from mmkit.training import Collator, MultiModalMixin, Processor
-from tests import ROOT
 
 from .common import CONFIG, modality
 
@@ -231,55 +227,6 @@ def test_refused_messages(make, content, sentence):
 
 
 # -- in a folder -----------------------------------------------------------------------------------------------------
-
-LOADED = """
-import sys
-
-sys.modules["vllm"] = None  # whatever imports it fails
-import mmkit
-
-assert "transformers" not in sys.modules
-import torch
-from transformers import AutoConfig, AutoProcessor
-
-
-def load(folder, **options):
-    processor = AutoProcessor.from_pretrained(folder, **options)
-    batch = processor(input_ids=[14, *[31] * 6], actions=torch.ones(6, 3))
-    assert batch["actions"].tolist() == [[[1.0] * 3] * 6]
-    assert batch["mm_token_type_ids"].tolist() == [[0, *[4] * 6]]
-    assert processor.dtype == torch.float16 and processor.mm_processor_kwargs == {"size": 3}
-    return type(processor).__module__.partition(".")[0]
-
-
-folders = sys.argv[2:]
-print([load(folder, trust_remote_code=True) for folder in folders])
-sys.path.append(sys.argv[1])
-from examples.terra.configuration import LlamaActionConfig
-from examples.terra.spec import TERRA
-
-AutoConfig.register("llama_action", LlamaActionConfig)
-AutoProcessor.register(LlamaActionConfig, TERRA.hf_processor_class)
-print([load(folder) for folder in folders])
-"""
-
-
-def test_loading_where_there_is_no_vllm(tmp_path):
-    """A folder that is there already, and a new one; with the code in it, then with a class that is registered."""
-    AutoConfig.register("llama_action", LlamaActionConfig, exist_ok=True)
-    folders = [tmp_path / "a checkpoint", tmp_path / "a new one"]
-    config = AutoConfig.from_pretrained(CHECKPOINT)
-    config.save_pretrained(folders[0])
-    for folder in folders:
-        TERRA.hf_processor(config, kwargs={"size": 3}, dtype="float16").save_pretrained(folder)
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, str(ROOT), *map(str, folders)],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == [str([module] * 2) for module in ("transformers_modules", "mmkit")], done.stderr
 
 
 def test_what_is_saved_comes_back(tmp_path):
