@@ -103,18 +103,11 @@ class Field(Structural):
         """
         raise NotImplementedError
 
-    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        """The value that vLLM splits into these parts: `raw` where it is known, else one made of
-        the parts.
-
-        Args:
-            parts: one per item.
-            raw: the field as `process` returned it, or None.
-
-        Raises:
-            SpecError: the parts of a shared field differ.
-        """
-        raise NotImplementedError
+    def split_each(
+        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
+    ) -> list[Any]:
+        """`split` of a field that comes in parts already, which are checked."""
+        return list(parts)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         """The value that a model receives for the parts of some items, as vLLM batches them.
@@ -122,7 +115,7 @@ class Field(Structural):
         Raises:
             SpecError: parts that should be one and the same.
         """
-        return self.gathered(parts, None)
+        raise NotImplementedError
 
     @cached_property
     def varies(self) -> bool:
@@ -207,9 +200,6 @@ class Batched(Field):
             else [data[i] for i in range(count)]
         )
 
-    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        return [_packed(part) for part in parts]
-
     def batch(self, parts: Sequence[Any]) -> Any:
         shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}
         return torch.stack(list(parts)) if len(shapes) == 1 and None not in shapes else list(parts)
@@ -245,19 +235,17 @@ class Flat(Field):
             return list(torch.split(data, list(sizes), dim=self.dim))
         return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
-        if raw is not None:
-            return _packed(raw)
+    def split_each(
+        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
+    ) -> list[Any]:
+        pairs = zip(parts, sizes or (), strict=True)
+        return [self.split(part, [size], 1, where)[0] for part, size in pairs]
+
+    def batch(self, parts: Sequence[Any]) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):
             return [element for part in parts for element in part]
         if self.dim or len({part.shape[1:] for part in parts}) == 1:
             return torch.cat(list(parts), dim=self.dim)
-        return _Rows(parts)
-
-    def batch(self, parts: Sequence[Any]) -> Any:
-        joined = self.gathered(parts, None)
-        if not isinstance(joined, _Rows):
-            return joined
         rows = [row for part in parts for row in part]
         most = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
         batch = rows[0].new_zeros((len(rows), *most))
@@ -278,21 +266,6 @@ class Flat(Field):
         return {"value": self.value, "dim": self.dim or None, **super()._options()}
 
 
-class _Rows(list[Any]):
-    """Rows of items that differ in another dimension. vLLM's slice for an item is the item's own
-    tensor."""
-
-    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        super().__init__(row for part in parts for row in part)
-        ends = accumulate(map(len, parts))
-        self._parts = {(end - len(part), end): part for part, end in zip(parts, ends, strict=True)}
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice):
-            return self._parts[key.start, key.stop]
-        return super().__getitem__(key)
-
-
 class Shared(Field):
     """Every item has the whole of ``data``."""
 
@@ -305,13 +278,18 @@ class Shared(Field):
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         return [data] * count
 
-    def gathered(self, parts: Sequence[Any], raw: Any) -> Any:
+    def split_each(
+        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
+    ) -> list[Any]:
+        return [self.batch(parts)] * count
+
+    def batch(self, parts: Sequence[Any]) -> Any:
         if any(not _equal(part, parts[0]) for part in parts[1:]):
             raise SpecError("a shared field", "the same for every item", "another for some")
-        return _packed(parts[0])
+        return parts[0]
 
 
-def _packed(data: Any) -> Any:
+def packed(data: Any) -> Any:
     """The same values, with no gaps. vLLM looks at a field as bytes after `contiguous()`, which
     leaves a vector of one element its stride."""
     if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:

@@ -256,8 +256,7 @@ class Plan:
                 was bound without one.
         """
         taken = self._take(data)
-        done = self.process(taken)
-        fields = {name: processed.parts for name, processed in done.items()}
+        fields = self.process(taken)
         return Preview(*self._placed(self.encode(prompt), taken, fields), fields)
 
     def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
@@ -380,7 +379,7 @@ class Plan:
             else:
                 fields[name] = modality.fields_of(own.values)
         done = self._calls.process(self.modalities, for_hf)
-        return {**fields, **{name: processed.parts for name, processed in done.items()}}
+        return {**fields, **done}
 
     def _alternatives(
         self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -397,7 +396,7 @@ class Plan:
     def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
         """The processed fields of an item that the spec itself states."""
         one = {name: Taken([value], embeds=False, count=1)}
-        return self._calls.process(self.modalities, one)[name].parts[0]
+        return self._calls.process(self.modalities, one)[name][0]
 
     def _placed(
         self,

@@ -152,7 +152,7 @@ class Calls:
             if not values:
                 continue
             if taken.embeds:
-                done[name] = modality.intake.processed(values)
+                done[name] = values
             elif processing.hf is None:
                 done[name] = processing.run(values, taken.count)
             elif processing.hf.one_by_one:

@@ -11,7 +11,6 @@ from ..items import Embedding, embedding_rows, embeddings
 from ..items.tensor import Tensor
 from ..spec import Modality
 from .binding import Binding
-from .processing import Processed
 
 
 class Intake:
@@ -106,13 +105,6 @@ class Intake:
         kind, where = self.companions[key], f"{self.where}.{key}"
         parts = enumerate(kind.split(sent, where))
         return [kind.canonical(part, f"{where}[{i}]") for i, part in parts]
-
-    def processed(self, embeddings: Sequence[Embedding]) -> Processed:
-        """Precomputed embeddings as processed fields."""
-        data = {key: [own[key] for own in embeddings] for key in embeddings[0]}
-        data[self.embeds_field] = self.embeds_as.gathered(data[self.embeds_field], None)
-        sizes = {self.embeds_field: [len(own.rows) for own in embeddings]}
-        return Processed(data, sizes, embeddings)
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).

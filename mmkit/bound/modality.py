@@ -136,7 +136,7 @@ class BoundModality:
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         """The processed fields of items as far as their layouts read them, without vLLM."""
         if self._needs_fields:
-            return self.processing.run(values).parts
+            return self.processing.run(values)
         known = self.processing.of_facts
         return [known(value, i, len(values)) for i, value in enumerate(values)]
 
@@ -245,7 +245,7 @@ class BoundModality:
         return largest + smallest
 
     def _process_one(self, value: Any) -> Mapping[str, Any]:
-        return self.processing.run([value]).parts[0]
+        return self.processing.run([value])[0]
 
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
         """The evaluated layout of a raw item that is the only one, and that the spec chose."""

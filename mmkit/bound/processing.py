@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Field, Flat
+from ..field import Field, Flat, Shared
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
 from .binding import Binding, calling
 from .memory import overlap, share, spans
 
-
-@dataclass(frozen=True)
-class Processed:
-    """The processed fields of the items of one modality.
-
-    Attributes:
-        data: the values that vLLM splits, by field: a list of parts for a batched field, the whole
-            tensor for others. Hidden fields are left out.
-        sizes: the extent of each item, for flat fields.
-        parts: per item, its part of every field, hidden ones included.
-    """
-
-    data: Mapping[str, Any]
-    sizes: Mapping[str, list[int]]
-    parts: Sequence[dict[str, Any]]
+Processed: TypeAlias = Sequence[dict[str, Any]]
+"""The processed fields of the items of one modality: per item, its part of every field, hidden ones
+included."""
 
 
 class Processing:
@@ -116,7 +103,7 @@ class Processing:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self._process, Identity):
-            return self.finish(self._columns(values), values, count)
+            return self._split(self._columns(values), values, count, in_parts=True)
         if not self._shares_memory:
             raw = self._called(values)
             if not share(raw, values):
@@ -136,9 +123,14 @@ class Processing:
         """
         if self.hf is not None or isinstance(self._process, Identity):
             return
-        twice = [*values, *values]
         # an item itself may be what is returned
-        raws = [self._called([copy.deepcopy(value)]) for value in twice]
+        twice = [copy.deepcopy(value) for value in (*values, *values)]
+        before = [*map(_writes, twice)]
+        raws = [self._called([value]) for value in twice]
+        if [*map(_writes, twice)] != before:
+            expected = "process to leave the items as they are"
+            remedy = "They are the caller's: work on a copy."
+            raise SpecError(self._where, expected, "another value in one of them", remedy)
         pairs = chain.from_iterable(
             product(spans(one), spans(other)) for one, other in combinations(raws, 2)
         )
@@ -147,9 +139,9 @@ class Processing:
             raws = [copy.deepcopy(self._called([value])) for value in twice]
         if not self._binding.is_cached:
             return
-        parts = [self.finish(raw, [one]).parts[0] for raw, one in zip(raws, twice, strict=True)]
+        parts = [self.finish(raw, [one])[0] for raw, one in zip(raws, twice, strict=True)]
         alone, again = parts[: len(values)], parts[len(values) :]
-        beside = self.run(values).parts
+        beside = self.run(values)
         for others, got in ((again, "another the next time"), (beside, "another beside others")):
             for first, part in zip(alone, others, strict=True):
                 if names := [name for name in first if not _equal(first[name], part[name])]:
@@ -171,24 +163,22 @@ class Processing:
 
     def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
         """The items as fields; each part of a record as the field of its name."""
-        columns: dict[str, Any] = {}
-        has_parts = bool(self._binding.item.part_names)
-        for name in self._processed:
-            column = [value[name] for value in values] if has_parts else list(values)
-            columns[name] = self.fields[name].gathered(column, None)
-        return columns
+        if not self._binding.item.part_names:
+            return dict.fromkeys(self._processed, values)
+        return {name: [value[name] for value in values] for name in self._processed}
 
     def finish_each(
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
         """`finish` for the outputs of one call per item."""
-        parts, sizes = [], dict[str, list[int]]()
+        parts: list[Fields] = []
         for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
-            own, own_sizes = self._split(self._named(raw), [value], count, i)
-            parts += own
-            for name, extents in own_sizes.items():
-                sizes.setdefault(name, []).extend(extents)
-        return self._gathered(parts, {}, sizes)
+            parts += self._split(self._named(raw), [value], count, i)
+        for name, declared in self.sent.items():
+            if isinstance(declared, Shared):
+                with self._at[name]:
+                    declared.batch([own[name] for own in parts])
+        return parts
 
     def finish(
         self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
@@ -204,9 +194,7 @@ class Processing:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        raw = self._named(raw)
-        parts, sizes = self._split(raw, values, count, 0)
-        return self._gathered(parts, raw, sizes)
+        return self._split(self._named(raw), values, count)
 
     def _named(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
         """The result of `process` under the names of the fields."""
@@ -215,10 +203,23 @@ class Processing:
         return {self.hf.outputs.get(name, name): value for name, value in raw.items()}
 
     def _split(
-        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None, first: int
-    ) -> tuple[list[Fields], dict[str, list[int]]]:
-        """The fields of each item, and the extents of flat ones; `first` is the position of the
-        first item."""
+        self,
+        raw: Mapping[str, Any],
+        values: Sequence[Any],
+        count: int | None,
+        first: int = 0,
+        *,
+        in_parts: bool = False,
+    ) -> list[Fields]:
+        """The fields of each item.
+
+        Args:
+            raw: the result of `process`, by field.
+            values: canonical items.
+            count: as for `run`.
+            first: the position of the first item.
+            in_parts: whether `raw` has a list of the items' parts for each field.
+        """
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
@@ -231,15 +232,14 @@ class Processing:
                 scope(value, first + i, parts[i], count or len(values), of_fields=True)
                 for i, value in enumerate(values)
             ]
-        extents: dict[str, list[int]] = {}
         for name, declared in self._in_order:
             at = self._at[name]
             with at:
-                if (sizes := declared.sizes_of(scopes)) is not None:
-                    extents[name] = sizes
+                sizes = declared.sizes_of(scopes)
                 own = declared.derive_all(static, scopes) if declared.is_derived else None
             if own is None:
-                own = declared.split(raw[name], sizes, len(values), at.where)
+                split = declared.split_each if in_parts else declared.split
+                own = split(raw[name], sizes, len(values), at.where)
             for fields, part in zip(parts, own, strict=True):
                 fields[name] = part
         for name, corner in self._unpad.items():
@@ -249,19 +249,15 @@ class Processing:
             with self._at[name]:
                 for i, (fields, scope_of_item) in enumerate(zip(parts, scopes, strict=True)):
                     declared.check(fields[name], scope_of_item, first + i)
-        return parts, extents
+        return parts
 
-    def _gathered(
-        self,
-        parts: Sequence[dict[str, Any]],
-        raw: Mapping[str, Any],
-        sizes: Mapping[str, list[int]],
-    ) -> Processed:
-        data = {}
-        for name, declared in self.sent.items():
-            with self._at[name]:
-                data[name] = declared.gathered([own[name] for own in parts], raw.get(name))
-        return Processed(data, sizes, parts)
+
+def _writes(value: Any) -> Any:
+    """How often a tensor, or each tensor of a record, was written to."""
+    if isinstance(value, Mapping):
+        return {name: _writes(part) for name, part in value.items()}
+    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+    return value._version if is_counted else 0
 
 
 def _equal(one: Any, other: Any) -> bool:

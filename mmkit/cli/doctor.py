@@ -39,16 +39,15 @@ _MARK = "mmkit-doctor "
 _PROBE = """
 import importlib, json, sys, warnings
 for name in sys.argv[1:]:
-    error = detail = ""
+    error = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            module = importlib.import_module(name)
-            detail = getattr(getattr(module, "generation", None), "__name__", "")
+            importlib.import_module(name)
         except BaseException as e:
             error = f"{type(e).__name__}: {e}"
     notes = [str(w.message) for w in caught if not error and str(w.message).startswith("mmkit")]
-    print("\\nmmkit-doctor " + json.dumps([name, error, detail, notes]), flush=True)
+    print("\\nmmkit-doctor " + json.dumps([name, error, notes]), flush=True)
 """
 
 
@@ -72,12 +71,10 @@ class Import:
 
     Attributes:
         error: empty if the import worked.
-        detail: for `mmkit.vllm_api`, the module of its generation.
         notes: warnings of mmkit.
     """
 
     error: str = ""
-    detail: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -193,8 +190,7 @@ def _imported(environment: Environment) -> Iterator[Finding]:
         remedy = "Install a vLLM that this mmkit knows, or a newer mmkit."
         yield Finding("vllm API", "problem", f"{api.error}.", remedy)
     elif api:
-        letter = api.detail.rpartition("_")[2].upper()
-        yield Finding("vllm API", "ok", f"Generation {letter} fits.")
+        yield Finding("vllm API", "ok", "It has all that mmkit overrides.")
         for note in api.notes:
             yield Finding("vllm API", "warning", note, "Check your spec: mmkit check.")
 
@@ -317,8 +313,8 @@ def try_imports(names: list[str], timeout: float = _TIMEOUT) -> dict[str, Import
     imports: dict[str, Import] = {}
     for line in output.splitlines():
         if line.startswith(_MARK):
-            name, reason, detail, notes = json.loads(line.removeprefix(_MARK))
-            imports[name] = Import(brief(reason, 300).rstrip("."), detail, tuple(notes))
+            name, reason, notes = json.loads(line.removeprefix(_MARK))
+            imports[name] = Import(brief(reason, 300).rstrip("."), tuple(notes))
     if missing := [name for name in names if name not in imports]:
         imports[missing[0]] = Import(end)
         imports |= try_imports(missing[1:], timeout) if missing[1:] else {}

@@ -45,9 +45,6 @@ _HEADER = """\
 _DIGEST = re.compile(rb"(?m)^# sha256 [0-9a-f]{64}$")
 _NO_DIGEST = "0" * 64
 
-_MODULE_NAME = re.compile(r"(\.[a-z_]+)+")
-"""A module that is imported by name: ``import_module(".generation_d", __name__)``."""
-
 _INIT = PurePosixPath("__init__.py")
 
 Files = dict[PurePosixPath, bytes]
@@ -259,8 +256,6 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
                 origin = resolve_name("." * level + (module or ""), package)
                 yield origin
                 yield from (f"{origin}.{alias.name}" for alias in names)
-            case ast.Constant(value=str(text)) if _MODULE_NAME.fullmatch(text):
-                yield resolve_name(text, package)
 
 
 def _write(copy: Path, package: str, files: Files) -> None:

@@ -33,7 +33,7 @@ from ..model import sampling_params
 from ..outputs import EXTRA_ARG
 from ..plan import Plan
 from ..vllm_api.chat import SENT
-from ..vllm_api.guard import VLLMValidationError, mark
+from ..vllm_api.guard import VLLMValidationError
 from ..vllm_api.moved import find
 from ..vllm_api.names import shared_file
 from ..vllm_api.processor import CommonProcessor
@@ -598,7 +598,6 @@ def _joined(
         "mm_placeholders": {name: [i.place for i in of[name]] for name in of},
     }
     whole.pop("prompt", None)  # the text of one part
-    mark(whole)
     return whole
 
 

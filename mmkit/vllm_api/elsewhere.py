@@ -24,6 +24,7 @@ from ..errors import MmkitError
 from ..render_processes import Recipe, RenderProcesses
 
 if TYPE_CHECKING:
+    from .items import RequestItems
     from .processor import CommonProcessor
 
 OPTION = "render_processes"
@@ -66,7 +67,7 @@ class Elsewhere(dict[str, Any]):
 
     def __init__(self, data: Mapping[str, Any], *, waits: bool) -> None:
         super().__init__(data)
-        self.parsed: Any = None
+        self.parsed: RequestItems | None = None
         self._indices: Indices | None = None if waits else {}
         self._processed: Mapping[str, Processed] = {}
 

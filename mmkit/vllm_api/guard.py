@@ -18,6 +18,7 @@ from ..errors import InputError, VllmApiError
 from ..plan import Plan
 from . import elsewhere, rendered
 from .hashes import TenantNames
+from .items import Rendered
 from .moved import find
 from .processor import CommonProcessor
 
@@ -37,7 +38,7 @@ _STEPS = [name for name in ("_process_tokens", "_process_tokens_async") if hasat
 """The methods of vLLM that make a request for the engine from a tokenized prompt."""
 
 _PARTS = ("encoder_prompt", "decoder_prompt")
-_MARK = f"{__name__} processed"
+_MARK = f"{__name__} installed"
 """Of this copy of mmkit: another in the process guards its own models, and only those."""
 
 
@@ -56,12 +57,6 @@ class Refused(*_BASES):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-def mark(rendered: Any) -> Any:
-    """Mark a rendered request as made by a processor of mmkit."""
-    setattr(rendered["mm_kwargs"], _MARK, True)
-    return rendered
 
 
 def install() -> None:
@@ -210,7 +205,7 @@ def _check_encoder(processor: CommonProcessor, parts: Sequence[Mapping[str, Any]
 
 def _is_foreign(prompt: Mapping[str, Any]) -> bool:
     """Whether a request brings processed fields that no processor of this process has made."""
-    return prompt.get("type") == "multimodal" and not hasattr(prompt.get("mm_kwargs"), _MARK)
+    return prompt.get("type") == "multimodal" and not isinstance(prompt.get("mm_kwargs"), Rendered)
 
 
 def takes_rendered(plan: Plan) -> bool:
@@ -224,8 +219,7 @@ def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, 
         return prompt
     if not takes_rendered(processor.plan) or "prompt_token_ids" not in prompt:
         _check_mark(processor, prompt)
-    own: Mapping[str, Any] = mark(rendered.checked(processor, prompt))
-    return own
+    return rendered.checked(processor, prompt)
 
 
 def _check_mark(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:

@@ -29,13 +29,16 @@ from ..bound.placeholders import rows_field
 from ..errors import MmkitError
 from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
+from ..updates import Insert
 from . import guard, kit
+from .items import Layouts, kwargs_item
 from .kit import LEAST_CACHE_GIB as LEAST_CACHE_GIB
 from .kit import Miss as Miss
 from .kit import decoded as decoded
 from .kit import encoded as encoded
 from .kit import loaded_model as loaded_model
 from .kit import parsed as parsed
+from .processor import CommonProcessor, Request
 
 
 class NotTaken(ValueError):
@@ -376,6 +379,8 @@ def pieces(
 ) -> list[Piece]:
     """The ids of one modality's items in a prompt, by the first alternative of the processor's own
     updates. Without an update, an item has no ids."""
+    if isinstance(processor, CommonProcessor):
+        return [_own_piece(layouts) for layouts in _layouts(processor, name, values, kwargs or {})]
     _, kwargs_items, items = _processed(processor, {name: values}, kwargs or {})
     updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
     if name not in updates:
@@ -398,7 +403,7 @@ def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
     targets = [kit.spelled(processor, target) for target in anchored]
     full = kit.spelled(processor, update.content.full)
     mask = _flags(kit.embedded(processor, update.content), len(full))
-    inserted = update.mode == kit.UpdateMode.INSERT
+    inserted = update.mode.name == "INSERT"
     if not isinstance(update.target, kit.PromptIndex):
         return Piece(targets[0], full, mask, inserted, [], targets)
     closure = getattr(update.target.get_match_index, "__closure__", None) or ()
@@ -406,10 +411,32 @@ def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
     return Piece([], full, mask, inserted, list(prefixes[0]) if prefixes else [], targets)
 
 
+def _layouts(
+    processor: CommonProcessor, name: str, values: list[Any], kwargs: Mapping[str, Any]
+) -> list[Layouts]:
+    """The layouts of items of a modality, as a generated processor has them."""
+    request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
+    taken = request.items.taken()
+    missing = {key: range(own.count) for key, own in taken.items()}
+    entries = processor._processed(request, taken, missing)
+    return [entry[1] for entry in entries.get(name, []) if entry is not None]
+
+
+def _own_piece(layouts: Layouts) -> Piece:
+    first = layouts.alternatives[0]
+    inserted = isinstance(first.update, Insert)
+    targets = [list(one.written) for one in layouts.alternatives if one.written]
+    ids, mask = list(first.placeholder.ids), tuple(map(bool, first.placeholder.mask))
+    prefix = list(first.target) if inserted else []
+    return Piece(list(first.written), ids, mask, inserted, prefix, targets)
+
+
 def round_trip(
     processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Per declared field: the processed value, and what batching its items again makes of it."""
+    if isinstance(processor, CommonProcessor):
+        return _batched(processor, data, kwargs)
     (raw, config), by_modality, _ = _processed(processor, data, kwargs)
     joined: dict[str, Any] = {}
     for items in by_modality.values():
@@ -419,6 +446,20 @@ def round_trip(
     absent = set(processor.info.get_supported_mm_limits()) - set(data)
     present = [key for key in config if key in raw and config[key].modality not in absent]
     return {key: (raw[key], joined.get(key)) for key in present}
+
+
+def _batched(
+    processor: CommonProcessor, data: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Per field: the parts of all items as mmkit batches them, and as vLLM does."""
+    both: dict[str, tuple[Any, Any]] = {}
+    for name, parts in processor._process(parsed(processor, data).taken(), kwargs).items():
+        modality = processor.plan.modalities[name]
+        items = [kwargs_item(modality, part) for part in parts]
+        for key, element in items[0].items():
+            ours = modality.fields_and_embeds[key].batch([part[key] for part in parts])
+            both[key] = ours, element.field.reduce_data([item[key] for item in items])
+    return both
 
 
 def embeddings(
@@ -482,10 +523,13 @@ def parts(
 ) -> dict[str, list[dict[str, Any]]]:
     """Per modality and item, the fields as a generated processor splits them, before vLLM does.
     Hidden ones are left out."""
-    processed = processor._process(parsed(processor, data), kwargs)
+    processed = processor._process(parsed(processor, data).taken(), kwargs)
+    sent = {
+        name: modality.fields_and_embeds for name, modality in processor.plan.modalities.items()
+    }
     return {
-        name: [{key: part[key] for key in part if key in done.data} for part in done.parts]
-        for name, done in processed.items()
+        name: [{key: part[key] for key in part if key in sent[name]} for part in parts]
+        for name, parts in processed.items()
     }
 
 
@@ -530,7 +574,7 @@ def embedded(model: Any, modality: Any, item: Any, embeds: torch.Tensor) -> list
     kwargs."""
     intake = modality.intake
     sent = {key: item[key].data[None] for key in intake.companions}
-    sent[intake.embeds_field] = intake.embeds_as.gathered([embeds], None)
+    sent[intake.embeds_field] = intake.embeds_as.batch([embeds])
     with torch.inference_mode():
         return list(model.embed_multimodal(**sent))
 

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from ..bound.memo import Memo, options_key
 from ..errors import InputError
+from .moved import hash_by_vllm
 from .names import SharedNames
 
 _NAMES = 2**16
@@ -131,18 +132,6 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
-class HashForms(list[Any]):
-    """The values that vLLM hashes for the items of a modality: it iterates over them, or calls
-    `get_all_items_for_hash`."""
-
-    def get_all_items_for_hash(self) -> list[Any]:
-        return self
-
-
-ByVllm: TypeAlias = Callable[[dict[str, HashForms]], Mapping[str, list[str]]]
-"""vLLM's hashes of forms, by modality, under the options of one request."""
-
-
 class _Names(OrderedDict[str, str]):
     """Hashes of items by name, those that were given last."""
 
@@ -158,12 +147,14 @@ class Hashes:
 
     Args:
         algorithm: vLLM's `mm_hasher_algorithm`: blake3, sha256 or sha512.
+        model: vLLM's id of the model.
     """
 
-    def __init__(self, algorithm: str) -> None:
+    def __init__(self, algorithm: str, model: str) -> None:
         self._new: Callable[[bytes], Any] = (
             blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
         )
+        self._by_vllm = partial(hash_by_vllm, algorithm, model_id=model)
         self._common = Memo(_COMMON)
         self._names: _Names | SharedNames = _Names()
 
@@ -174,55 +165,48 @@ class Hashes:
 
     def of(
         self,
-        mm_items: Mapping[str, Any],
-        uuids: Mapping[str, Any],
-        by_vllm: ByVllm,
-        *,
+        modality: str,
+        items: Any,
+        names: Sequence[str | None] | None,
         options: Mapping[str, Any],
-    ) -> tuple[dict[str, list[str]], dict[str, str]]:
-        """The hashes of the items of a request, and the names that it gives, which are forgotten
-        unless `keep` follows.
+        contents: dict[Any, str],
+    ) -> tuple[list[str], dict[str, str]]:
+        """The hashes of the items of a modality, and the names that the request gives, which are
+        forgotten unless `keep` follows.
 
         An item with a name (a uuid) has the hash of name and content, so that what one caller sends
         under a name is not taken for what another one sent. An item without data is the last one of
         that name.
 
         Args:
-            mm_items: vLLM's items, by modality.
-            uuids: names of items, by modality; None for an item without.
-            by_vllm: how vLLM hashes.
-            options: the `mm_processor_kwargs` of the request, and others that `by_vllm` takes into
-                account.
+            modality: the name of the modality.
+            items: vLLM's items.
+            names: one per item, None for an item without; None for no names.
+            options: that items are processed with: other options, another hash.
+            contents: the hashes of contents that are known of this request, and become known here.
         """
-        hashes: dict[str, list[str]] = {}
+        key = modality, options_key(options) if options else None
+        common = self._common.get(key, lambda: self._by_vllm(**{modality: ""}, options=options))
+        kind = f"{common} {type(items).__name__}"
+        # the bytes of a file, where there are some
+        of_vllm = getattr(items, "get_item_for_hash", items.get)
+        hashes: list[str] = []
         given: dict[str, str] = {}
-        of_options = options_key(options) if options else None
-        for modality, items in mm_items.items():
-            of_nothing = partial(by_vllm, {modality: HashForms([""])})
-            common = self._common.get((modality, of_options), of_nothing)[modality][0]
-            names: Sequence[str | None] = uuids.get(modality) or [None] * len(items)
-            # the bytes of a file, where there are some
-            of_vllm = getattr(items, "get_item_for_hash", items.get)
-            kind = f"{common} {type(items).__name__}"
-            # a request may be asked for its hashes more than once
-            known = vars(items).setdefault("mmkit_contents", {})
-            hashes[modality] = of_items = []
-            for index, name in enumerate(names):
-                value = of_vllm(index)
-                content = known.get((kind, index))
-                if content is None and value is not None:
-                    content = known[kind, index] = (
-                        self._content(kind, value)
-                        or by_vllm({modality: HashForms([value])})[modality][0]
-                    )
-                if name is None:
-                    of_items.append(content)
-                    continue
-                key = _digest(modality, name, common)
-                if content is not None:
-                    given[key] = _digest(key, content)
-                # of a name that nobody has given, the hash is one that no cache has
-                of_items.append(given.get(key) or self._names.get(key) or _digest(key, None))
+        for index, name in enumerate(names or [None] * len(items)):
+            content = contents.get((kind, index))
+            if content is None and (value := of_vllm(index)) is not None:
+                content = self._content(kind, value) or self._by_vllm(**{kind: value})
+                contents[kind, index] = content
+            if name is None:
+                assert content is not None
+                hashes.append(content)
+                continue
+            key_of_name = _digest(modality, name, common)
+            if content is not None:
+                given[key_of_name] = _digest(key_of_name, content)
+            # of a name that nobody has given, the hash is one that no cache has
+            known = given.get(key_of_name) or self._names.get(key_of_name)
+            hashes.append(known or _digest(key_of_name, None))
         return hashes, given
 
     def of_fields(self, modality: str, fields: Mapping[str, Any]) -> str:

@@ -8,12 +8,14 @@ vLLM calls, and mmkit compares it with the overridden class before it uses any o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .moved import installed
+from .moved import ProcessorInputs, installed
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
@@ -51,21 +53,22 @@ def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
         for name, value in definitions.items():
             if getattr(value, "__override__", False):
                 base = next((b for b in theirs if name in vars(b)), None)
-                if complaint := _compared(name, value, theirs[0], base):
+                if complaint := _compared(name, value, theirs, base):
                     collected[complaint] = None
     return list(collected)
 
 
 def _compared(
-    name: str, ours: Callable[..., Any], parent: type, base: type | None
+    name: str, ours: Callable[..., Any], theirs: Sequence[type], base: type | None
 ) -> tuple[str, str, str] | None:
     arguments = list(inspect.signature(ours).parameters.values())[1:]
     listed = ", ".join(str(p).split(":")[0].split(" =")[0] for p in arguments)
     if base is None:
+        parent = [one for one in theirs if one.__module__.startswith("vllm.")][-1]
         return f"{installed()}, {parent.__name__}", f"a method {name}({listed}) to override", "none"
-    theirs = list(inspect.signature(vars(base)[name]).parameters.values())[1:]
+    parameters = list(inspect.signature(vars(base)[name]).parameters.values())[1:]
     where, flexible = f"{installed()}, {base.__name__}.{name}", {p.kind for p in arguments}
-    taken, given = {p.name for p in arguments}, {p.name for p in theirs}
+    taken, given = {p.name for p in arguments}, {p.name for p in parameters}
     surplus = (
         [] if inspect.Parameter.VAR_KEYWORD in flexible else [n for n in given if n not in taken]
     )
@@ -73,7 +76,7 @@ def _compared(
         p.name for p in arguments if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     if surplus or not given.issuperset(fixed):
-        return where, f"the arguments ({listed})", f"({', '.join(p.name for p in theirs)})"
+        return where, f"the arguments ({listed})", f"({', '.join(p.name for p in parameters)})"
     if not _called(name):
         return where, "a method that vLLM calls", "no call of it"
     return None
@@ -96,3 +99,33 @@ def _texts() -> Iterator[str]:
 @cache
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+CACHE_CALLS = {
+    "is_cached",
+    "touch_sender_cache_item",
+    "get_and_update_item",
+    "release_sender_touches",
+}
+"""What a processor does with vLLM's cache."""
+
+REQUEST_FIELDS = {
+    "prompt",
+    "mm_data_items",
+    "mm_uuid_items",
+    "hf_processor_mm_kwargs",
+    "media_io_kwargs",
+    "tokenization_kwargs",
+    "cache",
+}
+"""What a request consists of."""
+
+
+def unknown() -> list[str]:
+    """The steps of a request through vLLM's processor, and the parts of one, that mmkit does not
+    know: it would leave them out."""
+    import vllm.multimodal.processing.processor as theirs
+
+    calls = set(re.findall(r"\bcache\.(\w+)\(", inspect.getsource(theirs))) - CACHE_CALLS
+    names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
+    return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])

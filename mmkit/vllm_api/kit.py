@@ -6,7 +6,7 @@ import inspect
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -17,15 +17,13 @@ from vllm.multimodal import MULTIMODAL_REGISTRY, utils
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.inputs import MultiModalKwargsItems as MultiModalKwargsItems
-from vllm.multimodal.processing import InputProcessingContext
+from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 
 from ..errors import VllmApiError
-from . import generation
-from .common import embeds_size as embeds_size
+from . import seam
+from .items import embeds_size as embeds_size
+from .moved import ProcessorInputs, find
 from .moved import SenderCache as SenderCache
-from .moved import UpdateMode as UpdateMode
-from .moved import find
-from .prompts import holding
 
 OnlyCache = MultiModalProcessorOnlyCache
 item_size = find(
@@ -58,12 +56,10 @@ with suppress(VllmApiError):  # there are no such routes before 0.19
     encode_item = find(*(_SERDE.format(place, "encode") for place in _PLACES))
     decode_item = find(*(_SERDE.format(place, "decode") for place in _PLACES))
 
-render = generation.render
-call = generation.call
-process = generation.process
-dummy = generation.dummy
-parsed, encoded = generation.parsed, generation.encoded
-spelled, embedded = generation.spelled, generation.embedded
+TEXT_PROMPTS = (
+    "prompt" in inspect.signature(BaseMultiModalProcessor._apply_hf_processor_main).parameters
+)
+"""Whether a prompt passes the processor with the items, and may be a text: up to 0.28."""
 
 _image_loader = find("multimodal.media.image:ImageMediaIO", "multimodal.image:ImageMediaIO")
 
@@ -71,6 +67,106 @@ _tokenizer = find(
     "tokenizers:cached_tokenizer_from_config",
     "transformers_utils.tokenizer:cached_tokenizer_from_config",
 )
+
+
+@contextmanager
+def holding(processor: Any, cache: Any) -> Iterator[None]:
+    """A processor with another cache, where a processor has one."""
+    if not hasattr(processor, "cache"):
+        yield
+        return
+    before, processor.cache = processor.cache, cache
+    try:
+        yield
+    finally:
+        processor.cache = before
+
+
+def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
+    """A caller's data as vLLM's items, checked."""
+    if seam.INFO_PARSES:
+        return processor.info.parse_mm_data(data)
+    return processor._to_mm_items(data)
+
+
+def encoded(processor: Any, text: str) -> list[int]:
+    """The ids of a text, without placement."""
+    params = getattr(processor.info, "default_tok_params", None)
+    options = params.get_encode_kwargs() if params else {}
+    return list(processor.info.get_tokenizer().encode(text, **options))
+
+
+def tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
+    """The ids of a text as vLLM's renderer makes them, before any processor sees it."""
+    params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
+    text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
+    sent = {**text, "prompt_token_ids": encoded(processor, text["prompt"])}
+    return list(params.apply_post_tokenization(tokenizer, sent)["prompt_token_ids"])
+
+
+def render(
+    processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any, uuids: Any = None
+) -> Any:
+    """One request, as vLLM hands it to a processor."""
+    items = parsed(processor, data) if seam.INFO_PARSES else data
+    if seam.TAKES_PARTS:
+        with holding(processor, cache):
+            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
+    ids = tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
+    inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
+    if not hasattr(processor, "cache"):
+        inputs.cache = cache
+    with holding(processor, cache):
+        return applied(processor, inputs)
+
+
+def applied(processor: Any, inputs: Any) -> Any:
+    """The outcome of a request as an object."""
+    from vllm.multimodal.processing import TimingContext
+
+    return processor.apply(inputs, TimingContext(enabled=False))
+
+
+def call(processor: Any, prompt: Any, data: Any, kwargs: Any) -> Any:
+    """One request, as one calls a processor by hand."""
+    items = parsed(processor, data) if seam.INFO_PARSES else data
+    with holding(processor, None):
+        return processor(prompt, items, hf_processor_mm_kwargs=kwargs)
+
+
+def dummy(processor: Any, counts: Mapping[str, int]) -> Any:
+    """The outcome of the dummy request."""
+    if hasattr(processor, "get_dummy_mm_inputs"):
+        return processor.get_dummy_mm_inputs(counts)
+    seq_len = processor.info.ctx.model_config.max_model_len
+    inputs = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
+    if not seam.TAKES_PARTS:
+        return applied(processor, inputs)
+    items = getattr(inputs, seam.ITEMS)
+    return processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)
+
+
+def process(processor: Any, items: Any, kwargs: Any) -> Any:
+    """The processed fields of parsed items, by a hand-written processor."""
+    if not TEXT_PROMPTS:
+        return processor._apply_hf_processor_main(items, kwargs)
+    done = processor._apply_hf_processor_main([], items, kwargs, {}, enable_hf_prompt_update=False)
+    return done[1]
+
+
+def spelled(processor: Any, sequence: Any) -> list[int]:
+    """The ids of a target of a hand-written processor, or of what it becomes."""
+    if isinstance(sequence, str):
+        sequence = processor.info.get_tokenizer().encode(sequence, add_special_tokens=False)
+    return list(sequence)
+
+
+def embedded(processor: Any, content: Any) -> Any:
+    """Which ids of what a target becomes receive encoder rows; None for all."""
+    if content.is_embed is None:
+        return None
+    tokenizer = [processor.info.ctx.tokenizer] if TEXT_PROMPTS else []
+    return content.is_embed(*tokenizer, content.full)
 
 
 def built(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
@@ -110,7 +206,7 @@ def rendering(processor: Any, cache: Any) -> Iterator[Callable[..., Awaitable[An
 
     renderer._mm_processor_cache = cache  # up to 0.30 the processor has it
     try:
-        with holding(processor, cache) if hasattr(processor, "cache") else nullcontext():
+        with holding(processor, cache):
             yield processed if process else None
     finally:
         renderer._mm_processor_cache = None

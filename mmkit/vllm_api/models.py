@@ -24,7 +24,7 @@ from ..bound.placeholders import rows_field
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
 from . import chat, guard
-from .common import embeds_size
+from .items import embeds_size
 from .moved import KEEPS_ON_CPU
 
 

@@ -6,7 +6,9 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem
 
 from ..errors import VllmApiError
 
@@ -60,23 +62,30 @@ BaseDummyInputsBuilder = find(
 ProcessorInputs = find(
     "multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs"
 )
-PlaceholderFeaturesInfo = find(
-    "multimodal.processing.processor:PlaceholderFeaturesInfo",
-    "multimodal.processing:PlaceholderFeaturesInfo",
-)
-
-ResolvedPromptUpdate = find(
-    "multimodal.processing.processor:ResolvedPromptUpdate",
-    "multimodal.processing:ResolvedPromptUpdate",
-)
 SenderCache = find(
     "multimodal.cache:LruKeyReplicatedSenderCache",
     "multimodal.cache:MultiModalProcessorSenderCache",
 )
-UpdateMode = find("multimodal.processing.processor:UpdateMode", "multimodal.processing:UpdateMode")
 
 KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
 """Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
+
+ELEMENTS_ARE_NAMED = "key" in inspect.signature(MultiModalFieldElem).parameters
+"""Whether a part of a field names its modality and itself, as in 0.11."""
+
+TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
+"""Whether a request tells the cache which items it must keep; from 0.16."""
+
+RELEASES = hasattr(MultiModalProcessorOnlyCache, "release_sender_touches")
+"""Whether it also tells when it is done; from 0.31."""
+
+_HASHES_BY_ALGORITHM = "algorithm" in inspect.signature(MultiModalHasher.hash_kwargs).parameters
+
+
+def hash_by_vllm(algorithm: str, **values: object) -> str:
+    """vLLM's hash of some values; before 0.28 the environment states the algorithm."""
+    stated = [algorithm] if _HASHES_BY_ALGORITHM else []
+    return str(MultiModalHasher.hash_kwargs(*stated, **values))
 
 
 def hasher_algorithm(mm_config: Any) -> str:

@@ -1,75 +1,74 @@
-"""The base of the processor classes in every generation of vLLM's processor API.
+"""The processor of a spec: one straight pipeline in place of vLLM's.
 
-A generation's module translates vLLM's calls into calls of a few methods here:
-
-- `CommonInfo.new_parser`: the parser;
-- `CommonProcessor.worst`: the prompt and the items of the dummy request;
-- `CommonProcessor.guarded`, `may_cache`, `hashed`: around one request, its use of the cache, and
-  its hashes;
-- `CommonProcessor.features`, `prompt_ids`: the processed items, and the prompt for placement.
-
-In return it provides `merged_kwargs` and the `cache_of` a request. `override` marks the methods
-that vLLM calls; see `mmkit.vllm_api.hooks`.
+`CommonProcessor.rendered` does a request: its items are hashed, and looked up in vLLM's cache; what
+the cache lacks is processed, and goes there; the layouts of all items are placed in the prompt.
+Nothing of it calls a hook of vLLM's processor. `mmkit.vllm_api.seam` makes a `Request` of the
+arguments that vLLM has for it. `override` marks the methods that vLLM calls; see
+`mmkit.vllm_api.hooks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-import torch
-from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
-from ..bound.calls import Calls, LazyProcessor
+from ..bound.calls import Calls, LazyProcessor, Taken
 from ..bound.memo import Memo, options_key
-from ..bound.placeholders import rows_field
+from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
+from ..items import SCOPES
+from ..placement import Alternative, Placement
 from ..plan import CONFIGURED, Plan
 from ..training.processor import own_processor
 from ..training.saving import announce
 from ..updates import Insert
-from .common import (
-    Details,
-    EmbedItems,
-    Parser,
-    ResolvedUpdate,
-    details,
-    embeds_size,
-    field_configs,
-    fixed_details,
-    indices_of,
-    some_of,
-    taken,
-    total,
-)
-from .elsewhere import Elsewhere
-from .hashes import ByVllm, Hashes, check_name
-from .moved import (
-    BaseDummyInputsBuilder,
-    PlaceholderFeaturesInfo,
-    SenderCache,
-    hasher_algorithm,
-)
+from .hashes import Hashes, check_name
+from .items import Layouts, Parser, RequestItems, embeds_size, kwargs_item, rendered, vllm_fields
+from .moved import RELEASES, TOUCHES, BaseDummyInputsBuilder, SenderCache, hasher_algorithm
 from .names import shared_file
 
 if TYPE_CHECKING:
     from ..spec import Declaration
 
-_PROCESSED = "mmkit_processed"
-"""Key in the BatchFeature for the sizes of flat fields: vLLM asks for field configs without
-items."""
+Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Layouts]
+"""What vLLM's cache has of an item: its fields, None where the engine has them, and its layouts."""
 
-_counts: ContextVar[Mapping[str, int] | None] = ContextVar("items by modality", default=None)
-"""The numbers of items of the current request: vLLM passes the prompt on without them."""
+Entries: TypeAlias = dict[str, list[Entry]]
 
-_changed: ContextVar[list[Any]] = ContextVar("caches that a request has changed")
+Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+"""A context that takes the time of a stage, under vLLM's name of it."""
+
+
+@dataclass
+class Request:
+    """One request, whatever the arguments in which vLLM sends it.
+
+    Attributes:
+        prompt: token ids; a text as well up to vLLM 0.28.
+        items: all items.
+        uuids: the names of items, by modality; None for an item without.
+        kwargs: its `mm_processor_kwargs`.
+        cache: vLLM's processor cache, or None.
+        factors: other options on which the hashes of its items depend.
+        tokenization: options of the tokenizer, for a text.
+    """
+
+    prompt: list[int] | str
+    items: RequestItems
+    uuids: Mapping[str, Sequence[str | None]]
+    kwargs: Mapping[str, Any]
+    cache: Any
+    factors: Mapping[str, Any] = field(default_factory=dict)
+    tokenization: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CommonInfo(BaseProcessingInfo):
@@ -110,16 +109,24 @@ class CommonInfo(BaseProcessingInfo):
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The `mm_processor_kwargs` of a request, merged with the server's."""
-        merged: dict[str, Any] = self.ctx.get_mm_config().merge_mm_processor_kwargs(kwargs)
+        # before 0.17 there is no such method
+        merge = getattr(self.ctx, "get_merged_mm_kwargs", None)
+        merged: dict[str, Any] = (merge or self.ctx.get_mm_config().merge_mm_processor_kwargs)(
+            kwargs
+        )
         return merged
 
     def new_parser(self) -> Parser:
         """A parser of callers' data."""
         config = self.ctx.model_config
-        return Parser(
-            self.plan,
-            embeds_size(config) if config.get_multimodal_config().enable_mm_embeds else None,
-        )
+        takes_embeds = config.get_multimodal_config().enable_mm_embeds
+        return Parser(self.plan, embeds_size(config) if takes_embeds else None)
+
+    def check_count(self, modality: str, count: int) -> None:
+        """Refuse a modality that the model lacks, and more items than it takes."""
+        self.plan.check_names([modality])
+        intake = self.plan.modalities[modality].intake
+        intake.check_count(count, self.allowed_mm_limits[modality])
 
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
@@ -133,21 +140,6 @@ class CommonInfo(BaseProcessingInfo):
         if any(m.needs_hf for m in modalities):
             return None  # vLLM then processes the dummy inputs and counts their tokens
         return {m.name: m.largest()[1] for m in modalities}
-
-
-class ParsingInfo(CommonInfo):
-    """An info that vLLM asks for the parser; before 0.16 it asks the processor."""
-
-    @override
-    def get_data_parser(self) -> Parser:
-        return self.new_parser()
-
-    @override
-    def validate_num_items(self, modality: str, num_items: int) -> None:
-        self.plan.check_names([modality])
-        self.plan.modalities[modality].intake.check_count(
-            num_items, self.allowed_mm_limits[modality]
-        )
 
 
 class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
@@ -190,7 +182,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
-        self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()))
+        self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
         self._plans = Memo(CONFIGURED)
         self._samples: dict[str, Mapping[str, Any]] = {}
 
@@ -205,129 +197,211 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         if (path := shared_file(config, "names")) is not None:
             self._hashes.share(path)
 
-    # -- dummy inputs ------------------------------------------------------------------------------
-
-    def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item of a modality with the most encoder rows, of at most `sizes`; see
-        `BoundModality.largest_item`."""
-        with self._of_the_spec():
-            process = partial(self._process_one, name)
-            return self.plan.modalities[name].largest_item(process, sizes)
-
-    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
-        """The processed fields of an item that the spec itself states."""
-        with self._of_the_spec():
-            return self._process(self.data_parser.parse_mm_data({name: [value]}), {})[name].parts[0]
-
-    @contextmanager
-    def _of_the_spec(self) -> Iterator[None]:
-        """A context in which the refusal of an item is a mistake of the spec, which stated it."""
-        try:
-            yield
-        except InputError as error:
-            raise SpecError(f"the largest item: {error}") from error
-
-    def worst(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
-    ) -> tuple[list[int], Any]:
-        """The request with the most tokens: its prompt, and its items."""
-        mm_items = self.data_parser.parse_mm_data(
-            self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
-        )
-        prompt: list[int] = []
-        for name, items in mm_items.items():
-            modality, process = self.plan.modalities[name], partial(self._process_one, name)
-            items.mmkit_largest = not dummy_sizes((mm_options or {}).get(name))
-            for index, value in enumerate(items.get_all()):
-                update, target, written = modality.written(value, index, process)
-                prompt += written
-                if isinstance(update, Insert) and not index:  # a prefix, if there is one
-                    prompt = [*target, *prompt]
-        return prompt, mm_items
-
     # -- one request -------------------------------------------------------------------------------
 
-    def guarded(
-        self,
-        prompt: Any,
-        mm_items: Any,
-        mm_uuids: Mapping[str, Any],
-        run: Callable[[], Any],
-    ) -> Any:
-        """Run a request with mmkit's own checks. Remember the names of its items; if it fails,
-        empty the caches that it changed."""
-        if not isinstance(prompt, str):
-            self.plan.check_ids(prompt)
-        self._check_uuids(mm_items, mm_uuids)
-        changed: list[Any] = []
-        tokens = _counts.set({name: len(items) for name, items in mm_items.items()})
-        token = _changed.set(changed)
+    def rendered(self, request: Request, timed: Timed = nullcontext) -> dict[str, Any]:
+        """A request in vLLM's form for its engine.
+
+        Raises:
+            InputError: the request cannot be served.
+            SpecError: a mistake of the spec.
+        """
+        if not isinstance(request.prompt, str):
+            self.plan.check_ids(request.prompt)
+        taken = request.items.taken()
+        self._check_uuids(taken, request.uuids)
+        counts = {name: own.count for name, own in taken.items()}
+        uncached = {
+            n for n, count in counts.items() if not self.plan.modalities[n].may_cache(count)
+        }
+        cache = None if uncached else request.cache
+        with timed("get_mm_hashes"):
+            hashes, names = self._hashed(request, uncached)
+        with timed("get_cache_missing_items"):
+            missing = {name: _missing(cache, of_items) for name, of_items in hashes.items()}
+        with timed("apply_hf_processor"):
+            new = self._processed(request, taken, missing)
         try:
-            outcome = run()
+            with timed("merge_mm_kwargs"):
+                entries = self._exchanged(cache, hashes, new)
+            with timed("apply_prompt_updates"):
+                ids, placements = self._placed(request, counts, entries)
+        except _TooLarge:
+            # as the request does with the engine's half, which has the same size
+            request.cache.clear_cache()
+            return self.rendered(replace(request, cache=None), timed)
         except Exception:
             # The engine, which has the other half of the cache, never sees the items of a refused
             # request, and would later evict others than this half. An empty half asks only for
             # items that the engine can have.
-            for cache in changed:
+            if isinstance(cache, SenderCache):
                 cache.clear_cache()
             raise
-        finally:
-            _counts.reset(tokens)
-            _changed.reset(token)
-        self._hashes.keep(getattr(mm_items, "mmkit_names", {}))
-        return outcome
+        self._hashes.keep(names)
+        items = {name: [item for item, _ in own] for name, own in entries.items()}
+        return rendered(ids, items, hashes, placements)
 
-    @override
-    def _merge_mm_kwargs(self, cache: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(cache, SenderCache):
-            _changed.get().append(cache)
-        return super()._merge_mm_kwargs(cache, *args, **kwargs)
-
-    def cache_of(self, inputs: Any) -> Any:
-        """The processor cache that a request uses, where requests are objects."""
-        raise NotImplementedError
-
-    def may_cache(self, mm_items: Any) -> bool:
-        """Whether vLLM may cache the processed items of a request."""
-        return all(
-            self.plan.modalities[name].may_cache(len(items)) for name, items in mm_items.items()
-        )
-
-    def hashed(
-        self,
-        mm_items: Any,
-        uuids: Mapping[str, Any],
-        by_vllm: ByVllm,
-        *,
-        options: Mapping[str, Any],
-    ) -> dict[str, list[str]]:
-        """The hashes of the items of a request; see `Hashes.of`."""
-        hashes, mm_items.mmkit_names = self._hashes.of(mm_items, uuids, by_vllm, options=options)
-        for name, own in hashes.items():
-            if not self.plan.modalities[name].may_cache(len(own)):
+    def _hashed(
+        self, request: Request, uncached: set[str]
+    ) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """The hashes of the items of a request, and the names that it gives; see `Hashes.of`."""
+        hashes: dict[str, list[str]] = {}
+        names: dict[str, str] = {}
+        for name, items in request.items.data.items():
+            options = self._options_of(name, request)
+            uuids = request.uuids.get(name)
+            own, given = self._hashes.of(name, items, uuids, options, request.items.contents)
+            if name in uncached:
                 # the engine caches encoder outputs by hash: an item that depends on the number of
                 # items has another hash for each number
-                hashes[name] = [f"{item_hash}-of-{len(own)}" for item_hash in own]
-        return hashes
+                own = [f"{item_hash}-of-{len(own)}" for item_hash in own]
+            hashes[name] = own
+            names.update(given)
+        return hashes, names
 
-    def prompt_ids(self, prompt: Any, **options: Any) -> list[int]:
-        """The ids for placement of a prompt, which may still be a text."""
-        if isinstance(prompt, str):
-            prompt = self.plan.encode(prompt, **options)
-        return self.plan.rewrite("prompt", prompt, _counts.get())
+    def _options_of(self, name: str, request: Request) -> Mapping[str, Any]:
+        """The options of a request with which items of a modality are processed."""
+        if not request.kwargs:
+            return request.factors
+        kept = ("common_kwargs", self.plan.modalities[name].item.scope)
+        others = SCOPES if kept[1] else ()
+        own = {
+            key: value for key, value in request.kwargs.items() if key not in others or key in kept
+        }
+        return {**request.factors, "mm_processor_kwargs": own}
 
-    @override
-    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
-        cached = {name: cache.is_cached(hashes) for name, hashes in mm_hashes.items()}
-        missing = type(mm_data_items)()
-        for name, flags in cached.items():
-            if not all(flags):
-                indices = [i for i, flag in enumerate(flags) if not flag]
-                missing[name] = some_of(mm_data_items[name], indices)
-                missing[name].mmkit_total = len(flags)
-                missing[name].mmkit_indices = indices
-        missing.mmkit_elsewhere = getattr(mm_data_items, "mmkit_elsewhere", None)
-        return cached, missing
+    def _processed(
+        self, request: Request, taken: Mapping[str, Taken], missing: Mapping[str, Sequence[int]]
+    ) -> dict[str, list[Entry | None]]:
+        """The entries of all items of a request: processed where missing, None for the others."""
+        some = {
+            name: replace(own, values=[own.values[i] for i in missing[name]])
+            for name, own in taken.items()
+            if missing[name]
+        }
+        entries: dict[str, list[Entry | None]] = {
+            name: [None] * own.count for name, own in taken.items() if own.count
+        }
+        modalities = self._configured(request.kwargs).modalities
+        for name, parts in self._parts(request, some, missing).items():
+            modality, own = modalities[name], some[name]
+            layouts = self._layouts(request, modality, own, parts)
+            for i, fields, layout in zip(missing[name], parts, layouts, strict=True):
+                item = self.item(modality, fields, layout.alternatives, layout.embeds)
+                entries[name][i] = item, layout
+        return entries
+
+    def _parts(
+        self, request: Request, some: Mapping[str, Taken], missing: Mapping[str, Sequence[int]]
+    ) -> Mapping[str, Processed]:
+        """The processed fields of some items, by modality."""
+        try:
+            if request.items.elsewhere is None:
+                return self._process(some, request.kwargs)
+            indices = {name: tuple(missing[name]) for name in some}
+            return request.items.elsewhere.processed(indices, some)
+        except InputError:
+            # a refusal of the spec's own largest item is a mistake of the spec, and raises here
+            for name in some:
+                if self.plan.modalities[name].processing.hf is not None:
+                    self.sample(name)
+            raise
+
+    def _layouts(
+        self, request: Request, modality: BoundModality, own: Taken, parts: Processed
+    ) -> Iterator[Layouts]:
+        """The layouts of some items of a modality, after processing."""
+        placeholders, embeds = modality.placeholders, own.embeds
+        fixed, most = None, None
+        is_largest = modality.name in request.items.largest
+        if not placeholders.varies(embeds):
+            fixed = modality.adapted.get(
+                embeds, lambda: Layouts.of(modality, modality.scope(SimpleNamespace(), 0), embeds)
+            )
+        # options of the request may make more rows of an item than those of the server do
+        elif not request.kwargs and not is_largest:
+            most = modality.most_rows(partial(self._process_one, modality.name))
+        for index, (value, fields) in enumerate(zip(own.values, parts, strict=True)):
+            layouts = fixed
+            if layouts is None:
+                scope = modality.scope(value, index, fields, own.count)
+                layouts = Layouts.of(modality, scope, embeds)
+            placeholder = layouts.alternatives[0].placeholder
+            if is_largest:
+                modality.note_largest(value, placeholder.num_embeds)
+            sent = len(value.rows) if embeds else None
+            placeholders.check_rows(index, placeholder.num_embeds, sent=sent, most=most)
+            if modality.positions is not None:
+                modality.positions.check(fields, placeholder)
+            yield layouts
+
+    def item(
+        self,
+        modality: BoundModality,
+        fields: Mapping[str, Any],
+        alternatives: Sequence[Alternative],
+        embeds: bool,
+    ) -> MultiModalKwargsItem:
+        """vLLM's form of the fields of an item."""
+        rows = alternatives[0].placeholder.num_embeds if self.sends_rows and not embeds else None
+        return kwargs_item(modality, fields, rows)
+
+    def _exchanged(
+        self,
+        cache: Any,
+        hashes: Mapping[str, Sequence[str]],
+        entries: Mapping[str, Sequence[Entry | None]],
+    ) -> Mapping[str, Sequence[Any]]:
+        """The entries of a request after the new ones went into the cache, with those that were
+        there. All are touched first: none may evict another one of the request."""
+        if cache is None:
+            return entries
+        if TOUCHES:
+            for of_items in hashes.values():
+                for item_hash in of_items:
+                    cache.touch_sender_cache_item(item_hash)
+        try:
+            return {
+                name: [*map(cache.get_and_update_item, own, hashes[name])]
+                for name, own in entries.items()
+            }
+        except AssertionError as error:  # of an item that another one of the request has evicted
+            raise _TooLarge from error
+        finally:
+            if RELEASES:
+                cache.release_sender_touches()
+
+    def _placed(
+        self, request: Request, counts: Mapping[str, int], entries: Mapping[str, Sequence[Entry]]
+    ) -> tuple[list[int], list[Placement]]:
+        """The prompt with the layouts of all items in it, and where they stand."""
+        ids = request.prompt
+        if isinstance(ids, str):
+            ids = self.plan.encode(ids, **request.tokenization)
+        items = {
+            name: [layouts.at(i) for i, (_, layouts) in enumerate(own)]
+            for name, own in entries.items()
+        }
+        return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)
+
+    def _check_uuids(self, taken: Mapping[str, Taken], mm_uuids: Mapping[str, Any]) -> None:
+        for name, own in taken.items():
+            modality, values, uuids = self.plan.modalities[name], own.values, mm_uuids.get(name)
+            if not uuids and not any(value is None for value in values):
+                continue
+            for i, (value, uuid) in enumerate(
+                zip(values, uuids or [None] * len(values), strict=True)
+            ):
+                if value is not None and uuid is None:
+                    continue
+                where = f"{modality.where}[{i}]"
+                if uuid is not None and not isinstance(uuid, str):
+                    got = f"{type(uuid).__name__} {uuid!r}"
+                    raise InputError(where, "a string in multi_modal_uuids", got)
+                check_name(uuid, where)
+                if value is None and uuid is None:
+                    remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
+                    raise InputError(where, modality.item.expected, "None", remedy)
 
     # -- processing --------------------------------------------------------------------------------
 
@@ -341,11 +415,11 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             options_key(own), lambda: self.plan.configured(self.info.merged_kwargs(own), processor)
         )
 
-    def _process(self, mm_items: Any, kwargs: Mapping[str, object]) -> dict[str, Processed]:
-        plan = self._configured(kwargs)
-        items = {name: taken(own) for name, own in mm_items.items()}
+    def _process(
+        self, items: Mapping[str, Taken], kwargs: Mapping[str, object]
+    ) -> dict[str, Processed]:
         calls = Calls(partial(self._hf_processor, kwargs), self.call_hf, kwargs)
-        return calls.process(plan.modalities, items)
+        return calls.process(self._configured(kwargs).modalities, items)
 
     @cached_property
     def _plain_hf_processor(self) -> Any:
@@ -364,44 +438,47 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         except ValueError as error:  # vLLM's message shows all the data and not the reason
             raise error.__cause__ or error from None
 
-    def features(self, mm_items: Any, kwargs: Mapping[str, object]) -> BatchFeature:
-        """The processed fields of the items, in the form of a Hugging Face processor's result."""
-        elsewhere: Elsewhere | None = getattr(mm_items, "mmkit_elsewhere", None)
-        try:
-            if elsewhere is None:
-                processed = self._process(mm_items, kwargs)
-            else:
-                indices = {name: indices_of(own) for name, own in mm_items.items()}
-                items = {name: taken(own) for name, own in mm_items.items()}
-                processed = elsewhere.processed(indices, items)
-        except InputError:
-            # a refusal of the spec's own largest item is a mistake of the spec, and raises here
-            for name in mm_items:
-                if self.plan.modalities[name].processing.hf is not None:
-                    self.sample(name)
-            raise
-        features = BatchFeature()
-        for name, done in processed.items():
-            own = mm_items[name]
-            own.mmkit_parts = done.parts
-            own.mmkit_details = self._details(name, own, kwargs)
-            features.data.update(done.data)
-            if self.sends_rows and not isinstance(own, EmbedItems):
-                rows = [first.alternative.placeholder.num_embeds for first, *_ in own.mmkit_details]
-                features.data[rows_field(name)] = torch.tensor(rows)
-        features.data[_PROCESSED] = processed
-        return features
+    # -- dummy inputs ------------------------------------------------------------------------------
 
-    @override
-    def _get_mm_fields_config(
-        self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> Mapping[str, Any]:
-        processed, none = hf_inputs.get(_PROCESSED, {}), Processed({}, {}, [])
-        configs: dict[str, Any] = {}
-        for name, modality in self.plan.modalities.items():
-            done = processed.get(name, none)
-            configs.update(field_configs(modality, done, with_rows=self.sends_rows))
-        return configs
+    def worst(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+    ) -> tuple[list[int], RequestItems]:
+        """The request with the most tokens: its prompt, and its items."""
+        items: RequestItems = self.data_parser.parse_mm_data(
+            self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        )
+        stated = {name for name in items if dummy_sizes((mm_options or {}).get(name))}
+        items.largest = frozenset(items).difference(stated)
+        prompt: list[int] = []
+        for name, own in items.items():
+            modality, process = self.plan.modalities[name], partial(self._process_one, name)
+            for index, value in enumerate(own.get_all()):
+                update, target, written = modality.written(value, index, process)
+                prompt += written
+                if isinstance(update, Insert) and not index:  # a prefix, if there is one
+                    prompt = [*target, *prompt]
+        return prompt, items
+
+    def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
+        """The item of a modality with the most encoder rows, of at most `sizes`; see
+        `BoundModality.largest_item`."""
+        with self._of_the_spec():
+            process = partial(self._process_one, name)
+            return self.plan.modalities[name].largest_item(process, sizes)
+
+    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
+        """The processed fields of an item that the spec itself states."""
+        with self._of_the_spec():
+            items = self.data_parser.parse_mm_data({name: [value]})
+            return self._process(items.taken(), {})[name][0]
+
+    @contextmanager
+    def _of_the_spec(self) -> Iterator[None]:
+        """A context in which the refusal of an item is a mistake of the spec, which stated it."""
+        try:
+            yield
+        except InputError as error:
+            raise SpecError(f"the largest item: {error}") from error
 
     # -- fields from elsewhere ---------------------------------------------------------------------
 
@@ -421,92 +498,31 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The hash of an item that is known by its processed fields alone."""
         return self._hashes.of_fields(name, fields)
 
-    # -- prompt updates ----------------------------------------------------------------------------
+    # -- what vLLM wants beside `apply` ------------------------------------------------------------
 
     @override
-    def _get_prompt_updates(
-        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
-    ) -> Sequence[Any]:
-        updates = []
-        for name, items in mm_items.items():
-            if contents := getattr(items, "mmkit_details", ()):  # none of no items
-                updates += [
-                    ResolvedUpdate(name, [c[n] for c in contents]) for n in range(len(contents[0]))
-                ]
-        return updates
-
-    def _details(self, name: str, items: Any, kwargs: Mapping[str, object]) -> list[list[Details]]:
-        """The alternatives of each item of a modality, after processing."""
-        modality, embeds = self._configured(kwargs).modalities[name], isinstance(items, EmbedItems)
-        placeholders, contents, most = modality.placeholders, [], None
-        fixed = None if placeholders.varies(embeds) else fixed_details(modality, embeds)
-        is_largest = getattr(items, "mmkit_largest", False)
-        # options of the request may make more rows of an item than those of the server do
-        if fixed is None and len(items) and not kwargs and not is_largest:
-            most = modality.most_rows(partial(self._process_one, name))
-        for index, value in enumerate(items.get_all()):
-            fields = items.mmkit_parts[index]  # with hidden ones, which vLLM does not have
-            if (alternatives := fixed) is None:
-                scope = modality.scope(value, index, fields, total(items))
-                alternatives = details(modality, scope, embeds)
-            placeholder = alternatives[0].alternative.placeholder
-            if is_largest:
-                modality.note_largest(value, placeholder.num_embeds)
-            sent = len(value.rows) if embeds else None
-            placeholders.check_rows(index, placeholder.num_embeds, sent=sent, most=most)
-            if modality.positions is not None:
-                modality.positions.check(fields, placeholder)
-            contents.append(alternatives)
-        return contents
+    def _get_mm_fields_config(
+        self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        # vLLM's chat batches the embeddings of a message by these
+        return {
+            key: MultiModalFieldConfig(field=form, modality=name)
+            for name, modality in self.plan.modalities.items()
+            for key, form in vllm_fields(modality, self.sends_rows).items()
+        }
 
     @override
-    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
-        content = cached_update.content.moved(new_item_idx)
-        if content is cached_update.content and cached_update.item_idx == new_item_idx:
-            return cached_update
-        return replace(cached_update, item_idx=new_item_idx, target=content.target, content=content)
+    def _get_prompt_updates(self, *_: Any, **__: Any) -> Any:
+        """Abstract in vLLM, whose own `apply` alone calls it."""
+        raise NotImplementedError
 
-    @override
-    def _apply_prompt_updates(
-        self, token_ids: list[int], mm_prompt_updates: Any
-    ) -> tuple[list[int], dict[str, Any]]:
-        items = {}
-        for name, of_modality in mm_prompt_updates.items():
-            items[name] = [
-                [update.content.alternative for update in updates] for updates in of_modality
-            ]
-            for i, (first, *_) in enumerate(of_modality):
-                if first.modality != name:
-                    where = f"{self.plan.modalities[name].where}[{i}]"
-                    got = f"one of {first.modality}"
-                    raise InputError(
-                        where, f"the uuid of one of {name}", got, "Use each uuid for one item."
-                    )
-        ids, placements = self.plan.place(token_ids, items)
-        infos: dict[str, list[Any]] = {}
-        for at in placements:
-            info = PlaceholderFeaturesInfo(
-                at.modality, at.index, at.start, at.placeholder.ids, at.placeholder.is_embed
-            )
-            infos.setdefault(at.modality, []).append(info)
-        return ids, infos
 
-    def _check_uuids(self, mm_items: Any, mm_uuids: Mapping[str, Any]) -> None:
-        for name, items in mm_items.items():
-            modality, values = self.plan.modalities[name], items.get_all()
-            uuids = mm_uuids.get(name)
-            if not uuids and not any(value is None for value in values):
-                continue
-            uuids = uuids or [None] * len(values)
-            for i, (value, uuid) in enumerate(zip(values, uuids, strict=True)):
-                if value is not None and uuid is None:
-                    continue
-                if uuid is not None and not isinstance(uuid, str):
-                    got = f"{type(uuid).__name__} {uuid!r}"
-                    raise InputError(f"{modality.where}[{i}]", "a string in multi_modal_uuids", got)
-                check_name(uuid, f"{modality.where}[{i}]")
-                if value is None and uuid is None:
-                    remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
-                    raise InputError(
-                        f"{modality.where}[{i}]", modality.item.expected, "None", remedy
-                    )
+def _missing(cache: Any, hashes: list[str]) -> Sequence[int]:
+    """The positions of the items that the cache lacks."""
+    if cache is None:
+        return range(len(hashes))
+    return [i for i, is_cached in enumerate(cache.is_cached(hashes)) if not is_cached]
+
+
+class _TooLarge(Exception):
+    """The items of a request do not fit into the cache together."""

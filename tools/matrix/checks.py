@@ -404,14 +404,7 @@ def _about() -> Details:
     import transformers
     import vllm
 
-    from mmkit.vllm_api import Processor
-
-    generation = Processor.__module__.rpartition("_")[2].upper()
-    return {
-        "vllm": vllm.__version__,
-        "transformers": transformers.__version__,
-        "generation": generation,
-    }
+    return {"vllm": vllm.__version__, "transformers": transformers.__version__}
 
 
 def main() -> None:

@@ -35,13 +35,13 @@ TEMPLATE = Path(__file__).with_name("versions.md.template")
 
 def table(entries: Sequence[Entry]) -> str:
     """A row per release: what each check counted, or how many failures it has."""
-    head = ("vLLM", "generation", "kernels", "transformers", *COUNTS, "ids digest")
+    head = ("vLLM", "kernels", "transformers", *COUNTS, "ids digest")
     return _markdown([head, *map(_row, entries)])
 
 
 def _row(entry: Entry) -> list[str]:
     checks = entry["checks"]
-    about = (entry[key] or "" for key in ("version", "generation", "kernels", "transformers"))
+    about = (entry[key] or "" for key in ("version", "kernels", "transformers"))
     digest = checks.get("engine", {}).get("digest", "")
     return [*about, *(_cell(name, checks.get(name)) for name in COUNTS), digest]
 

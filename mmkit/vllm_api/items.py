@@ -1,0 +1,255 @@
+"""mmkit's items, fields and layouts as vLLM's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from typing_extensions import override
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+)
+from vllm.multimodal.parse import (
+    AudioProcessorItems,
+    EmbeddingItems,
+    ImageProcessorItems,
+    ModalityDataItems,
+    MultiModalDataItems,
+    MultiModalDataParser,
+    ProcessorBatchItems,
+    VideoProcessorItems,
+)
+
+from ..bound.calls import Taken
+from ..bound.modality import BoundModality
+from ..bound.placeholders import rows_field
+from ..expr import Scope
+from ..field import Field, Flat, Shared, packed
+from ..items import Embedding
+from ..placement import Alternative, Placement
+from ..plan import Plan
+from .elsewhere import Elsewhere
+from .moved import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
+
+
+class RequestItems(MultiModalDataItems):
+    """The items of a request.
+
+    Attributes:
+        elsewhere: the request's data, where they are processed in other processes.
+        largest: the modalities whose items are the largest ones of the spec.
+        contents: the hashes of their contents that are known; see `Hashes.of`.
+    """
+
+    def __init__(
+        self, items: Mapping[str, ModalityDataItems[Any, Any]], elsewhere: Elsewhere | None = None
+    ) -> None:
+        super().__init__()
+        self.data: dict[str, ModalityDataItems[Any, Any]] = dict(items)
+        self.elsewhere = elsewhere
+        self.largest: frozenset[str] = frozenset()
+        self.contents: dict[Any, str] = {}
+
+    def taken(self) -> dict[str, Taken]:
+        """The items, ready for processing."""
+        return {
+            name: Taken(own.get_all(), isinstance(own, EmbedItems), len(own))
+            for name, own in self.data.items()
+        }
+
+
+class EmbedItems(EmbeddingItems):
+    """Precomputed embeddings."""
+
+    def __init__(self, embeddings: Sequence[Embedding], modality: str) -> None:
+        super().__init__([own.rows for own in embeddings], modality)  # vLLM looks at these
+        self.data: Any = list(embeddings)
+
+    @override
+    def get_item_for_hash(self, index: int) -> object:
+        embedding = self.get(index)
+        return dict(embedding) if len(embedding) > 1 else embedding.rows
+
+
+class Parser(MultiModalDataParser):
+    """Turns callers' data into canonical items."""
+
+    def __init__(self, plan: Plan, hidden_size: int | None) -> None:
+        # not target_sr: canonical audio has its rate
+        super().__init__(
+            video_needs_metadata=any(m.item.metadata for m in plan.modalities.values())
+        )
+        self.plan, self.hidden_size = plan, hidden_size
+
+    @override
+    def parse_mm_data(self, mm_data: Any) -> RequestItems:
+        elsewhere = mm_data if isinstance(mm_data, Elsewhere) else None
+        if elsewhere is not None and elsewhere.parsed is not None:
+            return elsewhere.parsed
+        self.plan.check_names(mm_data)
+        items = RequestItems(
+            {name: self.parsed(self.plan.modalities[name], own) for name, own in mm_data.items()},
+            elsewhere,
+        )
+        if elsewhere is not None:
+            elsewhere.parsed = items
+        return items
+
+    def parsed(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
+        """The items of one modality."""
+        items, embeds = modality.intake.take(data, self.hidden_size)
+        if embeds and items:
+            return EmbedItems(items, modality.name)
+        media = modality.item.media if items else None
+        if media == "video":
+            return _videos(items, self.video_needs_metadata)
+        if media in _MEDIA:
+            return _MEDIA[media](items)
+        return ProcessorBatchItems(items, modality.name)
+
+
+def _videos(items: Sequence[Any], with_metadata: bool) -> VideoProcessorItems:
+    pairs = [item if isinstance(item, tuple) else (item, None) for item in items]
+    data = items if with_metadata else [frames for frames, _ in pairs]
+    return VideoProcessorItems(list(data), [metadata for _, metadata in pairs])
+
+
+_MEDIA = {"image": ImageProcessorItems, "audio": AudioProcessorItems}
+
+
+def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
+    """vLLM's forms of the fields of a modality, by name: how it batches the parts of items.
+
+    Args:
+        modality: the modality.
+        with_rows: whether the model compares the rows of its encoder with the layouts.
+    """
+
+    def forms() -> dict[str, Any]:
+        known = {key: _field(own) for key, own in modality.fields_and_embeds.items()}
+        if with_rows and modality.placeholders.has_own_rows:
+            known[rows_field(modality.name)] = MultiModalBatchedField(**_ON_CPU)
+        return known
+
+    return modality.adapted.get(("fields", with_rows), forms)
+
+
+_ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
+
+
+def _field(declared: Field) -> Any:
+    options = _ON_CPU if declared.keep_on_cpu else {}
+    if isinstance(declared, Flat):  # the slices are for what splits a field, and this one is split
+        return MultiModalFlatField(slices=[], dim=declared.dim, **options)
+    if isinstance(declared, Shared):
+        return MultiModalSharedField(batch_size=1, **options)
+    return MultiModalBatchedField(**options)
+
+
+def kwargs_item(
+    modality: BoundModality, fields: Mapping[str, Any], rows: int | None = None
+) -> MultiModalKwargsItem:
+    """vLLM's form of the processed fields of one item.
+
+    Args:
+        modality: that of the item.
+        fields: hidden ones are left out.
+        rows: the number of its encoder rows, where the model compares it.
+    """
+    forms = vllm_fields(modality, rows is not None)
+    item = MultiModalKwargsItem()
+    if rows is not None and (key := rows_field(modality.name)) in forms:
+        fields = {**fields, key: torch.tensor(rows)}
+    item.data = {
+        key: _element(modality.name, key, packed(fields[key]), form)
+        for key, form in forms.items()
+        if key in fields
+    }
+    return item
+
+
+def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldElem:
+    if ELEMENTS_ARE_NAMED:
+        return MultiModalFieldElem(modality, key, data, form)
+    return MultiModalFieldElem(data, form)
+
+
+class Layouts(NamedTuple):
+    """What vLLM's cache keeps of an item beside its fields, where a hand-written class has prompt
+    updates.
+
+    Attributes:
+        modality: that of the item.
+        alternatives: those of the item at the index of `scope`.
+        scope: that to evaluate them again at another index; None where the index does not matter:
+            a scope keeps processed tensors alive.
+        embeds: whether the item is precomputed embeddings.
+    """
+
+    modality: BoundModality
+    alternatives: list[Alternative]
+    scope: Scope | None
+    embeds: bool
+
+    @classmethod
+    def of(cls, modality: BoundModality, scope: Scope, embeds: bool) -> Layouts:
+        """Those of one item."""
+        alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
+        needed = scope if modality.placeholders.depends_on_index else None
+        return cls(modality, alternatives, needed, embeds)
+
+    def at(self, index: int) -> list[Alternative]:
+        """The alternatives of the item at an index among those of its modality."""
+        if self.scope is None or self.scope.item.index == index:
+            return self.alternatives
+        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
+        return self.modality.placeholders.alternatives(
+            replace(self.scope, item=item), embeds=self.embeds
+        )
+
+
+class Rendered(MultiModalKwargsItems):
+    """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
+
+
+def rendered(
+    ids: list[int],
+    items: Mapping[str, Sequence[MultiModalKwargsItem]],
+    hashes: Mapping[str, Sequence[str]],
+    placements: Sequence[Placement],
+) -> dict[str, Any]:
+    """A request in vLLM's form for its engine."""
+    ranges: dict[str, list[PlaceholderRange]] = {}
+    for at in placements:
+        placeholder = at.placeholder
+        place = PlaceholderRange(at.start, len(placeholder), placeholder.is_embed)
+        ranges.setdefault(at.modality, []).append(place)
+    kwargs = Rendered()
+    kwargs.data = dict(items)
+    return {
+        "type": "multimodal",
+        "prompt_token_ids": ids,
+        "mm_kwargs": kwargs,
+        "mm_hashes": hashes,
+        "mm_placeholders": ranges,
+    }
+
+
+def embeds_size(model_config: Any) -> int:
+    """Width of the language model's rows."""
+    # 0.11 has no projections
+    size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)
+    return int(size())
+
+
+HOOKS = (Parser, EmbedItems)
+"""Classes whose methods vLLM calls."""

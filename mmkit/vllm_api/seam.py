@@ -1,0 +1,197 @@
+"""The classes of a spec as the installed vLLM calls them.
+
+What a processor gets and gives has hardly changed since 0.11, but for its arguments:
+
+=============== ==================================================================================
+vLLM            the processor
+=============== ==================================================================================
+0.11.2 to 0.16  takes the parts of a request one by one; before 0.16 it parses the data itself
+0.17 to 0.28    takes a request as one `ProcessorInputs`; its prompt may be a text
+0.29, 0.30      sees token ids only
+0.31 to 0.33    makes the dummy inputs itself; the cache comes with the request
+=============== ==================================================================================
+
+Features of vLLM decide, no version number.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import fields
+from functools import wraps
+from typing import Any
+
+from typing_extensions import override
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.processing import (
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    EncDecMultiModalProcessor,
+)
+
+from . import items
+from . import processor as common
+from .hooks import REQUEST_FIELDS
+from .items import Parser
+from .moved import BaseDummyInputsBuilder, ProcessorInputs
+from .processor import CommonInfo, CommonProcessor, Request
+
+_APPLY = inspect.signature(BaseMultiModalProcessor.apply)
+ITEMS = list(_APPLY.parameters)[2]  # where a request comes in parts: mm_data, or mm_items
+TAKES_PARTS = "prompt" in _APPLY.parameters
+INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
+_GUARDS_PROMPTS = hasattr(BaseProcessingInfo, "get_default_tok_params")
+_BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
+_HOLDS_CACHE = "cache" in inspect.signature(BaseMultiModalProcessor.__init__).parameters
+_ADDS_TRUNCATION = _HOLDS_CACHE and "str" not in str(ProcessorInputs.__annotations__["prompt"])
+"""Whether vLLM adds the option to calls without a text to cut off, too."""
+
+_NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
+_FACTORS = tuple(own.name for own in fields(ProcessorInputs) if own.name not in _NOT_FACTORS)
+"""The options of a request, beside `mm_processor_kwargs`, on which the hashes of its items depend:
+also those that mmkit does not know."""
+
+_COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
+"""Whether embed positions count; before 0.13 the length of a layout does."""
+
+
+_GUARDS: tuple[type, ...] = ()
+if _GUARDS_PROMPTS:
+    from .tok_params import GuardedTokenizeParams
+
+    _GUARDS = (GuardedTokenizeParams,)
+
+
+class ProcessingInfo(CommonInfo):
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
+
+    if INFO_PARSES:
+
+        @override
+        def get_data_parser(self) -> Parser:
+            return self.new_parser()
+
+        @override
+        def validate_num_items(self, modality: str, num_items: int) -> None:
+            self.check_count(modality, num_items)
+
+    if _GUARDS_PROMPTS:
+
+        @override
+        def get_default_tok_params(self) -> Any:
+            params = super().get_default_tok_params()
+            if self.spec.tokenization_kwargs:
+                params = params.with_kwargs(**self.spec.tokenization_kwargs)
+            return GuardedTokenizeParams.guard(params, self.plan)
+
+    if not _COUNTS_EMBEDS:
+
+        @override
+        def get_mm_max_tokens_per_item(
+            self, seq_len: int, mm_counts: Mapping[str, int]
+        ) -> Mapping[str, int] | None:
+            return None  # vLLM then counts the tokens of the dummy inputs
+
+
+class DummyInputs(common.DummyInputs):
+    """The largest items of a spec; generated classes set `spec`."""
+
+    if _BUILDER_MAKES_DUMMIES:
+
+        @override
+        def get_dummy_processor_inputs(
+            self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+        ) -> ProcessorInputs:
+            return ProcessorInputs(*self.processor.worst(seq_len, mm_counts, mm_options))
+
+
+class Processor(CommonProcessor):
+    """Processes the requests of a spec; generated classes set `spec`."""
+
+    if TAKES_PARTS:
+
+        @override
+        def apply(self, *args: Any, **kwargs: Any) -> Any:
+            sent = _APPLY.bind(self, *args, **kwargs).arguments
+            uuids = (sent.get("mm_uuids") or {}).items()
+            request = Request(
+                sent["prompt"],
+                self.parsed(sent[ITEMS]),
+                {name: [own] if isinstance(own, str) else own for name, own in uuids},
+                sent["hf_processor_mm_kwargs"],
+                self.cache,
+                tokenization=sent.get("tokenization_kwargs") or {},
+            )
+            return self.rendered(request)
+
+    else:
+
+        @override
+        def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+            request = Request(
+                inputs.prompt,
+                inputs.mm_data_items,
+                inputs.mm_uuid_items or {},
+                inputs.hf_processor_mm_kwargs,
+                self.cache if _HOLDS_CACHE else inputs.cache,
+                {name: value for name in _FACTORS if (value := getattr(inputs, name))},
+                getattr(inputs, "tokenization_kwargs", {}),
+            )
+            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else nullcontext)
+
+    if not _BUILDER_MAKES_DUMMIES:
+
+        @override
+        def get_dummy_inputs(
+            self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+        ) -> ProcessorInputs:
+            return ProcessorInputs(*self.worst(seq_len, mm_counts, mm_options))
+
+    def parsed(self, data: Any) -> Any:
+        """The items of a request; before 0.16 they come as the caller's data."""
+        return data if isinstance(data, MultiModalDataItems) else self._to_mm_items(data)
+
+    if not INFO_PARSES:
+
+        @override
+        def _get_data_parser(self) -> Parser:
+            parser: Parser = self.info.new_parser()
+            return parser
+
+        @override
+        def validate_num_items(self, modality: str, num_items: int) -> None:
+            self.info.check_count(modality, num_items)
+
+    if _ADDS_TRUNCATION:
+
+        def call_hf(
+            self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
+        ) -> Any:
+            @wraps(processor.__call__)
+            def without_truncation(**options: Any) -> Any:
+                options.pop("truncation", None)
+                return processor(**options)
+
+            called = processor if "text" in inputs else without_truncation
+            return super().call_hf(called, inputs, kwargs)
+
+
+class EncDecProcessor(EncDecMultiModalProcessor, Processor):
+    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's
+    prompt."""
+
+    @override
+    def create_encoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:
+        return prompt
+
+    @override
+    def create_decoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:
+        ids = self.info.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        return self.plan.rewrite("decoder_prompt", ids)
+
+
+HOOKS = (*items.HOOKS, *_GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
+"""Classes whose methods vLLM calls."""
