@@ -200,13 +200,36 @@ def prompt_updates(sides: dict[str, Side], requests: list[Any], rounds: int) -> 
     prepared: dict[str, list[Callable[[], Any]]] = {side: [] for side in SIDES}
     for name, side in sides.items():
         for request in requests:
-            prepared[name].append(prompt_update(side.processor, request))
+            update = own_update if name == "generated" else hand_written_update
+            prepared[name].append(update(side.processor, request))
     indices = list(range(len(requests)))
     calls = {side: lambda index, p=prepared[side]: p[index]() for side in SIDES}
     return in_turns(calls, indices, rounds, sides)["uncached"]
 
 
-def prompt_update(processor: Any, request: Any) -> Callable[[], Any]:
+def own_update(processor: Any, request: Any) -> Callable[[], Any]:
+    """The layouts and the placement of one processed request."""
+    from mmkit.vllm_api import kit
+    from mmkit.vllm_api.processor import Request
+
+    prompt, data, kwargs = request
+    sent = Request(prompt, kit.parsed(processor, data), {}, kwargs, None)
+    taken = sent.items.taken()
+    parts = processor._process(taken, kwargs)
+    modalities = processor._configured(kwargs).modalities
+    counts = {name: own.count for name, own in taken.items()}
+
+    def call() -> Any:
+        entries = {}
+        for name, fields in parts.items():
+            layouts = processor._layouts(sent, modalities[name], taken[name], fields)
+            entries[name] = [(None, own) for own in layouts]
+        return processor._placed(sent, counts, entries)
+
+    return call
+
+
+def hand_written_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The prompt update of one processed request."""
     from mmkit.vllm_api import kit
 

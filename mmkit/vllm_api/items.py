@@ -74,7 +74,6 @@ class EmbedItems(EmbeddingItems):
         super().__init__([own.rows for own in embeddings], modality)  # vLLM looks at these
         self.data: Any = list(embeddings)
 
-    @override
     def get_item_for_hash(self, index: int) -> object:
         embedding = self.get(index)
         return dict(embedding) if len(embedding) > 1 else embedding.rows
@@ -251,5 +250,5 @@ def embeds_size(model_config: Any) -> int:
     return int(size())
 
 
-HOOKS = (Parser, EmbedItems)
+HOOKS = (Parser,)
 """Classes whose methods vLLM calls."""
