@@ -32,15 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from itertools import chain, repeat
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    NamedTuple,
-    NoReturn,
-    TypeAlias,
-    dataclass_transform,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, dataclass_transform
 
 from .errors import SpecError
 
@@ -194,7 +186,7 @@ def _alone(op: str) -> Callable[[Expr], Expr]:
 def _refused(problem: str) -> Any:
     """A method of `Expr` that would have to answer now."""
 
-    def method(self: Expr, *_: Any, **__: Any) -> NoReturn:
+    def method(self: Expr, *_: Any, **__: Any) -> None:
         raise TypeError(f"{self!r} is only known later and {problem}, or a function of a Scope")
 
     return method
@@ -205,7 +197,7 @@ def _check_ids(op: str, left: Any, right: Any) -> None:
     the next id."""
     tokens = [operand for operand in (left, right) if is_op(operand, "tok[]")]
     texts = [operand for operand in (left, right) if is_op(operand, "tok.text")]
-    if _has_layout(left) or _has_layout(right):
+    if not (tokens or texts) or _has_layout(left) or _has_layout(right):
         return
     if op == "*" and tokens:
         count = right if left is tokens[0] else left
@@ -296,7 +288,8 @@ class Expr(Node):
     def _leaves(self) -> frozenset[Leaf]:
         if self._op == "get" and (leaf := _leaf(Expr(".", self._args[:2]))):
             return leaves(self._args[2]) | {replace(leaf, expr=self)}
-        return frozenset({leaf}) if (leaf := _leaf(self)) else super()._leaves
+        leaf = _leaf(self)
+        return frozenset({leaf}) if leaf else frozenset().union(*map(leaves, self._args))
 
 
 _COMPARED = (Expr, int, float, str, bytes, tuple, list, type(None))
@@ -647,16 +640,17 @@ def _attribute(expr: Expr) -> Compiled:
 
     def value(scope: Scope) -> Any:
         holder = holder_of(scope)
-        if (found := _named(holder, name)) is not _MISSING:
+        found = _named(holder, name)
+        if found is not _MISSING:
             return found
         public = [n for n in dir(holder) if not n.startswith("_")]
-        near = difflib.get_close_matches(name, public)
-        known = sorted(holder) if isinstance(holder, Mapping) else near
-        hint = f" It has: {', '.join(map(str, known))}." if known else ""
+        keyed = isinstance(holder, Mapping)
+        known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
+        hint = f". It has: {', '.join(map(str, known))}" if known else ""
         lack = f"{type(holder).__name__} has no attribute"
         if same(base, fields):
             lack = "the processed fields lack"
-        raise SpecError(f"{expr!r} has no value: {lack} {name!r}.{hint}")
+        raise _fault(expr, f"{lack} {name!r}{hint}")
 
     return value
 
@@ -716,14 +710,13 @@ def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Comp
 
         def value(scope: Scope) -> Any:
             if scope.tok is None:
-                problem = "the model runs without a tokenizer. Use a token id from cfg instead"
-                raise SpecError(f"{expr!r} has no value: {problem}.")
-            values = [plain(value_of(scope)) for value_of in values_of]
+                remedy = "Use a token id from cfg instead"
+                raise _fault(expr, f"the model runs without a tokenizer. {remedy}")
+            text, values = text_of(scope), [plain(value_of(scope)) for value_of in values_of]
             for source, one in zip(expr._args[1:], values, strict=True):
                 if not isinstance(one, (str, int, float)):
-                    problem = f"neither a text nor a number but a {type(one).__name__}"
-                    raise SpecError(f"{expr!r} has no value: {source!r} is {problem}.")
-            text = text_of(scope)
+                    kind = f"a {type(one).__name__}"
+                    raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
             return ask(expr, scope.tok, text.format(*values) if values else text)
 
         return value
@@ -735,7 +728,7 @@ def _ids(expr: Expr, vocabulary: Any, text: str) -> Any:
     ids, unknown = vocabulary.text(text), vocabulary.unknown
     if unknown in ids and vocabulary.decode([unknown]) not in text:
         problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
-        raise SpecError(f"{expr!r} has no value: {problem}. Use a text that it knows.")
+        raise _fault(expr, f"{problem}. Use a text that it knows")
     return ids
 
 

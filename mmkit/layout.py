@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
@@ -123,7 +124,7 @@ class Layout(Node):
 
     def __radd__(self, other: LayoutLike) -> Layout:
         # Python has added what stands left of a layout
-        if isinstance(other, Expr) and other._op == "+" and _is_id(*other._args):
+        if isinstance(other, Expr) and other._op == "+" and _is_id(other):
             remedy = f"Write literal({', '.join(map(repr, other._args))}) for one after the other."
             raise SpecError(f"{other!r} + {self!r}", "layouts", "ids, which are not added", remedy)
         return _sequence(layout(other), self)
@@ -140,7 +141,7 @@ class Layout(Node):
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
                 lacks.
         """
-        return Placeholder(*self._without_choice(scope))
+        return Placeholder(*self._of_item(scope))
 
     def allowed(self, scope: Scope) -> list[int | range]:
         """The ids that may stand at each position of an output: one id, or a range.
@@ -160,7 +161,7 @@ class Layout(Node):
         if bound.leaves():
             return bound  # type: ignore[no-any-return]
         # not of `bound`: errors name the expression, not its value
-        ids, mask = self._without_choice(scope)
+        ids, mask = self._of_item(scope)
         return Fixed(tuple(ids), mask)
 
     def leaves(self) -> frozenset[Leaf]:
@@ -182,7 +183,7 @@ class Layout(Node):
             for one in part if isinstance(part, tuple) else (part,):
                 yield from (branch for branch in branches(one) if isinstance(branch, Layout))
 
-    def _without_choice(self, scope: Scope) -> Piece:
+    def _of_item(self, scope: Scope) -> Piece:
         piece = self._emit(scope)
         if _CHOSEN in piece[1]:
             remedy = "It belongs into the layout of an Output."
@@ -193,14 +194,11 @@ class Layout(Node):
         raise NotImplementedError
 
 
-def _is_id(*values: Any) -> bool:
-    """Whether values are ids of the config, or sums of them."""
-    return all(
-        _is_id(*value._args)
-        if is_op(value, "+")
-        else isinstance(value, Expr) and {leaf.root for leaf in leaves(value)} == {"cfg"}
-        for value in values
-    )
+def _is_id(value: Any) -> bool:
+    """Whether a value is an id of the config, or a sum of them."""
+    if is_op(value, "+"):
+        return all(map(_is_id, value._args))
+    return {leaf.root for leaf in leaves(value)} == {"cfg"}
 
 
 class Fixed(Layout):
@@ -225,10 +223,8 @@ class Fixed(Layout):
         return self
 
     def __repr__(self) -> str:
-        parts = (
-            f"embed({i})" if embeds else f"literal({i})"
-            for i, embeds in zip(self.ids, self.mask, strict=True)
-        )
+        words = ["embed" if embeds else "literal" for embeds in self.mask]
+        parts = (f"{word}({token})" for word, token in zip(words, self.ids, strict=True))
         return " + ".join(parts) or "nothing"
 
 
@@ -412,12 +408,8 @@ def embed(token: Count) -> Layout:
         SpecError: a string, a text of several tokens, or a layout.
     """
     if isinstance(token, (Layout, str)) or is_op(token, "tok.text"):
-        raise SpecError(
-            "embed()",
-            "one token id",
-            repr(token),
-            'Write embed(tok["<image>"]) or embed(cfg.some_token_id).',
-        )
+        remedy = 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
+        raise SpecError("embed()", "one token id", repr(token), remedy)
     return Embed(expression(token))
 
 
@@ -481,13 +473,8 @@ def each(
         inner = layout(body(_loop(depth)))
     finally:
         _depth.reset(reset)
-    return Each(
-        tuple(over) if isinstance(over, list) else expression(over),
-        inner,
-        layout(sep),
-        layout(last),
-        depth,
-    )
+    elements = tuple(over) if isinstance(over, list) else expression(over)
+    return Each(elements, inner, layout(sep), layout(last), depth)
 
 
 def layout(value: LayoutLike, where: str = "layout") -> Layout:
@@ -507,21 +494,16 @@ def layout(value: LayoutLike, where: str = "layout") -> Layout:
 
 
 def _sequence(*layouts: Layout) -> Layout:
-    parts = [
-        part
-        for each in layouts
-        for part in (each.parts if isinstance(each, Sequenced) else (each,))
-    ]
-    return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
+    nested = (one.parts if isinstance(one, Sequenced) else (one,) for one in layouts)
+    parts = tuple(chain.from_iterable(nested))
+    return parts[0] if len(parts) == 1 else Sequenced(parts)
 
 
 def _joined(pieces: list[Piece]) -> Piece:
     ids: list[int] = []
-    masks: list[bytes] = []
-    for part_ids, part_mask in pieces:
-        ids += part_ids
-        masks.append(part_mask)
-    return ids, b"".join(masks)
+    for part, _ in pieces:
+        ids += part
+    return ids, b"".join(mask for _, mask in pieces)
 
 
 def _check_length(length: int, source: Layout) -> None:
@@ -539,8 +521,7 @@ def whole(value: Any, source: Any, what: str) -> int:
         return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        remedy = ""
-        if isinstance(value, float):
-            remedy = "Use math.floor(), or // and ceil_div() of whole numbers."
-        raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value), remedy)
+        remedy = "Use math.floor(), or // and ceil_div() of whole numbers."
+        expected, got = f"{what}, a whole number >= 0", repr(value)
+        raise SpecError(repr(source), expected, got, remedy if isinstance(value, float) else "")
     return int(value)
