@@ -225,7 +225,7 @@ class Expr(Node):
     __array_ufunc__ = None  # numpy then uses the operators below
 
     def __getattr__(self, name: str) -> Expr:
-        if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
+        if name.startswith("_"):  # pickle, copy and IPython probe for these
             raise AttributeError(name)
         return Expr(".", (self, name))
 

@@ -153,8 +153,7 @@ def picky(items, scope):
 
 # fmt: off
 MODALITIES = [
-    (": item: Input should be an instance of ItemType, got 'tensor'.", dict(item="tensor")),
-    (": update.0: Input should be an instance of Update, got 5.", dict(update=[5])),
+    (", item: expected an item type, got 'tensor'.", dict(item="tensor")),
     (": expected placeholder and tokens together, or layout and update together, got a mixture.",
      dict(placeholder="<image>", tokens=5), dict(layout=None, update=None, placeholder="<image>"),
      dict(layout=None, update=None, tokens=5), dict(layout=None, placeholder="<image>", tokens=5),
@@ -163,7 +162,8 @@ MODALITIES = [
     (": expected layout and update, got neither.", dict(layout=None, update=None)),
     (": expected at least one update, got none.", dict(update=[])),
     (", cacheable: expected True, False or a condition, got 'no'.", dict(cacheable="no")),
-    (", update: expected replace(), insert(), already_expanded() or a list of them, got 5.", dict(update=5)),
+    (", update: expected replace(), insert(), already_expanded() or a list of them, got 5.",
+     dict(update=5), dict(update=[5])),
     (", positions: expected (t, h, w) or (t, h, w, scale), got (1, 2).", dict(positions=(1, 2))),
     (", positions: expected …, got an item without positions.", dict(RAW, positions=(1, 1, 1))),
     (", positions: expected fields that …, got item.length. Declare …", dict(positions=(1, item.length, 1))),
@@ -548,7 +548,7 @@ ROWS = [
     *rows(TooManyRows, "", lambda call: call(), LARGER),
     *rows(NotFound, "", lambda call: call(), MISSING),
 ]
-FORM = re.compile(r"[^.:].*: (expected|Input should be) \S.*, got \S.*\.( [A-Z].*\.)?|.+ has no value( here)?: \S.*\.")
+FORM = re.compile(r"[^.:].*: expected \S.*, got \S.*\.( [A-Z].*\.)?|.+ has no value( here)?: \S.*\.")
 
 
 @pytest.mark.parametrize(
