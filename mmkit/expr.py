@@ -30,7 +30,8 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, wraps
+from dataclasses import fields as dataclass_fields
+from functools import cache, cached_property, lru_cache, wraps
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, dataclass_transform
 
@@ -116,10 +117,16 @@ class Structural:
 def parts(value: Any) -> Iterable[Any]:
     """The parts of a part of a spec: the fields of a dataclass, the elements of a container."""
     if isinstance(value, Structural):
-        return [getattr(value, name) for name in value.__match_args__]
+        kind: Any = type(value)
+        return [getattr(value, name) for name in _names(kind)]
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, (list, tuple)) else ()
+
+
+@cache
+def _names(kind: type) -> list[str]:
+    return [field.name for field in dataclass_fields(kind)]
 
 
 def structure(part: Any) -> Any:
