@@ -28,11 +28,12 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from functools import cached_property, lru_cache, partial, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, dataclass_transform
+from functools import cache, cached_property, lru_cache, wraps
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, dataclass_transform
 
 from .errors import SpecError
 
@@ -46,12 +47,9 @@ class Fields(dict[str, Any]):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        try:
+        if name in self:
             return self[name]
-        except KeyError:
-            raise AttributeError(
-                f"the processed fields lack {name!r}; they have {sorted(self)}"
-            ) from None
+        raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,64 +80,26 @@ class Scope:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
-        """This scope for one item. Faster than `dataclasses.replace`, since every item of every
-        request needs it."""
-        return Scope(
-            self.cfg, self.proc, self.tok, item, fields, self.prompt, self.kwargs, self.loop
-        )
+        """This scope for one item."""
+        return self._with(item, fields, self.loop)
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
         # an `each` that was bound alone sees no outer elements
         outer = (*self.loop, *[None] * depth)[:depth]
-        return replace(self, loop=(*outer, value))
+        return self._with(self.item, self.fields, (*outer, value))
+
+    def _with(self, item: Any, fields: Any, loop: tuple[Any, ...]) -> Scope:
+        rest = self.prompt, self.kwargs, loop, self.counts
+        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
 
 
-_BINARY: Mapping[str, tuple[Callable[[Any, Any], Any], int]] = {
-    "==": (lambda a, b: plain(a) == plain(b), 1),
-    "!=": (lambda a, b: plain(a) != plain(b), 1),
-    "<": (operator.lt, 1),
-    "<=": (operator.le, 1),
-    ">": (operator.gt, 1),
-    ">=": (operator.ge, 1),
-    "|": (operator.or_, 2),
-    "&": (operator.and_, 3),
-    "+": (operator.add, 5),
-    "-": (operator.sub, 5),
-    "*": (operator.mul, 6),
-    "/": (operator.truediv, 6),
-    "//": (operator.floordiv, 6),
-    "%": (operator.mod, 6),
-    "**": (operator.pow, 8),
-}
-"""Operators with how tightly they bind, as in Python. Tensors and lists are compared by their
-elements."""
+_MISSING: Any = object()
 
-_UNARY: Mapping[str, Callable[[Any], Any]] = {
-    "-": operator.neg,
-    "~": lambda a: not a if isinstance(a, bool) else ~a,
-}
+_FAULTS = ArithmeticError, TypeError, ValueError, LookupError, RuntimeError
 
-_COMPARISON, _UNARY_LEVEL, _ATOM = 1, 7, 9
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "abs": abs,
-    "ceil": math.ceil,
-    "ceil_div": lambda a, b: -(-a // b),
-    "floor": math.floor,
-    "maximum": max,
-    "minimum": min,
-    "round": round,
-}
-
-_ABSENT = {
-    "cfg": "the spec is not bound to a config",
-    "proc": "the model has no Hugging Face processor",
-    "item": "it describes one raw item and is only known inside layout, update, fields and process",
-    "fields": "it holds the processed fields of one item and is only known after processing",
-}
-
-_MISSING = object()
+Compiled: TypeAlias = "Callable[[Scope], Any]"
+"""An expression as a function of a `Scope`."""
 
 
 class Structural:
@@ -148,24 +108,36 @@ class Structural:
     __match_args__: ClassVar[tuple[str, ...]]
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return same(self, other)
+        return same(self, other) if type(self) is type(other) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(structure(self))
 
 
+def parts(value: Any) -> Iterable[Any]:
+    """The parts of a part of a spec: the fields of a dataclass, the elements of a container."""
+    if isinstance(value, Structural):
+        kind: Any = type(value)
+        return [getattr(value, name) for name in _names(kind)]
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+@cache
+def _names(kind: type) -> list[str]:
+    return [field.name for field in dataclass_fields(kind)]
+
+
 def structure(part: Any) -> Any:
     """A part of a spec as plain tuples, which are equal, with equal hashes, for equal
     declarations."""
-    if isinstance(part, Structural):
-        return (type(part), *(structure(getattr(part, name)) for name in part.__match_args__))
     if isinstance(part, Mapping):
         return frozenset((name, structure(value)) for name, value in part.items())
-    if isinstance(part, (list, tuple)):
-        return tuple(map(structure, part))
-    return part
+    if isinstance(part, (Structural, list, tuple)):
+        kind = (type(part),) if isinstance(part, Structural) else ()
+        return (*kind, *map(structure, parts(part)))
+    return (slice, part.start, part.stop, part.step) if isinstance(part, slice) else part
 
 
 def same(a: Any, b: Any) -> bool:
@@ -181,104 +153,107 @@ class Node(Structural):
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, repr=False, eq=False)(cls)
 
-    def _parts(self) -> Iterator[Any]:
-        """The values of the dataclass's fields; the elements of a tuple one by one."""
-        for name in self.__match_args__:
-            part = getattr(self, name)
-            yield from part if isinstance(part, tuple) else (part,)
-
     def __getstate__(self) -> dict[str, Any]:
         """The dataclass's fields; values cached beside them are computed again."""
         return {name: getattr(self, name) for name in self.__match_args__}
 
     def _changed(self, change: Callable[[Any], Any]) -> Any:
-        """This node with a function applied to every part."""
-        fields = [getattr(self, name) for name in self.__match_args__]
+        """This node with a function applied to every field, and to every element of a tuple."""
         return type(self)(
-            *(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in fields)
+            *(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in parts(self))
         )
+
+    @cached_property
+    def _leaves(self) -> frozenset[Leaf]:
+        return frozenset().union(*map(leaves, parts(self)))
 
 
 Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
 
 
-def _recorded(op: str) -> tuple[Operator, Operator]:
-    """The methods of `Expr` that record an operator: for the left and for the right operand."""
+def _recorded(op: str, *, reflected: bool = False) -> Operator:
+    """A method of `Expr` that records an operator."""
 
-    def left(self: Expr, other: Any) -> Any:
+    def method(self: Expr, other: Any) -> Any:
         if not isinstance(other, (Expr, int, float)):
             return NotImplemented
-        _check_ids(op, self, other)
-        return Binary(op, self, other)
+        operands = (other, self) if reflected else (self, other)
+        if op in "*+":
+            _check_ids(op, *operands)
+        return Expr(op, operands)
 
-    def right(self: Expr, other: Any) -> Any:
-        if not isinstance(other, (int, float)):
-            return NotImplemented
-        _check_ids(op, other, self)
-        return Binary(op, other, self)
+    return method
 
-    return left, right
+
+def _alone(op: str) -> Callable[[Expr], Expr]:
+    """The same without another operand."""
+    return lambda self: Expr(op, (self,))
+
+
+def _refused(problem: str) -> Any:
+    """A method of `Expr` that would have to answer now."""
+
+    def method(self: Expr, *_: Any, **__: Any) -> None:
+        raise TypeError(f"{self!r} is only known later and {problem}, or a function of a Scope")
+
+    return method
 
 
 def _check_ids(op: str, left: Any, right: Any) -> None:
     """Refuse arithmetic on tokens that was meant for a layout. Adding a number is allowed and gives
     the next id."""
-    if _is_layout(left) or _is_layout(right):
+    tokens = [operand for operand in (left, right) if is_op(operand, "tok[]")]
+    texts = [operand for operand in (left, right) if is_op(operand, "tok.text")]
+    if not (tokens or texts) or _has_layout(left) or _has_layout(right):
         return
-    tokens = [operand for operand in (left, right) if isinstance(operand, Token)]
-    texts = [operand for operand in (left, right) if isinstance(operand, TextIds)]
     if op == "*" and tokens:
         count = right if left is tokens[0] else left
         remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
         raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
-    if op == "+" and (
-        len(texts) == 1 or (tokens and isinstance(left, Expr) and isinstance(right, Expr))
-    ):
+    both = isinstance(left, Expr) and isinstance(right, Expr)
+    if op == "+" and (len(texts) == 1 or (tokens and both)):
         remedy = f"Write literal({left!r}, {right!r}) for one after the other."
         raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
 
 
-def _is_layout(value: Any) -> bool:
-    """Whether a value is a layout, or becomes one, as a choice of layouts does."""
-    if isinstance(value, Where):
-        return _is_layout(value._then) or _is_layout(value._other)
-    if isinstance(value, Binary):
-        return _is_layout(value._left) or _is_layout(value._right)
-    return isinstance(value, Node) and not isinstance(value, Expr)
-
-
-_COMPARED = (int, float, str, bytes, tuple, list, type(None))
+def _has_layout(value: Any) -> bool:
+    """Whether a value is a layout, or an expression with one, as a choice of layouts is."""
+    within = value._args if isinstance(value, Expr) else ()
+    return isinstance(value, Node) and (not within or any(map(_has_layout, within)))
 
 
 class Expr(Node):
-    """Base of all expressions. Build them from the roots; see the module's docstring."""
+    """An operation of the table at the end of this module with its operands. Build expressions from
+    the roots; see the module's docstring."""
+
+    _op: str
+    _args: tuple[Any, ...]
 
     __array_ufunc__ = None  # numpy then uses the operators below
 
     def __getattr__(self, name: str) -> Expr:
-        if name.startswith("_"):  # pickle, copy, pydantic and IPython probe for these
+        if name.startswith("_"):  # pickle, copy and IPython probe for these
             raise AttributeError(name)
-        return Attribute(self, name)
+        return Expr(".", (self, name))
 
     def __getitem__(self, key: Any) -> Expr:
-        return Index(self, Slice(key.start, key.stop, key.step) if isinstance(key, slice) else key)
+        return Expr("[]", (self, key))
 
     def get(self, name: str, default: Value) -> Expr:
         """The attribute or entry of that name, or a default where there is none:
         ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
-        return Option(self, name, expression(default))
+        return _of("get", self, name, default)
 
-    __add__, __radd__ = _recorded("+")
-    __sub__, __rsub__ = _recorded("-")
-    __mul__, __rmul__ = _recorded("*")
-    __truediv__, __rtruediv__ = _recorded("/")
-    __floordiv__, __rfloordiv__ = _recorded("//")
-    __mod__, __rmod__ = _recorded("%")
-    __pow__, __rpow__ = _recorded("**")
-    __and__, __rand__ = _recorded("&")
-    __or__, __ror__ = _recorded("|")
-    __lt__, __le__ = _recorded("<")[0], _recorded("<=")[0]
-    __gt__, __ge__ = _recorded(">")[0], _recorded(">=")[0]
+    __add__, __radd__ = _recorded("+"), _recorded("+", reflected=True)
+    __sub__, __rsub__ = _recorded("-"), _recorded("-", reflected=True)
+    __mul__, __rmul__ = _recorded("*"), _recorded("*", reflected=True)
+    __truediv__, __rtruediv__ = _recorded("/"), _recorded("/", reflected=True)
+    __floordiv__, __rfloordiv__ = _recorded("//"), _recorded("//", reflected=True)
+    __mod__, __rmod__ = _recorded("%"), _recorded("%", reflected=True)
+    __pow__, __rpow__ = _recorded("**"), _recorded("**", reflected=True)
+    __and__, __rand__ = _recorded("&"), _recorded("&", reflected=True)
+    __or__, __ror__ = _recorded("|"), _recorded("|", reflected=True)
+    __lt__, __le__, __gt__, __ge__ = map(_recorded, ("<", "<=", ">", ">="))
 
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
         return self._compared("==", other)
@@ -287,72 +262,44 @@ class Expr(Node):
         return self._compared("!=", other)
 
     def _compared(self, op: str, other: object) -> Expr:
-        if not isinstance(other, (Expr, *_COMPARED)):
-            raise TypeError(
-                f"{self!r} {op} {other!r}: a {type(other).__name__} is no value to compare with"
-            )
-        return Binary(op, self, other)
+        if isinstance(other, _COMPARED):
+            return Expr(op, (self, other))
+        problem = f"a {type(other).__name__} is no value to compare with"
+        raise TypeError(f"{self!r} {op} {other!r}: {problem}")
 
-    def __neg__(self) -> Expr:
-        return Unary("-", self)
-
-    def __invert__(self) -> Expr:
-        return Unary("~", self)
-
-    def __abs__(self) -> Expr:
-        return Function("abs", (self,))
-
-    def __floor__(self) -> Expr:
-        return Function("floor", (self,))
-
-    def __ceil__(self) -> Expr:
-        return Function("ceil", (self,))
+    __neg__, __invert__ = _alone("neg"), _alone("~")
+    __abs__, __floor__, __ceil__ = map(_alone, ("abs", "floor", "ceil"))
 
     def __round__(self, digits: int | None = None) -> Expr:
-        return Function("round", (self,) if digits is None else (self, digits))
+        return Expr("round", (self,) if digits is None else (self, digits))
 
     if not TYPE_CHECKING:  # an answer now would be wrong
+        __bool__ = _refused("has no truth value; use where(), minimum(), maximum(), & | ~")
+        __hash__ = _refused("cannot be looked up in a set or a dict; use later(table.get)(...)")
+        __iter__ = _refused("cannot be iterated; use each() in a layout")
+        __contains__ = _refused("cannot be searched; use later(function)(...)")
+        __len__ = _refused("has no length; use later(len)(...)")
+        __call__ = _refused("cannot be called; use later(function)(...)")
+        __format__ = _refused('has no text; use tok["...{}", value], tok.text("...{}", value)')
+        __int__ = _refused("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
+        __float__ = __index__ = __int__
 
-        def __bool__(self):
-            self._later("has no truth value; use where(), minimum(), maximum(), & | ~")
+    def __repr__(self) -> str:
+        return _OPS[self._op].source(self)
 
-        def __hash__(self):
-            self._later("cannot be looked up in a set or a dict; use later(table.get)(...)")
-
-        def __iter__(self):
-            self._later("cannot be iterated; use each() in a layout")
-
-        def __contains__(self, value: object):
-            self._later("cannot be searched; use later(function)(...)")
-
-        def __len__(self):
-            self._later("has no length; use later(len)(...)")
-
-        def __call__(self, *_: Any, **__: Any):
-            self._later("cannot be called; use later(function)(...)")
-
-        def __format__(self, form: str):
-            self._later('has no text; use tok["...{}", value], tok.text("...{}", value)')
-
-        def __int__(self):
-            self._later("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
-
-        def __float__(self):
-            return self.__int__()
-
-        def __index__(self):
-            return self.__int__()
-
-    def _later(self, problem: str) -> NoReturn:
-        raise TypeError(f"{self!r} is only known later and {problem}, or a function of a Scope")
-
-    def _value(self, scope: Scope) -> Any:
-        raise NotImplementedError
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return _OPS[self._op].compile(self)
 
     @cached_property
     def _leaves(self) -> frozenset[Leaf]:
-        return _leaves_of(self)
+        if self._op == "get" and (leaf := _leaf(Expr(".", self._args[:2]))):
+            return leaves(self._args[2]) | {replace(leaf, expr=self)}
+        leaf = _leaf(self)
+        return frozenset({leaf}) if leaf else frozenset().union(*map(leaves, self._args))
 
+
+_COMPARED = (Expr, int, float, str, bytes, tuple, list, type(None))
 
 Value: TypeAlias = (
     "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
@@ -366,277 +313,21 @@ Condition: TypeAlias = "Expr | bool | Callable[[Scope], Any]"
 """A truth value, now or later."""
 
 
-class Root(Expr):
-    """One of `cfg`, `proc`, `item`, `fields`, `kwargs`."""
-
-    _name: str
-
-    def _value(self, scope: Scope) -> Any:
-        value = getattr(scope, self._name)
-        if value is None:
-            raise SpecError(f"{self._name} has no value here: {_ABSENT[self._name]}.")
-        return value
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-class Loop(Expr):
-    """The current element of an enclosing `each`; depth 0 is the outermost."""
-
-    _depth: int
-
-    def _value(self, scope: Scope) -> Any:
-        return scope.loop[self._depth]
-
-    def __repr__(self) -> str:
-        return "xyzuvw"[self._depth] if self._depth < 6 else f"x{self._depth}"
-
-
-@lru_cache(maxsize=256)
-def _is_keyed(kind: Any) -> bool:
-    return issubclass(kind, Mapping)
-
-
-def _named(holder: Any, name: str) -> Any:
-    """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
-    kind: Any = type(holder)
-    if _is_keyed(kind):
-        return holder.get(name, _MISSING)
-    return getattr(holder, name, _MISSING)
-
-
-class Attribute(Expr):
-    _base: Expr
-    _name: str
-
-    def _value(self, scope: Scope) -> Any:
-        holder, name = evaluate(self._base, scope), self._name
-        if (value := _named(holder, name)) is not _MISSING:
-            return value
-        lack = f"{type(holder).__name__} has no attribute"
-        if isinstance(self._base, Root) and self._base._name == "fields":
-            lack = "the processed fields lack"
-        public = [n for n in dir(holder) if not n.startswith("_")]
-        keyed = isinstance(holder, Mapping)
-        known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
-        hint = f" It has: {', '.join(map(str, known))}." if known else ""
-        raise SpecError(f"{self!r} has no value: {lack} {name!r}.{hint}")
-
-    def __repr__(self) -> str:
-        return f"{_wrap(self._base, _ATOM)}.{self._name}"
-
-
-class Index(Expr):
-    _base: Expr
-    _key: Any
-
-    def _value(self, scope: Scope) -> Any:
-        holder, index = evaluate(self._base, scope), self._key
-        if isinstance(index, Slice):
-            index = slice(index.start, index.stop, index.step)
-        elif isinstance(index, Expr):
-            index = index._value(scope)
-        try:
-            element = holder[index]
-        except (KeyError, IndexError, TypeError) as error:
-            raise SpecError(
-                f"{self!r} has no value: {self._base!r} is {_brief(holder)}."
-            ) from error
-        if getattr(element, "ndim", None) != 0:
-            return element
-        # Python computes with whole numbers faster than a tensor does, and exactly
-        number = element.item()
-        return number if isinstance(number, int) else element
-
-    def __repr__(self) -> str:
-        return f"{_wrap(self._base, _ATOM)}[{self._key!r}]"
-
-
-class Slice(Node):
-    """A slice as a key: unlike Python's, it can be hashed."""
-
-    start: Any
-    stop: Any
-    step: Any
-
-    def __repr__(self) -> str:
-        ends = ["" if end is None else repr(end) for end in (self.start, self.stop, self.step)]
-        return ":".join(ends if ends[2] else ends[:2])
-
-
-class Binary(Expr):
-    _op: str
-    _left: Any
-    _right: Any
-
-    def _value(self, scope: Scope) -> Any:
-        left, op = evaluate(self._left, scope), self._op
-        if (op == "&" and left is False) or (op == "|" and left is True):
-            return left  # like `and` and `or`: the right side may have no value then
-        return _compute(self, _BINARY[op][0], left, evaluate(self._right, scope))
-
-    def __repr__(self) -> str:
-        level = _BINARY[self._op][1]
-        left, right = (level + 1, level) if self._op == "**" else (level, level + 1)
-        left += level == _COMPARISON  # Python would chain two comparisons
-        return f"{_wrap(self._left, left)} {self._op} {_wrap(self._right, right)}"
-
-
-class Unary(Expr):
-    _op: str
-    _operand: Any
-
-    def _value(self, scope: Scope) -> Any:
-        return _compute(self, _UNARY[self._op], evaluate(self._operand, scope))
-
-    def __repr__(self) -> str:
-        return f"{self._op}{_wrap(self._operand, _UNARY_LEVEL)}"
-
-
-class Function(Expr):
-    _name: str
-    _args: tuple[Any, ...]
-
-    def _value(self, scope: Scope) -> Any:
-        return _compute(self, _FUNCTIONS[self._name], *[evaluate(arg, scope) for arg in self._args])
-
-    def __repr__(self) -> str:
-        return f"{self._name}({', '.join(map(repr, self._args))})"
-
-
-class Call(Expr):
-    """A call of a function outside this module; see `later`."""
-
-    _function: Callable[..., Any]
-    _args: tuple[Any, ...]
-    _names: tuple[str, ...]
-    """Of the last arguments."""
-
-    def _value(self, scope: Scope) -> Any:
-        args = [evaluate(arg, scope) for arg in self._args]
-        call = self._function
-        if all(type(arg) in _REMEMBERED for arg in args):
-            call = partial(_remembered_call, call)
-        if not self._names:
-            return _compute(self, call, *args)
-        positional = len(args) - len(self._names)
-        named = dict(zip(self._names, args[positional:], strict=True))
-        return _compute(self, partial(call, **named), *args[:positional])
-
-    def __repr__(self) -> str:
-        function = getattr(self._function, "__qualname__", repr(self._function))
-        names = [""] * (len(self._args) - len(self._names)) + [f"{name}=" for name in self._names]
-        args = (f"{name}{arg!r}" for name, arg in zip(names, self._args, strict=True))
-        return f"later({function})({', '.join(args)})"
-
-
-class Option(Expr):
-    """An attribute or entry that may be missing."""
-
-    _base: Expr
-    _name: str
-    _default: Any
-
-    def _value(self, scope: Scope) -> Any:
-        value = _named(evaluate(self._base, scope), self._name)
-        return evaluate(self._default, scope) if value is _MISSING else value
-
-    def __repr__(self) -> str:
-        return f"{_wrap(self._base, _ATOM)}.get({self._name!r}, {self._default!r})"
-
-
-class Where(Expr):
-    _test: Any
-    _then: Any
-    _other: Any
-
-    def _value(self, scope: Scope) -> Any:
-        return evaluate(self._then if truth(self._test, scope) else self._other, scope)
-
-    def __repr__(self) -> str:
-        return f"where({self._test!r}, {self._then!r}, {self._other!r})"
-
-
-class _OfTokenizer(Expr):
-    """A question to the tokenizer about a text, or about a template with the values that fill
-    it."""
-
-    _text: Any
-    _values: tuple[Any, ...] = ()
-
-    def _asked(self, scope: Scope) -> tuple[Any, Any]:
-        """The vocabulary, and the text."""
-        if scope.tok is None:
-            remedy = "Use a token id from cfg instead."
-            raise SpecError(f"{self!r} has no value: the model runs without a tokenizer. {remedy}")
-        text = evaluate(self._text, scope)
-        if self._values:
-            values = [plain(evaluate(value, scope)) for value in self._values]
-            for value, source in zip(values, self._values, strict=True):
-                if not isinstance(value, (str, int, float)):
-                    got = f"{source!r} is neither a text nor a number but a {type(value).__name__}"
-                    raise SpecError(f"{self!r} has no value: {got}.")
-            text = _compute(self, text.format, *values)
-        return scope.tok, text
-
-    def _said(self) -> str:
-        return ", ".join(map(repr, (self._text, *self._values)))
-
-
-class Token(_OfTokenizer):
-    """The id of one token of the vocabulary."""
-
-    def _value(self, scope: Scope) -> Any:
-        vocabulary, text = self._asked(scope)
-        return vocabulary[text]
-
-    def __repr__(self) -> str:
-        return f"tok[{self._said()}]"
-
-
-class TextIds(_OfTokenizer):
-    """The ids of a text, encoded without special tokens."""
-
-    def _value(self, scope: Scope) -> Any:
-        vocabulary, text = self._asked(scope)
-        ids = vocabulary.text(text)
-        if vocabulary.unknown in ids and vocabulary.decode([vocabulary.unknown]) not in text:
-            problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
-            raise SpecError(f"{self!r} has no value: {problem}. Use a text that it knows.")
-        return ids
-
-    def __repr__(self) -> str:
-        return f"tok.text({self._said()})"
-
-
-class Has(_OfTokenizer):
-    """Whether the vocabulary has a token."""
-
-    def _value(self, scope: Scope) -> Any:
-        vocabulary, text = self._asked(scope)
-        return vocabulary.has(text)
-
-    def __repr__(self) -> str:
-        return f"tok.has({self._said()})"
-
-
 class Tokenizer:
     """The root `tok`. A text may be a template for what depends on the item:
     ``tok["<|image_{}|>", item.index + 1]``."""
 
-    def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Token:
+    def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Expr:
         """The id of one token of the vocabulary."""
-        text, *values = text if isinstance(text, tuple) else (text,)
-        return Token(expression(text), tuple(map(expression, values)))
+        return _of("tok[]", *text if isinstance(text, tuple) else (text,))
 
-    def text(self, text: str | Expr, *values: Value) -> TextIds:
+    def text(self, text: str | Expr, *values: Value) -> Expr:
         """The ids of a text, encoded without special tokens."""
-        return TextIds(expression(text), tuple(map(expression, values)))
+        return _of("tok.text", text, *values)
 
-    def has(self, text: str | Expr, *values: Value) -> Has:
+    def has(self, text: str | Expr, *values: Value) -> Expr:
         """Whether the vocabulary has a token."""
-        return Has(expression(text), tuple(map(expression, values)))
+        return _of("tok.has", text, *values)
 
     if not TYPE_CHECKING:
 
@@ -651,49 +342,27 @@ class Tokenizer:
         return "tok"
 
 
-class Opaque(Expr):
-    """A plain function of one `Scope`."""
-
-    _function: Callable[[Scope], Any]
-
-    def _value(self, scope: Scope) -> Any:
-        return self._function(scope)
-
-    def __repr__(self) -> str:
-        return getattr(self._function, "__qualname__", repr(self._function))
-
-
-def _wrap(value: Any, level: int) -> str:
-    """The source of an operand, in parentheses if it binds less tightly than `level`."""
-    inner = _ATOM
-    if isinstance(value, Binary):
-        inner = _BINARY[value._op][1]
-    elif isinstance(value, Unary) or (isinstance(value, (int, float)) and value < 0):
-        inner = _UNARY_LEVEL
-    return f"({value!r})" if inner < level else repr(value)
-
-
-cfg: Expr = Root("cfg")
-item: Expr = Root("item")
-fields: Expr = Root("fields")
-proc: Expr = Root("proc")
-kwargs: Expr = Root("kwargs")
+cfg = Expr("root", ("cfg",))
+item = Expr("root", ("item",))
+fields = Expr("root", ("fields",))
+proc = Expr("root", ("proc",))
+kwargs = Expr("root", ("kwargs",))
 tok = Tokenizer()
 
 
 def ceil_div(a: Value, b: Value) -> Expr:
     """`a / b`, rounded up to an integer: ``-(-a // b)``."""
-    return Function("ceil_div", (expression(a), expression(b)))
+    return _of("ceil_div", a, b)
 
 
 def minimum(*args: Value) -> Expr:
     """The smallest of the arguments."""
-    return Function("minimum", tuple(map(expression, args)))
+    return _of("minimum", *args)
 
 
 def maximum(*args: Value) -> Expr:
     """The largest of the arguments."""
-    return Function("maximum", tuple(map(expression, args)))
+    return _of("maximum", *args)
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -708,7 +377,8 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **named: Any) -> Any:
         if any(isinstance(arg, Expr) for arg in (*args, *named.values())):
-            return Call(function, (*args, *named.values()), tuple(named))
+            operands = [*args, *(Expr("named", one) for one in named.items())]
+            return Expr("later", (function, *operands))
         return function(*args, **named)
 
     return wraps(function)(call) if hasattr(function, "__name__") else call
@@ -716,25 +386,22 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:
     """`then` if `test` holds, else `other`; only the chosen value is evaluated."""
-    return Where(expression(test), expression(then), expression(other))
+    return _of("where", _of("truth", test), then, other)
 
 
 def expression(value: Any) -> Any:
-    """An `Opaque` expression for a plain function; any other value as it is."""
-    if callable(value) and not isinstance(value, (Expr, type)):
-        return Opaque(value)
-    return value
+    """An expression for a plain function of a `Scope`; any other value as it is."""
+    opaque = callable(value) and not isinstance(value, (Expr, type))
+    return Expr("function", (value,)) if opaque else value
 
 
-def truth(value: Value, scope: Scope) -> bool:
-    """Whether a condition holds.
+def _of(op: str, *args: Any) -> Expr:
+    return Expr(op, tuple(map(expression, args)))
 
-    Raises:
-        SpecError: as for `evaluate`, or a value without a truth value, for example a tensor of
-            several elements.
-    """
-    outcome = evaluate(value, scope)
-    return outcome if outcome is True or outcome is False else bool(_compute(value, bool, outcome))
+
+def is_op(value: Any, *ops: str) -> bool:
+    """Whether a value is an expression with one of these operations."""
+    return isinstance(value, Expr) and value._op in ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,64 +430,40 @@ COUNT = Leaf("item", ("count",), item.count)
 
 
 def leaves(value: Any) -> frozenset[Leaf]:
-    """Everything that a value depends on, as the longest chains:
+    """Everything that a value or a part of a declaration depends on, as the longest chains:
     ``leaves(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
     """
-    return value._leaves if isinstance(value, Expr) else _leaves_inside(value)
-
-
-def _leaves_of(value: Expr) -> frozenset[Leaf]:
-    if isinstance(value, Option) and (leaf := _leaf(Attribute(value._base, value._name))):
-        return leaves(value._default) | {replace(leaf, expr=value)}
-    if leaf := _leaf(value):
-        return frozenset({leaf})
-    return frozenset().union(*map(leaves, value._parts()))
-
-
-def _leaves_inside(part: Any) -> frozenset[Leaf]:
-    """The leaves of the expressions and layouts in a part of a declaration."""
-    if isinstance(part, Node):
-        own: frozenset[Leaf] = part.leaves() if hasattr(part, "leaves") else frozenset()
-        return own
-    if is_dataclass(part) and not isinstance(part, type):
-        part = [getattr(part, f.name) for f in dataclass_fields(part)]
-    elif isinstance(part, Mapping):
-        part = part.values()
-    elif not isinstance(part, (list, tuple)):
-        return frozenset()
-    return frozenset().union(*map(leaves, part))
+    if isinstance(value, Node):
+        return value._leaves
+    return frozenset().union(*map(leaves, parts(value)))
 
 
 def _leaf(value: Expr) -> Leaf | None:
     """An expression that is a single leaf."""
-    if isinstance(value, Opaque):
-        return Leaf("function", (value._function,), value)
-    start, keys = _path(value)
-    if any(isinstance(key, Expr) for key in keys):
-        return None
-    if isinstance(start, Root):
-        return Leaf(start._name, keys, value)
-    if isinstance(start, Loop):
-        return Leaf(f"loop {start._depth}", keys, value)
-    return None
+    start, keys = value, list[Any]()
+    while is_op(start, ".", "[]"):
+        start, key = start._args
+        keys.insert(0, structure(key))
+        if isinstance(key, Expr):
+            return None
+    if is_op(start, "root"):
+        return Leaf(start._args[0], tuple(keys), value)
+    if is_op(start, "loop"):
+        return Leaf(f"loop {start._args[1]}", tuple(keys), value)
+    return Leaf("function", value._args, value) if value._op == "function" else None
 
 
-def _path(value: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The start of a chain of attributes and indices, and these, in order."""
-    if isinstance(value, Attribute):
-        start, keys = _path(value._base)
-        return start, (*keys, value._name)
-    if isinstance(value, Index):
-        start, keys = _path(value._base)
-        return start, (*keys, value._key)
-    return value, ()
-
-
-def branches(value: Value) -> tuple[Any, ...]:
+def branches(value: Any) -> tuple[Any, ...]:
     """The values among which nested `where` choose; any other value alone."""
-    if isinstance(value, Where):
-        return (*branches(value._then), *branches(value._other))
+    if is_op(value, "where"):
+        return tuple(leaf for branch in value._args[1:] for leaf in branches(branch))
     return (value,)
+
+
+def compiled(value: Any) -> Compiled:
+    """A function of a `Scope` that computes a value; that of an expression is made once. It raises
+    as `evaluate` does."""
+    return value._compiled if isinstance(value, Expr) else lambda scope: value
 
 
 def evaluate(value: Any, scope: Scope) -> Any:
@@ -829,28 +472,17 @@ def evaluate(value: Any, scope: Scope) -> Any:
     Raises:
         SpecError: an attribute, key or root that the scope lacks. The message names the expression.
     """
-    return value._value(scope) if isinstance(value, Expr) else value
+    return value._compiled(scope) if isinstance(value, Expr) else value
 
 
-def _compute(source: Any, function: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return function(*args)
-    except (ArithmeticError, TypeError, ValueError, LookupError, RuntimeError) as error:
-        values = ", ".join(map(_brief, args))
-        raise SpecError(f"{source!r} has no value: {error}, with {values}.") from error
+def truth(value: Value, scope: Scope) -> bool:
+    """Whether a condition holds.
 
-
-_REMEMBERED = frozenset({bool, int, float, str, type(None)})
-"""Types of arguments for which the result of a recorded call is cached: equal values of these types
-are interchangeable."""
-
-
-_remembered_call = lru_cache(maxsize=1024, typed=True)(operator.call)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    Raises:
+        SpecError: as for `evaluate`, or a value without a truth value, for example a tensor of
+            several elements.
+    """
+    return bool(evaluate(_of("truth", value), scope))
 
 
 def fold(value: Any, scope: Scope) -> Any:
@@ -862,14 +494,11 @@ def fold(value: Any, scope: Scope) -> Any:
     if not isinstance(value, Expr):
         # a layout in where()
         return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value
-    if isinstance(value, Opaque):
-        return value
-    if all(leaf.root in STATIC for leaf in leaves(value)):
+    if value._op != "named" and all(leaf.root in STATIC for leaf in leaves(value)):
         return evaluate(value, scope)
-    if isinstance(value, Where):
-        test = fold(value._test, scope)
-        if not isinstance(test, Expr):  # the branch that this config does not choose may fail
-            return fold(value._then if truth(test, scope) else value._other, scope)
+    if value._op == "where" and isinstance(test := fold(value._args[0], scope), bool):
+        # the branch that this config does not choose may fail
+        return fold(value._args[1 if test else 2], scope)
     return value._changed(lambda part: fold(part, scope))
 
 
@@ -878,3 +507,283 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+# -- the operations --------------------------------------------------------------------------------
+
+_NAME, _ANY, _COMPARISON, _UNARY, _ATOM = -1, 0, 1, 7, 9
+"""How tightly operations bind, as in Python. An operand that is a name is no value."""
+
+
+class Op(NamedTuple):
+    """An operation.
+
+    Attributes:
+        compile: a function that makes the compiled form of an expression with this operation.
+        form: its source: braces for each operand, and ``{rest}`` for those that follow.
+        operands: how tightly each operand has to bind; the last level counts for the rest, too.
+        level: how tightly the whole binds.
+    """
+
+    compile: Callable[[Expr], Compiled]
+    form: str
+    operands: tuple[int, ...] = (_ANY,)
+    level: int = _ATOM
+
+    def source(self, expr: Expr) -> str:
+        """The source of an expression with this operation."""
+        levels = chain(self.operands, repeat(self.operands[-1]))
+        sources = [written(arg, level) for arg, level in zip(expr._args, levels, strict=False)]
+        return self.form.format(*sources, rest=", ".join(sources[self.form.count("{}") :]))
+
+
+def written(value: Any, level: int = _ATOM) -> str:
+    """The source of an operand, in parentheses if it binds less tightly than `level`."""
+    if level == _NAME:
+        return value if isinstance(value, str) else getattr(value, "__qualname__", repr(value))
+    if isinstance(value, slice):
+        ends = [value.start, value.stop, *([] if value.step is None else [value.step])]
+        return ":".join("" if end is None else repr(end) for end in ends)
+    negative = isinstance(value, (int, float)) and value < 0
+    own = _OPS[value._op].level if isinstance(value, Expr) else _UNARY if negative else _ATOM
+    return f"({value!r})" if own < level else repr(value)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _fault(expr: Expr, problem: object) -> SpecError:
+    return SpecError(f"{expr!r} has no value: {problem}.")
+
+
+def _with(expr: Expr, error: Exception, *args: Any) -> str:
+    """What is wrong, unless an operation knows more: the error and the values."""
+    return f"{error}, with {', '.join(map(_brief, args))}"
+
+
+def _computed(function: Callable[..., Any], *rest: Any) -> Callable[[Expr], Compiled]:
+    """An operation that is a function of the values of its operands. Arguments as for `_call`."""
+    return lambda expr: _call(expr, expr._args, function, *rest)
+
+
+def _call(
+    expr: Expr,
+    operands: Sequence[Any],
+    function: Callable[..., Any],
+    problem: Callable[..., str] = _with,
+    end: Any = _MISSING,
+) -> Compiled:
+    """The compiled call of a function.
+
+    Args:
+        expr: the expression, which errors name.
+        operands: the arguments.
+        function: the function.
+        problem: a function of the expression, an error and the values: what is wrong.
+        end: a value of the first of two operands that is the result, as with `and` and `or`: the
+            second may have no value then.
+    """
+    compiled_operands = [compiled(operand) for operand in operands]
+    if len(operands) == 2:  # nearly always, and faster without a list
+        first, second = compiled_operands
+
+        def value(scope: Scope) -> Any:
+            if (one := first(scope)) is end:
+                return one
+            other = second(scope)
+            try:
+                return function(one, other)
+            except _FAULTS as error:
+                raise _fault(expr, problem(expr, error, one, other)) from error
+
+        return value
+
+    def value_of_any(scope: Scope) -> Any:
+        args = [operand(scope) for operand in compiled_operands]
+        try:
+            return function(*args)
+        except _FAULTS as error:
+            raise _fault(expr, problem(expr, error, *args)) from error
+
+    return value_of_any
+
+
+def _root(expr: Expr) -> Compiled:
+    (name,) = expr._args
+    get = operator.attrgetter(name)
+
+    def value(scope: Scope) -> Any:
+        if (known := get(scope)) is None:
+            raise SpecError(f"{name} has no value here: {_ABSENT[name]}.")
+        return known
+
+    return value
+
+
+_ABSENT = {
+    "cfg": "the spec is not bound to a config",
+    "proc": "the model has no Hugging Face processor",
+    "item": "it describes one raw item and is only known inside layout, update, fields and process",
+    "fields": "it holds the processed fields of one item and is only known after processing",
+}
+
+
+@lru_cache(maxsize=256)
+def _is_keyed(kind: Any) -> bool:
+    return issubclass(kind, Mapping)
+
+
+def _named(holder: Any, name: str) -> Any:
+    """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
+    kind: Any = type(holder)
+    return holder.get(name, _MISSING) if _is_keyed(kind) else getattr(holder, name, _MISSING)
+
+
+def _attribute(expr: Expr) -> Compiled:
+    base, name = expr._args
+    holder_of = compiled(base)
+
+    def value(scope: Scope) -> Any:
+        holder = holder_of(scope)
+        found = _named(holder, name)
+        if found is not _MISSING:
+            return found
+        public = [n for n in dir(holder) if not n.startswith("_")]
+        keyed = isinstance(holder, Mapping)
+        known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
+        hint = f". It has: {', '.join(map(str, known))}" if known else ""
+        lack = f"{type(holder).__name__} has no attribute"
+        if same(base, fields):
+            lack = "the processed fields lack"
+        raise _fault(expr, f"{lack} {name!r}{hint}")
+
+    return value
+
+
+def _element(holder: Any, key: Any) -> Any:
+    element = holder[key]
+    if getattr(element, "ndim", None) != 0:
+        return element
+    # Python computes with whole numbers faster than a tensor does, and exactly
+    number = element.item()
+    return number if isinstance(number, int) else element
+
+
+def _holder(expr: Expr, error: Exception, holder: Any, key: Any) -> str:
+    return f"{expr._args[0]!r} is {_brief(holder)}"
+
+
+def _get(holder_of: Compiled, name_of: Compiled, default_of: Compiled) -> Compiled:
+    def value(scope: Scope) -> Any:
+        found = _named(holder_of(scope), name_of(scope))
+        return default_of(scope) if found is _MISSING else found
+
+    return value
+
+
+def _where(holds: Compiled, then: Compiled, other: Compiled) -> Compiled:
+    return lambda scope: (then if holds(scope) else other)(scope)
+
+
+_REMEMBERED = frozenset({bool, int, float, str, type(None)})
+"""Types of arguments for which the result of a recorded call is cached: equal values of these types
+are interchangeable."""
+
+_remembered = lru_cache(maxsize=1024, typed=True)(operator.call)
+
+
+def _later(expr: Expr) -> Compiled:
+    function, *operands = expr._args
+    names = [operand._args[0] for operand in operands if is_op(operand, "named")]
+    positional = len(operands) - len(names)
+
+    def call(*args: Any) -> Any:
+        if names:
+            named = zip(names, args[positional:], strict=True)
+            return function(*args[:positional], **dict(named))
+        remembered = _REMEMBERED.issuperset(map(type, args))
+        return _remembered(function, *args) if remembered else function(*args)
+
+    return _call(expr, operands, call)
+
+
+def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Compiled]:
+    """A question about a text, or about a template with the values that fill it."""
+
+    def compile(expr: Expr) -> Compiled:
+        text_of, *values_of = map(compiled, expr._args)
+
+        def value(scope: Scope) -> Any:
+            if scope.tok is None:
+                remedy = "Use a token id from cfg instead"
+                raise _fault(expr, f"the model runs without a tokenizer. {remedy}")
+            text, values = text_of(scope), [plain(value_of(scope)) for value_of in values_of]
+            for source, one in zip(expr._args[1:], values, strict=True):
+                if not isinstance(one, (str, int, float)):
+                    kind = f"a {type(one).__name__}"
+                    raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
+            return ask(expr, scope.tok, text.format(*values) if values else text)
+
+        return value
+
+    return compile
+
+
+def _ids(expr: Expr, vocabulary: Any, text: str) -> Any:
+    ids, unknown = vocabulary.text(text), vocabulary.unknown
+    if unknown in ids and vocabulary.decode([unknown]) not in text:
+        problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
+        raise _fault(expr, f"{problem}. Use a text that it knows")
+    return ids
+
+
+def _sign(form: str, level: int, function: Callable[[Any, Any], Any], end: Any = _MISSING) -> Op:
+    operands = (level + 1, level) if form == "{} ** {}" else (level, level + 1)
+    if level == _COMPARISON:  # Python would chain two of them
+        operands = (level + 1, level + 1)
+    return Op(_computed(function, _with, end), form, operands, level)
+
+
+_OPS = {
+    "root": Op(_root, "{}", (_NAME,)),
+    "loop": Op(lambda expr: lambda scope: scope.loop[expr._args[1]], "{}", (_NAME,)),
+    "function": Op(lambda expr: expr._args[0], "{}", (_NAME,)),
+    ".": Op(_attribute, "{}.{}", (_ATOM, _NAME)),
+    "[]": Op(_computed(_element, _holder), "{}[{}]", (_ATOM, _ANY)),
+    "get": Op(lambda expr: _get(*map(compiled, expr._args)), "{}.get({rest})", (_ATOM, _ANY)),
+    "where": Op(lambda expr: _where(*map(compiled, expr._args)), "where({rest})"),
+    "truth": Op(_computed(bool), "{}"),
+    "later": Op(_later, "later({})({rest})", (_NAME, _ANY)),
+    "named": Op(lambda expr: compiled(expr._args[1]), "{}={}", (_NAME, _ANY)),
+    "tok[]": Op(_of_tokenizer(lambda expr, tok, text: tok[text]), "tok[{rest}]"),
+    "tok.text": Op(_of_tokenizer(_ids), "tok.text({rest})"),
+    "tok.has": Op(_of_tokenizer(lambda expr, tok, text: tok.has(text)), "tok.has({rest})"),
+    "neg": Op(_computed(operator.neg), "-{}", (_UNARY,), _UNARY),
+    "~": Op(_computed(lambda a: not a if isinstance(a, bool) else ~a), "~{}", (_UNARY,), _UNARY),
+    "abs": Op(_computed(abs), "abs({rest})"),
+    "ceil": Op(_computed(math.ceil), "ceil({rest})"),
+    "ceil_div": Op(_computed(lambda a, b: -(-a // b)), "ceil_div({rest})"),
+    "floor": Op(_computed(math.floor), "floor({rest})"),
+    "maximum": Op(_computed(max), "maximum({rest})"),
+    "minimum": Op(_computed(min), "minimum({rest})"),
+    "round": Op(_computed(round), "round({rest})"),
+    # tensors and lists are compared by their elements
+    "==": _sign("{} == {}", 1, lambda a, b: plain(a) == plain(b)),
+    "!=": _sign("{} != {}", 1, lambda a, b: plain(a) != plain(b)),
+    "<": _sign("{} < {}", 1, operator.lt),
+    "<=": _sign("{} <= {}", 1, operator.le),
+    ">": _sign("{} > {}", 1, operator.gt),
+    ">=": _sign("{} >= {}", 1, operator.ge),
+    "|": _sign("{} | {}", 2, operator.or_, True),
+    "&": _sign("{} & {}", 3, operator.and_, False),
+    "+": _sign("{} + {}", 5, operator.add),
+    "-": _sign("{} - {}", 5, operator.sub),
+    "*": _sign("{} * {}", 6, operator.mul),
+    "/": _sign("{} / {}", 6, operator.truediv),
+    "//": _sign("{} // {}", 6, operator.floordiv),
+    "%": _sign("{} % {}", 6, operator.mod),
+    "**": _sign("{} ** {}", 8, operator.pow),
+}
+"""The operations by name."""

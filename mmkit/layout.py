@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
@@ -26,23 +27,21 @@ import torch
 
 from .errors import SpecError
 from .expr import (
-    Binary,
     Count,
     Expr,
     Leaf,
-    Loop,
     Node,
-    Opaque,
     Scope,
-    TextIds,
-    Unary,
     Value,
     branches,
     evaluate,
     expression,
     fold,
+    is_op,
     leaves,
+    parts,
     plain,
+    written,
 )
 
 
@@ -125,8 +124,8 @@ class Layout(Node):
 
     def __radd__(self, other: LayoutLike) -> Layout:
         # Python has added what stands left of a layout
-        if isinstance(other, Binary) and other._op == "+" and _is_id(other._left, other._right):
-            remedy = f"Write literal({other._left!r}, {other._right!r}) for one after the other."
+        if isinstance(other, Expr) and other._op == "+" and _is_id(other):
+            remedy = f"Write literal({', '.join(map(repr, other._args))}) for one after the other."
             raise SpecError(f"{other!r} + {self!r}", "layouts", "ids, which are not added", remedy)
         return _sequence(layout(other), self)
 
@@ -142,7 +141,7 @@ class Layout(Node):
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
                 lacks.
         """
-        return Placeholder(*self._without_choice(scope))
+        return Placeholder(*self._of_item(scope))
 
     def allowed(self, scope: Scope) -> list[int | range]:
         """The ids that may stand at each position of an output: one id, or a range.
@@ -162,28 +161,29 @@ class Layout(Node):
         if bound.leaves():
             return bound  # type: ignore[no-any-return]
         # not of `bound`: errors name the expression, not its value
-        ids, mask = self._without_choice(scope)
+        ids, mask = self._of_item(scope)
         return Fixed(tuple(ids), mask)
 
     def leaves(self) -> frozenset[Leaf]:
         """Everything that the layout depends on; see `mmkit.expr.leaves`."""
-        return frozenset().union(*map(leaves, self._parts()))
+        return self._leaves
 
     def fixed(self) -> Iterator[Placeholder]:
         """The parts of a bound layout that depend on no item."""
-        for part in self._parts():
-            for branch in branches(part):
-                if isinstance(branch, Layout):
-                    yield from branch.fixed()
+        for part in self._within():
+            yield from part.fixed()
 
     def varying(self) -> Iterator[Layout]:
         """The parts of a bound layout in which an item chooses the placeholder ids."""
-        for part in self._parts():
-            for branch in branches(part):
-                if isinstance(branch, Layout):
-                    yield from branch.varying()
+        for part in self._within():
+            yield from part.varying()
 
-    def _without_choice(self, scope: Scope) -> Piece:
+    def _within(self) -> Iterator[Layout]:
+        for part in parts(self):
+            for one in part if isinstance(part, tuple) else (part,):
+                yield from (branch for branch in branches(one) if isinstance(branch, Layout))
+
+    def _of_item(self, scope: Scope) -> Piece:
         piece = self._emit(scope)
         if _CHOSEN in piece[1]:
             remedy = "It belongs into the layout of an Output."
@@ -194,14 +194,11 @@ class Layout(Node):
         raise NotImplementedError
 
 
-def _is_id(*values: Any) -> bool:
-    """Whether values are ids of the config, or sums of them."""
-    return all(
-        _is_id(value._left, value._right)
-        if isinstance(value, Binary) and value._op == "+"
-        else isinstance(value, Expr) and {leaf.root for leaf in leaves(value)} == {"cfg"}
-        for value in values
-    )
+def _is_id(value: Any) -> bool:
+    """Whether a value is an id of the config, or a sum of them."""
+    if is_op(value, "+"):
+        return all(map(_is_id, value._args))
+    return {leaf.root for leaf in leaves(value)} == {"cfg"}
 
 
 class Fixed(Layout):
@@ -209,6 +206,8 @@ class Fixed(Layout):
 
     ids: tuple[int, ...]
     mask: bytes
+
+    _leaves = frozenset()
 
     @cached_property
     def _piece(self) -> Piece:
@@ -223,14 +222,9 @@ class Fixed(Layout):
     def bind(self, scope: Scope) -> Layout:
         return self
 
-    def leaves(self) -> frozenset[Leaf]:
-        return frozenset()
-
     def __repr__(self) -> str:
-        parts = (
-            f"embed({i})" if embeds else f"literal({i})"
-            for i, embeds in zip(self.ids, self.mask, strict=True)
-        )
+        words = ["embed" if embeds else "literal" for embeds in self.mask]
+        parts = (f"{word}({token})" for word, token in zip(words, self.ids, strict=True))
         return " + ".join(parts) or "nothing"
 
 
@@ -244,11 +238,8 @@ class Tokens(Layout):
         if isinstance(value, Layout):
             return value._emit(scope)
         value = plain(value)
-        ids = [
-            whole(v, self.value, "a token id")
-            for v in (value if isinstance(value, Sequence) else [value])
-        ]
-        return ids, bytes(len(ids))
+        several = value if isinstance(value, Sequence) else [value]
+        return [whole(one, self.value, "a token id") for one in several], bytes(len(several))
 
     def bind(self, scope: Scope) -> Layout:
         value = fold(self.value, scope)
@@ -281,10 +272,10 @@ class AnyId(Layout):
 
     def _emit(self, scope: Scope) -> Piece:
         ends = (self.start, self.stop)
-        start, stop = (whole(evaluate(end, scope), end, "a token id") for end in ends)
-        if start >= stop:
-            raise SpecError(repr(self), "at least one id", f"range({start}, {stop})")
-        return [range(start, stop)], _CHOSEN
+        ids = range(*(whole(evaluate(end, scope), end, "a token id") for end in ends))
+        if not ids:
+            raise SpecError(repr(self), "at least one id", repr(ids))
+        return [ids], _CHOSEN
 
     def __repr__(self) -> str:
         return f"any_id({self.start!r}, {self.stop!r})"
@@ -297,8 +288,7 @@ class Selected(Layout):
     chosen: Layout
 
     def _emit(self, scope: Scope) -> Piece:
-        ids, _ = self.ids._emit(scope)
-        chosen, _ = self.chosen._emit(scope)
+        ids, chosen = self.ids._emit(scope)[0], self.chosen._emit(scope)[0]
         return ids, bytes(token in chosen for token in ids)
 
     def fixed(self) -> Iterator[Placeholder]:
@@ -332,8 +322,7 @@ class Repeated(Layout):
 
     def __repr__(self) -> str:
         body = f"({self.body!r})" if isinstance(self.body, Sequenced) else repr(self.body)
-        count = f"({self.count!r})" if isinstance(self.count, Binary | Unary) else repr(self.count)
-        return f"{body} * {count}"
+        return f"{body} * {written(self.count)}"
 
 
 class Sequenced(Layout):
@@ -352,7 +341,8 @@ class Sequenced(Layout):
 def _is_bare(part: Layout) -> TypeGuard[Tokens]:
     """Whether ids need no `literal()` beside a layout."""
     value = part.value if isinstance(part, Tokens) else None
-    return isinstance(value, Expr) and not isinstance(value, Binary | Unary | Opaque)
+    bare = isinstance(value, Expr) and value._op != "function"
+    return bare and written(value) == repr(value)
 
 
 def source(value: Layout) -> str:
@@ -381,15 +371,21 @@ class Each(Layout):
             _check_length(max(index, length), self)
         return _joined([*pieces, self.last._emit(scope)] if pieces else [])
 
-    def leaves(self) -> frozenset[Leaf]:
+    @cached_property
+    def _leaves(self) -> frozenset[Leaf]:
         inner = self.body.leaves() | self.sep.leaves() | self.last.leaves()
         return leaves(self.over) | {leaf for leaf in inner if leaf.root != f"loop {self.depth}"}
 
     def __repr__(self) -> str:
-        variable = repr(Loop(self.depth))
+        variable = repr(_loop(self.depth))
         sep = f", sep={source(self.sep)}" if self.sep != nothing else ""
         last = f", last={source(self.last)}" if self.last != nothing else ""
         return f"each({self.over!r}, lambda {variable}: {source(self.body)}{sep}{last})"
+
+
+def _loop(depth: int) -> Expr:
+    """The current element of an `each`; depth 0 is the outermost."""
+    return Expr("loop", ("xyzuvw"[depth] if depth < 6 else f"x{depth}", depth))
 
 
 nothing: Layout = Sequenced(())
@@ -411,13 +407,9 @@ def embed(token: Count) -> Layout:
     Raises:
         SpecError: a string, a text of several tokens, or a layout.
     """
-    if isinstance(token, (Layout, str, TextIds)):
-        raise SpecError(
-            "embed()",
-            "one token id",
-            repr(token),
-            'Write embed(tok["<image>"]) or embed(cfg.some_token_id).',
-        )
+    if isinstance(token, (Layout, str)) or is_op(token, "tok.text"):
+        remedy = 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
+        raise SpecError("embed()", "one token id", repr(token), remedy)
     return Embed(expression(token))
 
 
@@ -478,16 +470,11 @@ def each(
     depth = _depth.get()
     reset = _depth.set(depth + 1)
     try:
-        inner = layout(body(Loop(depth)))
+        inner = layout(body(_loop(depth)))
     finally:
         _depth.reset(reset)
-    return Each(
-        tuple(over) if isinstance(over, list) else expression(over),
-        inner,
-        layout(sep),
-        layout(last),
-        depth,
-    )
+    elements = tuple(over) if isinstance(over, list) else expression(over)
+    return Each(elements, inner, layout(sep), layout(last), depth)
 
 
 def layout(value: LayoutLike, where: str = "layout") -> Layout:
@@ -507,21 +494,16 @@ def layout(value: LayoutLike, where: str = "layout") -> Layout:
 
 
 def _sequence(*layouts: Layout) -> Layout:
-    parts = [
-        part
-        for each in layouts
-        for part in (each.parts if isinstance(each, Sequenced) else (each,))
-    ]
-    return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
+    nested = (one.parts if isinstance(one, Sequenced) else (one,) for one in layouts)
+    parts = tuple(chain.from_iterable(nested))
+    return parts[0] if len(parts) == 1 else Sequenced(parts)
 
 
 def _joined(pieces: list[Piece]) -> Piece:
     ids: list[int] = []
-    masks: list[bytes] = []
-    for part_ids, part_mask in pieces:
-        ids += part_ids
-        masks.append(part_mask)
-    return ids, b"".join(masks)
+    for part, _ in pieces:
+        ids += part
+    return ids, b"".join(mask for _, mask in pieces)
 
 
 def _check_length(length: int, source: Layout) -> None:
@@ -539,8 +521,7 @@ def whole(value: Any, source: Any, what: str) -> int:
         return value
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, Integral)) or value < 0:
-        remedy = ""
-        if isinstance(value, float):
-            remedy = "Use math.floor(), or // and ceil_div() of whole numbers."
-        raise SpecError(repr(source), f"{what}, a whole number >= 0", repr(value), remedy)
+        remedy = "Use math.floor(), or // and ceil_div() of whole numbers."
+        expected, got = f"{what}, a whole number >= 0", repr(value)
+        raise SpecError(repr(source), expected, got, remedy if isinstance(value, float) else "")
     return int(value)

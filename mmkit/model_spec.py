@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -12,12 +12,21 @@ from .layout import LayoutLike
 from .outputs import Output
 from .plan import Plan
 from .plugin import announce, calling_module
-from .spec import Declaration, Modality, Rewrite
+from .spec import Declaration, Modality
+from .updates import Rewrite
 
 if TYPE_CHECKING:
     from .training import Processor
 
 M = TypeVar("M", bound=type)
+
+
+class Replaced(TypedDict, total=False):
+    """Classes in place of generated ones, each a subclass of that one."""
+
+    info: type
+    dummy_inputs: type
+    processor: type
 
 
 class ModelSpec(Declaration):
@@ -27,26 +36,29 @@ class ModelSpec(Declaration):
     arguments are those of `mmkit.spec.Declaration`.
     """
 
-    # for type checkers, which would derive another one from the pydantic fields
-    def __init__(
-        self,
-        name: str,
-        *modalities: Modality,
-        prompt: Rewrite | None = None,
-        decoder_prompt: Rewrite | LayoutLike | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        merges: str | None = None,
-        outputs: Sequence[Output] = (),
-    ) -> None:
-        super().__init__(
-            name,
-            *modalities,
-            prompt=prompt,
-            decoder_prompt=decoder_prompt,
-            tokenization_kwargs=tokenization_kwargs,
-            merges=merges,
-            outputs=outputs,
-        )
+    if TYPE_CHECKING:  # what an author may write
+
+        def __init__(
+            self,
+            name: str,
+            *modalities: Modality,
+            prompt: Rewrite | None = None,
+            decoder_prompt: Rewrite | LayoutLike | None = None,
+            tokenization_kwargs: Mapping[str, Any] | None = None,
+            merges: str | None = None,
+            outputs: Sequence[Output] = (),
+        ) -> None:
+            """Declare a model.
+
+            Raises:
+                SpecError: no modality, or two that share a name or a field name; or two outputs
+                    that share a name.
+            """
+
+    else:
+
+        def __init__(self, name, *modalities, **options):
+            super().__init__(name, modalities, **options)
 
     def bind(
         self,
@@ -139,32 +151,12 @@ class ModelSpec(Declaration):
         return made
 
     @overload
-    def register(
-        self,
-        model: M,
-        *,
-        info: type | None = ...,
-        dummy_inputs: type | None = ...,
-        processor: type | None = ...,
-    ) -> M: ...
+    def register(self, model: M, **replaced: Unpack[Replaced]) -> M: ...
 
     @overload
-    def register(
-        self,
-        *,
-        info: type | None = ...,
-        dummy_inputs: type | None = ...,
-        processor: type | None = ...,
-    ) -> Callable[[M], M]: ...
+    def register(self, **replaced: Unpack[Replaced]) -> Callable[[M], M]: ...
 
-    def register(
-        self,
-        model: type | None = None,
-        *,
-        info: type | None = None,
-        dummy_inputs: type | None = None,
-        processor: type | None = None,
-    ) -> Any:
+    def register(self, model: type | None = None, **replaced: Unpack[Replaced]) -> Any:
         """Register the generated classes, and the model class itself, with vLLM. Use it as a
         decorator of the model class.
 
@@ -175,9 +167,8 @@ class ModelSpec(Declaration):
         Args:
             model: the model class, your own or one of vLLM's; its `__name__` is the architecture in
                 the checkpoint's config.
-            info: a subclass of `classes.info`, registered in its place.
-            dummy_inputs: a subclass of `classes.dummy_inputs`, likewise.
-            processor: a subclass of `classes.processor`, likewise.
+            replaced: subclasses of the generated classes, registered in their place, as
+                ``processor=``, ``info=`` or ``dummy_inputs=``.
 
         Returns:
             The model class; without one, a decorator.
@@ -187,9 +178,7 @@ class ModelSpec(Declaration):
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
-            return lambda cls: self.register(
-                cls, info=info, dummy_inputs=dummy_inputs, processor=processor
-            )
+            return lambda cls: self.register(cls, **replaced)
         from .model import MultiModalModel, positions
         from .model.checks import check_class
         from .vllm_api import register
@@ -199,12 +188,7 @@ class ModelSpec(Declaration):
         generated = self.classes
         compares = issubclass(model, MultiModalModel)
         generated.processor.sends_rows = compares  # type: ignore[attr-defined]
-        register(
-            model,
-            info=info or generated.info,
-            dummy_inputs=dummy_inputs or generated.dummy_inputs,
-            processor=processor or generated.processor,
-        )
+        register(model, **{**generated._asdict(), **replaced})
         announce(calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model

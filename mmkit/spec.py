@@ -4,17 +4,9 @@ declaration."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Self, TypeAlias
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    InstanceOf,
-    PrivateAttr,
-    StringConstraints,
-    ValidationError,
-)
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from .errors import SpecError
 from .expr import (
@@ -24,11 +16,10 @@ from .expr import (
     Count,
     Expr,
     Leaf,
-    Scope,
+    Structural,
     expression,
     item,
     leaves,
-    structure,
     tok,
 )
 from .field import Batched, Field, Shared, flat
@@ -41,43 +32,46 @@ from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
 from .updates import EndingWith, Update, replace
 
-Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
-"""How a spec rewrites a caller's prompt."""
+Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
+"""A part of a declaration, whether it is right, and the words of the refusal where it is not:
+expected, got, remedy."""
 
+_UNSTATED: Any = None
 _FIELD = "batched(), flat(), shared(), derived() or constant()"
+_UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
-class _Declared(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+class _Declared(Structural):
+    name: str
 
-    def _declare(self, where: str, *, name: str, **values: Any) -> None:
-        try:
-            BaseModel.__init__(self, name=name, **values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(map(str, first["loc"]))
-            raise SpecError(f"{where}: {at}: {first['msg']}, got {first['input']!r}.") from None
-        if not name.isidentifier():
-            raise SpecError(where, "a name that is a Python identifier", repr(name))
+    def _declare(self, where: str, **values: Any) -> None:
+        """Set the parts in their one form, and check them by the rules."""
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+        for part, holds, *words in self._rules():
+            if not holds:
+                raise SpecError(f"{where}{part}", *words)
 
-    def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return bool(self._said() == other._said())
+    def _rules(self) -> Iterator[Rule]:
+        named = isinstance(self.name, str) and self.name.isidentifier()
+        yield "", named, "a name that is a Python identifier", repr(self.name)
 
-    def __hash__(self) -> int:
-        return hash(self._said())
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """This declaration with some of its arguments changed, checked like a new one.
 
-    def _said(self) -> Any:
-        """The declaration as plain tuples, without the module that made it."""
-        return structure(
-            {key: part if key != "modalities" else [m._said() for m in part] for key, part in self}
-        )
+        Raises:
+            SpecError: as for a new one.
+        """
+        stated = {**self._stated(), **(update or {})}
+        kind: Any = type(self)
+        copy: Self = kind(stated.pop("name"), *stated.pop("modalities", ()), **stated)
+        return copy
 
-    def __str__(self) -> str:
-        return repr(self)
+    def _stated(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__match_args__}
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Modality(_Declared):
     """One kind of item and everything about it.
 
@@ -112,206 +106,182 @@ class Modality(_Declared):
     """
 
     name: str
-    item: InstanceOf[ItemType]
-    layout: InstanceOf[Layout]
-    update: tuple[InstanceOf[Update], ...]
-    fields: Mapping[str, InstanceOf[Field]]
-    process: Any
+    item: ItemType
+    layout: Layout = _UNSTATED
+    update: tuple[Update, ...] = _UNSTATED
+    fields: Mapping[str, Field] = _UNSTATED
+    process: Any = None
     limit: Any = None
-    embeds: bool | InstanceOf[Layout] | InstanceOf[Field] = False
+    embeds: bool | Layout | Field = False
     cacheable: Any = True
     positions: tuple[Any, ...] | None = None
     when: Any = True
+    placeholder: InitVar[Any] = None
+    tokens: InitVar[Any] = None
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        item: ItemType,
-        fields: Mapping[str, Field],
-        layout: LayoutLike | None = None,
-        update: Update | Sequence[Update] | None = None,
-        placeholder: str | None = None,
-        tokens: Count | None = None,
-        process: Process | None = None,
-        limit: Count | None = None,
-        embeds: bool | LayoutLike | Field = False,
-        cacheable: Condition = True,
-        positions: Sequence[Count] | None = None,
-        when: Condition = True,
-    ) -> None:
-        """Declare a modality.
+    if TYPE_CHECKING:  # what an author may write
 
-        The plain case has a short form: ``placeholder="<image>", tokens=576`` means
-        ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
+        def __init__(
+            self,
+            name: str,
+            *,
+            item: ItemType,
+            fields: Mapping[str, Field],
+            layout: LayoutLike | None = None,
+            update: Update | Sequence[Update] | None = None,
+            placeholder: str | None = None,
+            tokens: Count | None = None,
+            process: Process | None = None,
+            limit: Count | None = None,
+            embeds: bool | LayoutLike | Field = False,
+            cacheable: Condition = True,
+            positions: Sequence[Count] | None = None,
+            when: Condition = True,
+        ) -> None:
+            """Declare a modality.
 
-        ``tokens=0`` alone says that an item takes no positions: vLLM passes the fields to the
-        model's `forward`, as for its models of raw input. mmkit then ignores the caller's prompt
-        and makes it one id.
+            The plain case has a short form: ``placeholder="<image>", tokens=576`` means
+            ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
 
-        Raises:
-            SpecError: a part is missing, contradictory or of the wrong type.
-        """
-        where = f"modality {name!r}"
-        bare = placeholder is None and layout is None and update is None
-        if bare and isinstance(tokens, int) and tokens == 0:
-            layout, update, tokens = nothing, (), None
-            limit = 1 if limit is None else limit
-        if placeholder is not None or tokens is not None:
-            if placeholder is None or tokens is None or layout is not None or update is not None:
+            ``tokens=0`` alone says that an item takes no positions: vLLM passes the fields to the
+            model's `forward`, as for its models of raw input. mmkit then ignores the caller's
+            prompt and makes it one id.
+
+            Raises:
+                SpecError: a part is missing, contradictory or of the wrong type.
+            """
+
+    def __post_init__(self, placeholder: Any, tokens: Any) -> None:
+        where = f"modality {self.name!r}"
+        layout, update, limit, embeds = self.layout, self.update, self.limit, self.embeds
+        process, positions = self.process, self.positions
+        is_long = layout is not None or update is not None
+        if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
+            layout, update, limit = nothing, (), 1 if limit is None else limit
+        elif placeholder is not None or tokens is not None:
+            if placeholder is None or tokens is None or is_long:
                 expected = "placeholder and tokens together, or layout and update together"
                 raise SpecError(where, expected, "a mixture")
-            layout, update = embed(tok[placeholder]) * tokens, replace(tok[placeholder])
-        if layout is None or update is None:
-            raise SpecError(
-                where, "layout and update", "neither" if layout is update else "one of them"
-            )
-        if not isinstance(update, (Update, list, tuple)):
-            raise SpecError(
-                f"{where}, update",
-                "replace(), insert(), already_expanded() or a list of them",
-                repr(update),
-            )
-        if not isinstance(fields, Mapping):
-            raise SpecError(f"{where}, fields", f"a dict of {_FIELD}", repr(fields))
-        for key, declared in fields.items():
-            if not isinstance(declared, Field):
-                raise SpecError(f"{where}, fields[{key!r}]", _FIELD, repr(declared))
+            layout, update = embed(tok[placeholder]) * tokens, (replace(tok[placeholder]),)
+        elif layout is None or update is None:
+            got = "one of them" if is_long else "neither"
+            raise SpecError(where, "layout and update", got)
         if process is None:
-            process = identity() if isinstance(item, ItemType) and item.is_field else hf()
+            is_field = isinstance(self.item, ItemType) and self.item.is_field
+            process = identity() if is_field else hf()
         self._declare(
             where,
-            name=name,
-            item=item,
             layout=as_layout(layout),
-            update=(update,) if isinstance(update, Update) else tuple(update),
-            fields=dict(fields),
+            update=tuple(update) if isinstance(update, (list, tuple)) else (update,),
+            fields=dict(self.fields) if isinstance(self.fields, Mapping) else self.fields,
             process=process,
             limit=expression(limit),
             embeds=embeds if isinstance(embeds, (bool, Field)) else as_layout(embeds),
-            cacheable=expression(cacheable),
+            cacheable=expression(self.cacheable),
             positions=None if positions is None else tuple(map(expression, positions)),
-            when=expression(when),
+            when=expression(self.when),
         )
-        self._check(where)
 
-    def _check(self, where: str) -> None:
-        if not self.has_positions:
-            self._check_raw(where)
-        elif not self.update:
-            raise SpecError(where, "at least one update", "none")
+    def _rules(self) -> Iterator[Rule]:
+        fields, process, embeds = self.fields, self.process, self.embeds
+        yield from super()._rules()
+        yield ", item", isinstance(self.item, ItemType), "an item type", repr(self.item)
+        for update in self.update:
+            yield ", update", isinstance(update, Update), _UPDATE, repr(update)
+        yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
+        for key, declared in fields.items():
+            yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
+        if self.has_positions:
+            yield "", self.update, "at least one update", "none"
+        else:
+            yield from self._rules_of_raw()
         if self.positions is not None:
-            self._check_positions(f"{where}, positions")
-        if not self.fields:
-            raise SpecError(where, "at least one field", "none")
-        known = sorted(self.fields)
-        if isinstance(self.process, Identity):
-            self._check_identity(where)
-        if not isinstance(self.process, (Identity, HF)) and not callable(self.process):
-            raise SpecError(where, "hf() or a function for process", repr(self.process))
-        if isinstance(self.process, HF) and (unknown := set(self.process.unpad) - set(self.fields)):
-            raise SpecError(where, f"unpad to name fields among {known}", repr(sorted(unknown)))
-        for name in ("cacheable", "when"):
-            condition = getattr(self, name)
-            if not isinstance(condition, (bool, Expr)):
-                expected = "True, False or a condition"
-                raise SpecError(f"{where}, {name}", expected, repr(condition))
+            yield from self._rules_of_positions(self.positions)
+        yield "", fields, "at least one field", "none"
+        known = sorted(fields)
+        if isinstance(process, Identity):
+            yield from self._rules_of_identity()
+        runs = isinstance(process, (Identity, HF)) or callable(process)
+        yield "", runs, "hf() or a function for process", repr(process)
+        odd = sorted(set(process.unpad) - set(fields)) if isinstance(process, HF) else []
+        yield "", not odd, f"unpad to name fields among {known}", repr(odd)
+        for name, stated in (("cacheable", self.cacheable), ("when", self.when)):
+            is_condition = isinstance(stated, (bool, Expr))
+            yield f", {name}", is_condition, "True, False or a condition", repr(stated)
         for leaf in self.leaves():
-            if leaf.root == "fields" and leaf.keys and leaf.keys[0] not in self.fields:
-                expected = f"a field among {known}"
-                raise SpecError(
-                    f"{where}, {leaf!r}", expected, repr(leaf.keys[0]), "Declare it in fields."
-                )
-        if self.cacheable is True and COUNT in self.leaves():
-            expected = "cacheable to say for which item.count processed items may be kept"
-            raise SpecError(
-                where, expected, "none", "Write cacheable=False, or a condition on item.count."
-            )
-        if self.cacheable is True and INDEX in leaves([self.fields, self.process]):
-            expected = "fields that do not read item.index, since items are cached by their content"
-            remedy = "Read it in the layout, or say by cacheable= when items may be kept."
-            raise SpecError(where, expected, "some that do", remedy)
-        if f"{self.name}_embeds" in self.item.part_names:
-            expected = f"no part named {self.name}_embeds, as which precomputed embeddings come"
-            raise SpecError(where, expected, "one")
-        if self.embeds and f"{self.name}_embeds" in self.fields:
-            expected = f"no field named {self.name}_embeds, which carries precomputed embeddings"
-            raise SpecError(where, expected, "one")
+            if leaf.root == "fields" and leaf.keys:
+                key, remedy = leaf.keys[0], "Declare it in fields."
+                yield f", {leaf!r}", key in fields, f"a field among {known}", repr(key), remedy
+        may_change = self.cacheable is not True
+        expected = "cacheable to say for which item.count processed items may be kept"
+        remedy = "Write cacheable=False, or a condition on item.count."
+        yield "", may_change or COUNT not in self.leaves(), expected, "none", remedy
+        expected = "fields that do not read item.index, since items are cached by their content"
+        remedy = "Read it in the layout, or say by cacheable= when items may be kept."
+        reads_index = INDEX in leaves([fields, process])
+        yield "", may_change or not reads_index, expected, "some that do", remedy
+        taken = f"{self.name}_embeds"
+        expected = f"no part named {taken}, as which precomputed embeddings come"
+        yield "", taken not in self.item.part_names, expected, "one"
+        expected = f"no field named {taken}, which carries precomputed embeddings"
+        yield "", not embeds or taken not in fields, expected, "one"
         for key in self.companions():
-            sent = self.fields[key]
-            if not isinstance(sent, Batched) or sent.hidden or None in (sent.shape, sent.dtype):
-                expected = "a batched field with shape and dtype, which embeddings come with"
-                remedy = "Or give embeds= a layout over item.rows."
-                raise SpecError(f"{where}, fields[{key!r}]", expected, repr(sent), remedy)
-        if self.embeds_layout is self.layout and (
-            dynamic := [leaf for leaf in self.layout.leaves() if leaf.root == "item"]
-        ):
-            expected = f"a layout over item.rows, because the layout depends on {dynamic[0]!r}"
-            raise SpecError(f"{where}, embeds", expected, repr(self.embeds))
-        if isinstance(self.embeds, Field):
-            placing = self.layout.leaves().union(*(update.leaves() for update in self.update))
-            roots = {leaf.root for leaf in placing}
+            sent = fields[key]
+            is_told = isinstance(sent, Batched) and not (
+                sent.hidden or sent.shape is None or sent.dtype is None
+            )
+            expected = "a batched field with shape and dtype, which embeddings come with"
+            remedy = "Or give embeds= a layout over item.rows."
+            yield f", fields[{key!r}]", is_told, expected, repr(sent), remedy
+        for leaf in leaves(self.layout) if self.embeds_layout is self.layout else ():
+            expected = f"a layout over item.rows, because the layout depends on {leaf!r}"
+            yield ", embeds", leaf.root != "item", expected, repr(embeds)
+        if isinstance(embeds, Field):
+            roots = {leaf.root for leaf in leaves([self.layout, self.update])}
             told_by_fields = "fields" in roots and roots.isdisjoint(("item", "function"))
-            if self.embeds != flat(item.rows) or not told_by_fields:
-                expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
-                raise SpecError(f"{where}, embeds", expected, repr(self.embeds))
+            expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
+            holds = embeds == flat(item.rows) and told_by_fields
+            yield ", embeds", holds, expected, repr(embeds)
 
-    def _check_identity(self, where: str) -> None:
-        """Refuse fields that the items, or their parts, cannot be."""
+    def _rules_of_identity(self) -> Iterator[Rule]:
+        """Fields are the items, or their parts."""
         processed = {name: field for name, field in self.fields.items() if not field.is_derived}
         parts = sorted(self.item.part_names)
-        expected_fields = parts or list(processed)[:1]
-        if not self.item.is_field or sorted(processed) != expected_fields:
-            expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
-            got = f"{self.item!r} and fields {sorted(processed)}"
-            raise SpecError(where, f"{expected}, or a process", got)
-        for field in processed.values():
-            if isinstance(field, Shared):
-                expected = "a batched or flat field where there is no process"
-                raise SpecError(where, expected, repr(field))
+        fits = self.item.is_field and sorted(processed) == (parts or list(processed)[:1])
+        expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
+        got = f"{self.item!r} and fields {sorted(processed)}"
+        yield "", fits, f"{expected}, or a process", got
+        expected = "a batched or flat field where there is no process"
+        for declared in processed.values():
+            yield "", not isinstance(declared, Shared), expected, repr(declared)
 
-    def _check_positions(self, where: str) -> None:
-        """Refuse positions that the device cannot compute: it knows the config and the fields that
-        the model receives."""
-        assert self.positions is not None
-        if len(self.positions) not in (3, 4) or not self.has_positions:
-            got = repr(self.positions) if self.has_positions else "an item without positions"
-            raise SpecError(where, "(t, h, w) or (t, h, w, scale)", got)
-        for leaf in leaves(self.positions):
-            hidden = leaf.root == "fields" and leaf.keys and self._is_hidden(leaf.keys[0])
-            if leaf.root not in ("fields", "cfg") or hidden:
-                expected, remedy = "fields that the model gets, and cfg", "Declare a derived field."
-                raise SpecError(where, expected, repr(leaf), remedy)
+    def _rules_of_positions(self, positions: tuple[Any, ...]) -> Iterator[Rule]:
+        """The device computes positions: it knows the config and the fields that the model
+        receives."""
+        form = "(t, h, w) or (t, h, w, scale)"
+        yield ", positions", self.has_positions, form, "an item without positions"
+        yield ", positions", len(positions) in (3, 4), form, repr(positions)
+        hidden = {name for name, field in self.fields.items() if field.hidden}
+        expected, remedy = "fields that the model gets, and cfg", "Declare a derived field."
+        for leaf in leaves(positions):
+            is_sent = leaf.root in ("fields", "cfg") and hidden.isdisjoint(leaf.keys[:1])
+            yield ", positions", is_sent, expected, repr(leaf), remedy
 
-    def _is_hidden(self, name: Any) -> bool:
-        return name in self.fields and self.fields[name].hidden
-
-    def _check_raw(self, where: str) -> None:
-        """Refuse what raw input cannot have: `forward` receives the items of all requests of a
-        batch together, in the order of the requests."""
-        if self.limit != 1:
-            raise SpecError(where, "limit=1 for an item without positions", repr(self.limit))
-        if self.embeds:
-            expected = "no embeds for an item without positions"
-            raise SpecError(where, expected, repr(self.embeds))
+    def _rules_of_raw(self) -> Iterator[Rule]:
+        """For raw input, `forward` receives the items of all requests of a batch together, in the
+        order of the requests."""
+        expected = "limit=1 for an item without positions"
+        yield "", isinstance(self.limit, int) and self.limit == 1, expected, repr(self.limit)
+        yield "", not self.embeds, "no embeds for an item without positions", repr(self.embeds)
+        expected = "batched, flat or constant fields of an item without positions"
         for name, declared in self.fields.items():
-            if isinstance(declared, Shared) and not declared.is_derived:
-                expected = "batched, flat or constant fields of an item without positions"
-                raise SpecError(f"{where}, fields[{name!r}]", expected, repr(declared))
+            is_apart = not isinstance(declared, Shared) or declared.is_derived
+            yield f", fields[{name!r}]", is_apart, expected, repr(declared)
 
     @property
     def has_positions(self) -> bool:
         """Whether an item takes positions in the prompt."""
         return bool(self.update) or self.layout != nothing
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """This modality with some arguments of `Modality` changed, checked like a new one.
-
-        Raises:
-            SpecError: as for `Modality`.
-        """
-        parts = {**dict(self), **(update or {})}
-        return type(self)(parts.pop("name"), **parts)
 
     @property
     def embeds_layout(self) -> Layout | None:
@@ -324,7 +294,7 @@ class Modality(_Declared):
         """The fields that the layout or the positions of precomputed embeddings read, each with
         the item type of one item's part."""
         layout = self.embeds_layout
-        known = () if layout is None else layout.leaves() | leaves(self.positions)
+        known = () if layout is None else leaves([layout, self.positions])
         read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
         return {
             name: Tensor(field.shape or (), field.dtype or "float32")
@@ -334,21 +304,22 @@ class Modality(_Declared):
 
     def leaves(self) -> frozenset[Leaf]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
-        return leaves(dict(self))
+        return leaves(self)
 
     def __repr__(self) -> str:
-        parts = dict(self)
-        name = parts.pop("name")
-        parts["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
+        stated = self._stated()
+        name = stated.pop("name")
+        stated["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
         if not self.has_positions:
-            del parts["layout"], parts["update"]
-            parts["tokens"] = 0
+            del stated["layout"], stated["update"]
+            stated["tokens"] = 0
         if isinstance(self.process, Identity):
-            del parts["process"]
-        options = [f"{key}={part!r}" for key, part in parts.items()]
+            del stated["process"]
+        options = [f"{key}={part!r}" for key, part in stated.items()]
         return f"Modality({', '.join([repr(name), *options])})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Declaration(_Declared):
     """The declaration of a `ModelSpec`.
 
@@ -370,75 +341,54 @@ class Declaration(_Declared):
 
     name: str
     modalities: tuple[Modality, ...]
-    prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
-    decoder_prompt: InstanceOf[EndingWith] | InstanceOf[Layout] | None = None
-    tokenization_kwargs: Mapping[str, Any] = {}
-    merges: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
-    outputs: tuple[InstanceOf[Output], ...] = ()
-    _module: str = PrivateAttr(default="__main__")
+    prompt: EndingWith | Layout | None = None
+    decoder_prompt: EndingWith | Layout | None = None
+    tokenization_kwargs: Mapping[str, Any] = _UNSTATED
+    merges: str | None = None
+    outputs: tuple[Output, ...] = ()
 
-    def __init__(
-        self,
-        name: str,
-        *modalities: Modality,
-        prompt: Rewrite | None = None,
-        decoder_prompt: Rewrite | LayoutLike | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        merges: str | None = None,
-        outputs: Sequence[Output] = (),
-    ) -> None:
-        """Declare a model.
+    _module: ClassVar[str] = "__main__"
+    """The module that declares the spec."""
 
-        Raises:
-            SpecError: no modality, or two that share a name or a field name; or two outputs that
-                share a name.
-        """
-        where = f"spec {name!r}"
-        for modality in modalities:
-            if not isinstance(modality, Modality):
-                got = f"a {type(modality).__name__}"
-                raise SpecError(where, "modalities, each as an argument of its own", got)
-        prompts = {"prompt": prompt, "decoder_prompt": decoder_prompt}
-        rewrites = {key: _rewrite(value) for key, value in prompts.items() if value is not None}
-        options = dict(tokenization_kwargs or {})
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_module", calling_module())
         self._declare(
-            where,
-            name=name,
-            modalities=modalities,
-            tokenization_kwargs=options,
-            merges=merges,
-            outputs=tuple(outputs),
-            **rewrites,
+            f"spec {self.name!r}",
+            prompt=_rewrite(self.prompt),
+            decoder_prompt=_rewrite(self.decoder_prompt),
+            tokenization_kwargs=dict(self.tokenization_kwargs or {}),
+            outputs=tuple(self.outputs),
         )
-        self._module = calling_module()
-        if not modalities:
-            raise SpecError(where, "at least one modality", "none")
-        if self.is_raw and (len(modalities) > 1 or rewrites or outputs):
-            got = ", ".join([*(m.name for m in modalities), *(o.name for o in outputs), *rewrites])
-            expected = "nothing beside a modality without positions, whose fields take up forward"
-            raise SpecError(where, expected, got)
+
+    def _rules(self) -> Iterator[Rule]:
+        modalities, outputs, merges = self.modalities, self.outputs, self.merges
+        for one in modalities:
+            expected = "modalities, each as an argument of its own"
+            yield "", isinstance(one, Modality), expected, f"a {type(one).__name__}"
+        yield from super()._rules()
+        for output in outputs:
+            yield ", outputs", isinstance(output, Output), "outputs", repr(output)
+        is_character = isinstance(merges, str) and len(merges) == 1
+        yield ", merges", merges is None or is_character, "one character", repr(merges)
+        yield "", modalities, "at least one modality", "none"
+        rewrites = [key for key in ("prompt", "decoder_prompt") if getattr(self, key) is not None]
+        names, written = [m.name for m in modalities], [output.name for output in outputs]
+        is_alone = len(modalities) == 1 and not written and not rewrites
+        expected = "nothing beside a modality without positions, whose fields take up forward"
+        got = ", ".join([*names, *written, *rewrites])
+        yield "", not self.is_raw or is_alone, expected, got
         arguments = sorted({f"{m.item.media}s" if m.item.media else m.name for m in modalities})
-        for modality in modalities:
-            inputs = modality.process.inputs if isinstance(modality.process, HF) else {}
-            if unknown := sorted(set(inputs).difference(arguments)):
-                at = f"{where}, {modality.name}: hf(inputs=...)"
-                raise SpecError(at, f"arguments among {arguments}", repr(unknown))
+        for m in modalities:
+            inputs = m.process.inputs if isinstance(m.process, HF) else {}
+            odd = sorted(set(inputs).difference(arguments))
+            at = f", {m.name}: hf(inputs=...)"
+            yield at, not odd, f"arguments among {arguments}", repr(odd)
         # the model receives fields by name, so a name must tell the modality
-        fields = [
-            key
-            for m in modalities
-            for key in (
-                *(key for key, field in m.fields.items() if not field.hidden),
-                *([f"{m.name}_embeds"] if m.embeds else []),
-            )
-        ]
-        for kind, names in (
-            ("modality", [m.name for m in modalities]),
-            ("field", fields),
-            ("output", [output.name for output in outputs]),
-        ):
-            if twice := [key for key, count in Counter(names).items() if count > 1]:
-                raise SpecError(where, f"one {kind} named {twice[0]!r}", "several")
+        sent = [key for m in modalities for key, field in m.fields.items() if not field.hidden]
+        sent += [f"{m.name}_embeds" for m in modalities if m.embeds]
+        for kind, taken in (("modality", names), ("field", sent), ("output", written)):
+            for key, count in Counter(taken).items():
+                yield "", count == 1, f"one {kind} named {key!r}", "several"
 
     @property
     def is_raw(self) -> bool:
@@ -454,29 +404,15 @@ class Declaration(_Declared):
         return {modality.name: modality for modality in self.modalities}[name]
 
     def __repr__(self) -> str:
-        prompts = [
-            f"{key}={source(v)}"
-            for key in ("prompt", "decoder_prompt")
-            if (v := getattr(self, key)) is not None
-        ]
-        if self.tokenization_kwargs:
-            prompts.append(f"tokenization_kwargs={self.tokenization_kwargs!r}")
-        if self.merges is not None:
-            prompts.append(f"merges={self.merges!r}")
-        if self.outputs:
-            prompts.append(f"outputs={list(self.outputs)!r}")
-        parts = [repr(self.name), *map(repr, self.modalities), *prompts]
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """This spec with some arguments of `ModelSpec` changed, checked like a new one.
-
-        Raises:
-            SpecError: as for `ModelSpec`.
-        """
-        parts = {**dict(self), **(update or {})}
-        return type(self)(parts.pop("name"), *parts.pop("modalities"), **parts)
+        stated = self._stated()
+        options = [repr(stated.pop("name")), *map(repr, stated.pop("modalities"))]
+        for key, part in stated.items():
+            if part:
+                part = list(part) if key == "outputs" else part
+                text = source(part) if isinstance(part, Layout) else repr(part)
+                options.append(f"{key}={text}")
+        return f"{type(self).__name__}({', '.join(options)})"
 
 
-def _rewrite(value: Any) -> EndingWith | Layout:
-    return value if isinstance(value, EndingWith) else as_layout(value)
+def _rewrite(value: Any) -> EndingWith | Layout | None:
+    return value if value is None or isinstance(value, EndingWith) else as_layout(value)

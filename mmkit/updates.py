@@ -9,9 +9,9 @@ again; see `mmkit.placement`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from .errors import SpecError
 from .expr import Leaf, Scope, Structural
@@ -146,6 +146,10 @@ class EndingWith(Structural):
 
     def __repr__(self) -> str:
         return f"ending_with({source(self.ids)})"
+
+
+Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
+"""How a spec rewrites a caller's prompt."""
 
 
 def ending_with(ids: LayoutLike) -> EndingWith:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 from .errors import SpecError
 
@@ -60,14 +60,9 @@ class Vocabulary:
     def ordinary(self, token: int) -> str | None:
         """The text of an id that an ordinary text may have; None for a special or an added token,
         a reserved one (``<unused1>``), and an id without a token."""
-        if token in self.special or token not in self._texts:
-            return None
-        text = self._texts[token]
-        return None if _RESERVED.fullmatch(text) else text
-
-    @cached_property
-    def _texts(self) -> dict[int, str]:
-        return {token: text for text, token in self._ids.items()}
+        texts = (text for text, known in self._ids.items() if known == token)
+        text = None if token in self.special else next(texts, None)
+        return None if text is None or _RESERVED.fullmatch(text) else text
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
@@ -75,48 +70,37 @@ class Vocabulary:
         Raises:
             SpecError: the vocabulary lacks it.
         """
-        if isinstance(token, tuple):
-            template, *values = token
-            token = template.format(*values)
-        if not isinstance(token, str):
-            raise SpecError(
-                f"tok[{token!r}]",
-                "the text of one token",
-                type(token).__name__,
-                "Use an id as it is.",
-            )
-        try:
-            return self._ids[token]
-        except KeyError:
-            near = difflib.get_close_matches(token, self._ids, n=3)
-            hint = f" Near: {', '.join(map(repr, near))}." if near else ""
-            raise SpecError(
-                f"tok[{token!r}]: expected a token of the vocabulary, got a text that is "
-                f"none.{hint} "
-                f"Use tok.text({token!r}) for a text that the tokenizer splits."
-            ) from None
+        text = _filled(*token) if isinstance(token, tuple) else token
+        if not isinstance(text, str):
+            expected, got = "the text of one token", type(text).__name__
+            raise SpecError(f"tok[{text!r}]", expected, got, "Use an id as it is.")
+        if text in self._ids:
+            return self._ids[text]
+        near = difflib.get_close_matches(text, self._ids, n=3)
+        hint = f" Near: {', '.join(map(repr, near))}." if near else ""
+        raise SpecError(
+            f"tok[{text!r}]: expected a token of the vocabulary, got a text that is none.{hint} "
+            f"Use tok.text({text!r}) for a text that the tokenizer splits."
+        )
 
     def has(self, token: str, *values: Any) -> bool:
         """Whether the vocabulary has this token."""
-        return (token.format(*values) if values else token) in self._ids
+        return _filled(token, *values) in self._ids
 
     def text(self, text: str, *values: Any) -> list[int]:
         """The ids of a text, encoded without special tokens."""
-        if values:
-            text = text.format(*values)
+        text = _filled(text, *values)
         # prompts are not worth keeping
         encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__
         return list(encode(text))
 
-    def __contains__(self, token: str) -> NoReturn:
-        raise SpecError(f"{token!r} in tok", f"tok.has({token!r})", "in")
-
-    def __call__(self, text: str) -> NoReturn:
-        raise SpecError(f"tok({text!r})", f"tok.text({text!r}) or tok[{text!r}]", "a call")
-
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _filled(text: str, *values: Any) -> str:
+    return text.format(*values) if values else text
 
 
 def of_text_config(config: Any, name: str) -> Any:
@@ -131,9 +115,8 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     Raises:
         SpecError: the config does not state it, and there is no default.
     """
-    size = of_text_config(config, "vocab_size")
-    if size is None:
-        size = default
+    stated = of_text_config(config, "vocab_size")
+    size = default if stated is None else stated
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
     if size > sys.maxunicode + 1:  # ids are sought as characters

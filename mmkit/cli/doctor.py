@@ -135,7 +135,6 @@ def _versions(environment: Environment) -> Iterator[Finding]:
     missing = [
         Finding(DISTRIBUTION, "problem", imported, "pip install -e . in its directory."),
         Finding("torch", "problem", absent, "pip install torch"),
-        Finding("pydantic", "problem", absent, "pip install pydantic"),
         Finding("transformers", "warning", absent, "pip install transformers"),
     ]
     for finding in missing:

@@ -12,7 +12,7 @@ from typing import Any
 from ..bound.modality import BoundModality
 from ..bound.output import BoundOutput
 from ..errors import MmkitError
-from ..expr import STATIC, Expr, Node, Root, Scope, Token, evaluate, fold, leaves, same
+from ..expr import STATIC, Expr, Node, Scope, evaluate, fold, is_op, leaves, parts, same
 from ..field import Field
 from ..items import ItemType, shape_text
 from ..items.record import Record
@@ -32,13 +32,6 @@ class Part:
     name: str
     formula: str
     value: str = ""
-
-
-class _Named(Expr):
-    _text: str
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 class _NamedLayout(Layout):
@@ -65,7 +58,7 @@ class Names:
         """The variables of the module that declares a spec."""
         variables = getattr(sys.modules.get(spec._module), "__dict__", {})
         nodes = {name: value for name, value in variables.items() if isinstance(value, Node)}
-        imported = {n for n, node in nodes.items() if isinstance(node, Root) or same(node, nothing)}
+        imported = {n for n, node in nodes.items() if is_op(node, "root") or same(node, nothing)}
         return cls({name: node for name, node in nodes.items() if name not in imported})
 
     def bound(self, scope: Scope) -> Names:
@@ -89,7 +82,8 @@ class Names:
         for name, value in self.known.items():
             if name != but and type(part) is type(value) and same(part, value):
                 self.used[name] = None
-                return _NamedLayout(name) if isinstance(part, Layout) else _Named(name)
+                is_layout = isinstance(part, Layout)
+                return _NamedLayout(name) if is_layout else Expr("root", (name,))
         if isinstance(part, Node):
             return part._changed(self._in)
         if isinstance(part, (list, tuple)):
@@ -252,9 +246,9 @@ def _tokens(modality: Modality) -> list[Expr]:
     tokens: dict[str, Expr] = {}
 
     def visit(part: Any) -> None:
-        if isinstance(part, Token) and _is_known(part):
+        if is_op(part, "tok[]") and _is_known(part):
             tokens[repr(part)] = part
-        for inner in part._parts() if isinstance(part, Node) else ():
+        for inner in parts(part):
             visit(inner)
 
     for part in (modality.layout, *(update.target for update in modality.update)):

@@ -168,12 +168,8 @@ class ItemType(Structural):
         if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
             stated = " and ".join(["a count", *self.dummy_sizes])
             got = " and ".join(f"{name}={size}" for name, size in unknown.items())
-            raise InputError(
-                f"{where}, limit_mm_per_prompt",
-                stated,
-                got,
-                "State other sizes as largest in the spec.",
-            )
+            remedy = "State other sizes as largest in the spec."
+            raise InputError(f"{where}, limit_mm_per_prompt", stated, got, remedy)
         most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
         largest = tuple(tuple(map(min, row, most)) for row in self.largest)
         return replace(self, largest=largest)  # type: ignore[type-var]
@@ -248,15 +244,13 @@ def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple
     """One shape, or several, of `width` sizes each."""
     value = _known(value, scope, where)
     several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
-    sizes = []
-    for row in value if several else [value]:
-        sizes.append(
-            tuple(
-                _known(v, scope, where) for v in (row if isinstance(row, (list, tuple)) else [row])
-            )
-        )
-        if len(sizes[-1]) != width or not all(_is_whole(v, 1) for v in sizes[-1]):
-            raise SpecError(where, f"{width} whole number(s) >= 1", repr(sizes[-1]))
+    rows = [
+        row if isinstance(row, (list, tuple)) else [row] for row in (value if several else [value])
+    ]
+    sizes = [tuple(_known(size, scope, where) for size in row) for row in rows]
+    for row in sizes:
+        if len(row) != width or not all(_is_whole(size, 1) for size in row):
+            raise SpecError(where, f"{width} whole number(s) >= 1", repr(row))
     return tuple(sizes)
 
 
@@ -267,11 +261,9 @@ def shape_text(shape: Sequence[Any]) -> str:
 
 def map_size(function: Callable[[Any], Any], size: Any) -> Any:
     """A function applied to a size; for `between`, to both ends."""
-    return (
-        Between(function(size.least), function(size.most))
-        if isinstance(size, Between)
-        else function(size)
-    )
+    if isinstance(size, Between):
+        return Between(function(size.least), function(size.most))
+    return function(size)
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
@@ -280,6 +272,6 @@ def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
 
 
 def _fits(size: int, allowed: Any) -> bool:
-    return bool(
-        allowed.least <= size <= allowed.most if isinstance(allowed, Between) else size == allowed
-    )
+    if isinstance(allowed, Between):
+        return bool(allowed.least <= size <= allowed.most)
+    return bool(size == allowed)

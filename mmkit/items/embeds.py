@@ -48,10 +48,8 @@ def embeddings(
         return embedding_rows(data[field], hidden_size, where)
     if not kind.media:
         return None
-    remedy = (
-        f'Send embeddings as {{"{field}": ...}}, and pixels as uint8, or as an array or tensor in '
-        "a list."
-    )
+    form = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8'
+    remedy = f"{form}, or as an array or tensor in a list."
     if _is_floating(data, 3):
         return embedding_rows(data, hidden_size, where, remedy)
     if not isinstance(data, (list, tuple)):
@@ -78,8 +76,9 @@ def embedding_rows(
         InputError: they are something else, or do not fit the model, or are not finite.
     """
     rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
-    if not isinstance(rows, (list, tuple, torch.Tensor)) or not len(rows):
-        got = "none" if isinstance(rows, (list, tuple, torch.Tensor)) else type(data).__name__
+    several = isinstance(rows, (list, tuple, torch.Tensor))
+    if not several or not len(rows):
+        got = "none" if several else type(data).__name__
         raise InputError(where, "at least one (rows, hidden_size) tensor", got)
     for i, item in enumerate(rows):
         at = f"{where}[{i}]"

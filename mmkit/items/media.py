@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,7 +16,7 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, evaluate, expression, plain
 from .base import Between, ItemType, Sizes, bound_sizes, fits, is_number, positive
-from .values import ARRAYS, SCALARS, as_array, check_finite, described, strided
+from .values import ARRAYS, SCALARS, as_array, check_finite, described, dtype_name, strided
 
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture was held."""
@@ -30,18 +30,14 @@ class _Media(ItemType):
     """An item of one of vLLM's own modalities, whose sizes may have bounds."""
 
     largest: Any
+    least: Any = field(default=None, kw_only=True)
+    most: Any = field(default=None, kw_only=True)
 
     noun: ClassVar[str]
     """A short description of an item, without its sizes."""
 
     sizes_form: ClassVar[str]
     """The template of sizes in messages."""
-
-    if TYPE_CHECKING:
-        least: Any
-        most: Any
-
-    aspect = None
 
     def bind(self, scope: Scope) -> Self:
         name, count = type(self).__name__, len(self.dummy_sizes)
@@ -51,11 +47,8 @@ class _Media(ItemType):
             least=_bound_end(self.least, scope, count, f"{name}.least"),
             most=_bound_end(self.most, scope, count, f"{name}.most"),
         )
-        if self.aspect is not None:
-            aspect = positive(self.aspect, scope, f"{name}.aspect")
-            bound = replace(bound, aspect=aspect)
         for sizes in bound.largest:
-            if not bound.takes(sizes):
+            if not fits(sizes, bound.bounds()):
                 raise SpecError(f"{name}.largest", bound.expected, bound._told(sizes))
         return bound
 
@@ -63,16 +56,14 @@ class _Media(ItemType):
     def expected(self) -> str:
         ends = [f"at least {self._told(self.least)}"] if self.least else []
         ends += [f"at most {self._told(self.most)}"] if self.most else []
-        within = f" of {' and '.join(ends)}" if ends else ""
-        apart = f", no side over {self.aspect:g} times the other" if self.aspect else ""
-        return f"{self.noun}{within}{apart}"
+        return f"{self.noun} of {' and '.join(ends)}" if ends else self.noun
 
     def _told(self, sizes: Sequence[int]) -> str:
         return self.sizes_form.format(*sizes)
 
     def canonical(self, value: object, where: str) -> Any:
         item = self._form(value, where)
-        if (self.least or self.most or self.aspect) and not self.takes(self._sizes(item)):
+        if (self.least or self.most) and not fits(self._sizes(item), self.bounds()):
             raise InputError(where, self.expected, self._told(self._sizes(item)))
         return item
 
@@ -90,34 +81,17 @@ class _Media(ItemType):
         least, most = self.least or [1] * count, self.most or [math.inf] * count
         return list(map(Between, least, most))
 
-    def takes(self, sizes: Sequence[int]) -> bool:
-        """Whether sizes are within the bounds."""
-        is_narrow = self.aspect and max(sizes[-2:]) > self.aspect * min(sizes[-2:])
-        return fits(sizes, self.bounds()) and not is_narrow
-
     def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The sizes within the bounds that are nearest to the given ones."""
-        bounds = self.bounds()
-        made = [
-            min(max(size, bound.least), bound.most)
-            for size, bound in zip(sizes, bounds, strict=True)
-        ]
-        if self.aspect:
-            short, long = sorted((-2, -1), key=made.__getitem__)
-            wanted = max(made[short], math.ceil(made[long] / self.aspect))
-            made[short] = min(wanted, bounds[short].most)
-            made[long] = min(made[long], math.floor(made[short] * self.aspect))
-        return tuple(made)
+        pairs = zip(sizes, self.bounds(), strict=True)
+        return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
 
-    def within(self, sizes: Mapping[str, int], where: str) -> Self:
+    def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         smaller = super().within(sizes, where)
-        stated = [sizes.get(name, math.inf) for name in self.dummy_sizes]
-        most = [min(size, bound.most) for size, bound in zip(stated, self.bounds(), strict=True)]
-        largest = tuple(map(replace(self, most=most).nearest, smaller.largest))
-        for row in largest:
-            if not self.takes(row):
+        for row in smaller.largest:
+            if not fits(row, self.bounds()):
                 raise InputError(f"{where}, limit_mm_per_prompt", self.expected, self._told(row))
-        return replace(self, largest=largest)
+        return smaller
 
     def small(self) -> list[Any]:
         return [self.blank(*sizes) for sizes in dict.fromkeys(map(self.nearest, self.small_sizes))]
@@ -144,7 +118,6 @@ class Image(_Media):
             of several.
         least: (width, height) of the smallest accepted image; one number for both sides.
         most: (width, height) of the largest accepted image, likewise; None for any.
-        aspect: the most that the long side may be, in short sides.
         arrays: accept other arrays. None, the default, accepts them for `hf()` and refuses them for
             a function of the spec, which then receives PIL images alone.
 
@@ -152,9 +125,6 @@ class Image(_Media):
     """
 
     arrays: bool | None = None
-    least: Any = None
-    most: Any = None
-    aspect: Any = None
 
     if TYPE_CHECKING:
 
@@ -162,9 +132,9 @@ class Image(_Media):
             self,
             largest: Sizes,
             arrays: bool | None = None,
+            *,
             least: Count | Sizes | None = None,
             most: Count | Sizes | None = None,
-            aspect: Expr | float | None = None,
         ) -> None: ...
 
     noun = "an image"
@@ -195,14 +165,11 @@ class Image(_Media):
             value = media = strided(media, where, expected)
         if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
             pixels = np.asarray(media)
-            last = (
-                pixels
-                if pixels.shape[-1] == 3
-                else np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-            )
-            return _pil().fromarray(last, "RGB")
+            if pixels.shape[-1] != 3:
+                pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+            return _pil().fromarray(pixels, "RGB")
         if self.arrays is False:
-            got = f"{str(media.dtype).removeprefix('torch.')} values of shape {tuple(media.shape)}"
+            got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
             remedy = "Convert it to uint8 values from 0 to 255."
             if media.dtype in (np.uint8, torch.uint8):
                 remedy = "Send three channels."
@@ -238,15 +205,11 @@ class Video(_Media):
         metadata: the model needs the metadata of every video.
         least: (frames, width, height) of the smallest accepted video.
         most: (frames, width, height) of the largest accepted video; None for any.
-        aspect: the most that the long side may be, in short sides.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
     """
 
     metadata: bool = False
-    least: Any = None
-    most: Any = None
-    aspect: Any = None
 
     if TYPE_CHECKING:
 
@@ -254,9 +217,9 @@ class Video(_Media):
             self,
             largest: Sizes,
             metadata: bool = False,
+            *,
             least: Sizes | None = None,
             most: Sizes | None = None,
-            aspect: Expr | float | None = None,
         ) -> None: ...
 
     sizes_form = "{} frame(s) of {} x {} pixels"
@@ -297,9 +260,8 @@ class Video(_Media):
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         frames, width, height = self._sizes(value)
         _, metadata = _video_parts(value)
-        return SimpleNamespace(
-            index=index, frames=frames, width=width, height=height, metadata=metadata
-        )
+        sizes = {"frames": frames, "width": width, "height": height}
+        return SimpleNamespace(index=index, **sizes, metadata=metadata)
 
     def varied(self) -> list[Any]:
         frames, width, height = self.largest[0]
@@ -309,13 +271,8 @@ class Video(_Media):
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
         video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
-        numbers = list(range(frames))
-        metadata = {
-            "fps": 1.0,
-            "duration": float(frames),
-            "total_num_frames": frames,
-            "frames_indices": numbers,
-        }
+        metadata: dict[str, Any] = {"fps": 1.0, "duration": float(frames)}
+        metadata |= {"total_num_frames": frames, "frames_indices": list(range(frames))}
         return (video, metadata) if self.metadata else video
 
 
@@ -338,8 +295,6 @@ class Audio(_Media):
     """
 
     rate: Any = None
-    least: Any = None
-    most: Any = None
 
     if TYPE_CHECKING:
 
@@ -347,6 +302,7 @@ class Audio(_Media):
             self,
             largest: Count | Sizes,
             rate: Expr | float | None = None,
+            *,
             least: Count | None = None,
             most: Count | None = None,
         ) -> None: ...
@@ -385,13 +341,8 @@ class Audio(_Media):
         self, samples: np.ndarray[Any, Any], rate: float, where: str
     ) -> np.ndarray[Any, Any]:
         if self.rate is None:
-            got = f"{rate:g} Hz"
-            raise InputError(
-                where,
-                "samples alone, since the spec states no sampling rate",
-                got,
-                "Send the array.",
-            )
+            expected = "samples alone, since the spec states no sampling rate"
+            raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
         before, after = round(rate), round(self.rate)
         if before == after:
             return samples
@@ -400,9 +351,8 @@ class Audio(_Media):
         # a few samples of a low rate must not become gigabytes
         if length > max(len(samples), most):
             got = f"{length} of them from {len(samples)} at {rate:g} Hz"
-            raise InputError(
-                where, f"at most {most} samples at {self.rate:g} Hz", got, "Send less."
-            )
+            expected = f"at most {most} samples at {self.rate:g} Hz"
+            raise InputError(where, expected, got, "Send less.")
         return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
 
     def _sizes(self, item: Any) -> Sequence[int]:
@@ -451,10 +401,11 @@ def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: st
 
         common = math.gcd(before, after)
         return resample_poly(samples, after // common, before // common)
-    remedy = "Resample it first, or install soxr."
-    raise InputError(
-        where, f"audio at {after} Hz", f"{before} Hz, and no library that resamples", remedy
+    got, remedy = (
+        f"{before} Hz, and no library that resamples",
+        "Resample it first, or install soxr.",
     )
+    raise InputError(where, f"audio at {after} Hz", got, remedy)
 
 
 def _is_frame(value: Any) -> bool:
@@ -469,18 +420,15 @@ def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, 
 
 
 def _holds_pixels(shape: Sequence[int], rank: int) -> bool:
-    return (
-        len(shape) == rank and 0 not in shape and not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
-    )
+    if len(shape) != rank or 0 in shape:
+        return False
+    return not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
 
 
 def _is_pair(value: Any) -> bool:
     """Whether a value is (frames, metadata)."""
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and (value[1] is None or isinstance(value[1], Mapping))
-    )
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return is_pair and (value[1] is None or isinstance(value[1], Mapping))
 
 
 def _video_parts(value: Any) -> tuple[Any, Any]:

@@ -69,10 +69,8 @@ class Record(ItemType):
         return frozenset(name for name, known in roots.items() if known & {"item", "function"})
 
     def bind(self, scope: Scope) -> Record:
-        parts: dict[str, Any] = {
-            name: part if name in self._following else _bound(name, part, scope)
-            for name, part in self.parts.items()
-        }
+        parts = dict(self.parts)
+        parts |= {n: _bound(n, parts[n], scope) for n in parts if n not in self._following}
         bound = self._of(parts, scope)
         bound.candidates()  # a size that does not follow from the parts before it is refused here
         return bound
@@ -84,9 +82,8 @@ class Record(ItemType):
         return record
 
     def for_function(self) -> Record:
-        return self._of(
-            {name: part.for_function() for name, part in self.parts.items()}, self._scope
-        )
+        parts = {name: part.for_function() for name, part in self.parts.items()}
+        return self._of(parts, self._scope)
 
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
         """The bound item type of a part, given the canonical parts before it."""
@@ -160,11 +157,8 @@ class Record(ItemType):
         """The records of all combinations of some instances of their parts."""
         records: list[dict[str, Any]] = [{}]
         for name in self.parts:
-            records = [
-                {**record, name: value}
-                for record in records
-                for value in of(self.part(name, record))
-            ]
+            pairs = [(known, own) for known in records for own in of(self.part(name, known))]
+            records = [{**known, name: own} for known, own in pairs]
         return records
 
     def schema(self) -> dict[str, Any]:

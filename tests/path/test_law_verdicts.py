@@ -151,8 +151,8 @@ UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
 @pytest.mark.parametrize(
     "kind",
     [
-        Image(largest=(448, 448), least=28, most=(600, 500), aspect=20),
-        Video(largest=(4, 28, 28), least=(2, 14, 14), most=(16, 56, 56), aspect=3),
+        Image(largest=(448, 448), least=28, most=(600, 500)),
+        Video(largest=(4, 28, 28), least=(2, 14, 14), most=(16, 56, 56)),
         Audio(largest=1600, least=400, most=3200, rate=16000),
     ],
 )

@@ -261,7 +261,7 @@ def test_python_decides_nothing(expr):
             other - expr
     with pytest.raises((AttributeError, TypeError)):
         expr.x = 1
-    for probed in ("__deepcopy__", "_repr_html_", "__array__"):  # by pickle, copy, pydantic and IPython
+    for probed in ("__deepcopy__", "_repr_html_", "__array__"):  # by pickle, copy and IPython
         assert not hasattr(expr, probed)
 
 
