@@ -165,15 +165,15 @@ def kwargs_item(
         rows: the number of its encoder rows, where the model compares it.
     """
     forms = vllm_fields(modality, rows is not None)
-    item = MultiModalKwargsItem()
     if rows is not None and (key := rows_field(modality.name)) in forms:
         fields = {**fields, key: torch.tensor(rows)}
-    item.data = {
-        key: _element(modality.name, key, packed(fields[key]), form)
-        for key, form in forms.items()
-        if key in fields
-    }
-    return item
+    return MultiModalKwargsItem(
+        {
+            key: _element(modality.name, key, packed(fields[key]), form)
+            for key, form in forms.items()
+            if key in fields
+        }
+    )
 
 
 def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldElem:

@@ -122,12 +122,6 @@ class CommonInfo(BaseProcessingInfo):
         takes_embeds = config.get_multimodal_config().enable_mm_embeds
         return Parser(self.plan, embeds_size(config) if takes_embeds else None)
 
-    def check_count(self, modality: str, count: int) -> None:
-        """Refuse a modality that the model lacks, and more items than it takes."""
-        self.plan.check_names([modality])
-        intake = self.plan.modalities[modality].intake
-        intake.check_count(count, self.allowed_mm_limits[modality])
-
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {name: modality.limit for name, modality in self.plan.modalities.items()}

@@ -76,7 +76,10 @@ class ProcessingInfo(CommonInfo):
 
         @override
         def validate_num_items(self, modality: str, num_items: int) -> None:
-            self.check_count(modality, num_items)
+            self.plan.check_names([modality])
+            self.plan.modalities[modality].intake.check_count(
+                num_items, self.allowed_mm_limits[modality]
+            )
 
     if _GUARDS_PROMPTS:
 
@@ -163,7 +166,8 @@ class Processor(CommonProcessor):
 
         @override
         def validate_num_items(self, modality: str, num_items: int) -> None:
-            self.info.check_count(modality, num_items)
+            intake = self.plan.modalities[modality].intake
+            intake.check_count(num_items, self.allowed_mm_limits[modality])
 
     if _ADDS_TRUNCATION:
 

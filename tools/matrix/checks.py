@@ -71,11 +71,6 @@ EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
         "5.19",
         "the processor up to transformers 5.10 adds tokens around audio",
     ),
-    "llava_onevision, L9": (
-        "vllm",
-        "0.19",
-        "vLLM up to 0.18 refuses None as a video with an AssertionError",
-    ),
     "ultravox, L4": (
         "vllm",
         "0.17",
