@@ -217,7 +217,7 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     taken = sent.items.taken()
     parts = processor._process(taken, kwargs)
     modalities = processor._configured(kwargs).modalities
-    counts = {name: own.count for name, own in taken.items()}
+    counts = {name: own.total for name, own in taken.items()}
 
     def call() -> Any:
         entries = {}

@@ -49,6 +49,50 @@ class Alternative:
         return self.target if isinstance(self.update, Replace) else tuple(self.placeholder.ids)
 
 
+class Alternatives(tuple[Alternative, ...]):
+    """The alternatives of one item, in order of preference. Items of one geometry share them, and
+    what a search for them needs is computed once."""
+
+    @cached_property
+    def begins(self) -> frozenset[int]:
+        """The ids of which none may be left over in a prompt: those with which targets begin, and
+        placeholder ids."""
+        targets = {one.target[0] for one in self if isinstance(one.update, Replace)}
+        return frozenset(targets).union(*(one.placeholder.embed_ids for one in self))
+
+    @cached_property
+    def _known(self) -> dict[Any, list[Sought]]:
+        return {}
+
+    def sought(self, reading: Reading, runs: Runs) -> list[Sought]:
+        """The ids that stand for the item under a reading of the prompt."""
+        key = reading, id(runs)
+        if key not in self._known:
+            self._known[key] = [one for one in self._sought(reading, runs) if one.text]
+        return self._known[key]
+
+    def _sought(self, reading: Reading, runs: Runs) -> Iterator[Sought]:
+        for one in self:
+            if reading != "targets" or isinstance(one.update, AlreadyExpanded):
+                yield Sought(runs.core(one.placeholder), one, is_layout=True)
+            if reading != "layouts" and isinstance(one.update, Replace):
+                yield Sought(one.target_text, one, is_layout=False)
+
+
+class Sought(NamedTuple):
+    """Ids that are searched in a prompt.
+
+    Attributes:
+        text: the ids as a string.
+        one: the alternative that they stand for.
+        is_layout: whether they are its layout, and not its target.
+    """
+
+    text: str
+    one: Alternative
+    is_layout: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The place of an item's layout in a prompt.
@@ -86,8 +130,8 @@ class NotFound(InputError):
     """An item's target is not in the prompt."""
 
 
-Items: TypeAlias = Mapping[str, Sequence[Sequence[Alternative]]]
-"""Per modality and item, the alternatives, in order of preference."""
+Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
+"""The alternatives by modality and item."""
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
 READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
@@ -156,9 +200,10 @@ def may_be_split(items: Items) -> bool:
     return any(isinstance(one.update, Replace) and len(one.target) > 1 for one in known)
 
 
-def _distinct(items: Sequence[Sequence[Alternative]]) -> Collection[Alternative]:
+def _distinct(items: Sequence[Alternatives]) -> list[Alternative]:
     """The alternatives of some items, each once: most items share them."""
-    return {id(one): one for alternatives in items for one in alternatives}.values()
+    known = {id(alternatives): alternatives for alternatives in items}
+    return [one for alternatives in known.values() for one in alternatives]
 
 
 def place_in_text(
@@ -192,7 +237,7 @@ def place_in_text(
         id(one): in_text(one) for of_modality in items.values() for one in _distinct(of_modality)
     }
     texts = {
-        name: [[known[id(one)] for one in alternatives] for alternatives in of_modality]
+        name: [Alternatives(known[id(one)] for one in own) for own in of_modality]
         for name, of_modality in items.items()
     }
     reserved_texts = {characters(target): name for target, name in reserved.items()}
@@ -225,9 +270,6 @@ class _Match(NamedTuple):
 
 _Item: TypeAlias = tuple[_Match, str, int]
 """A match, and the modality and the index of its item."""
-
-_Sought: TypeAlias = tuple[str, Alternative, bool]
-"""Ids as a string, the alternative, and whether they are its layout."""
 
 
 @dataclass
@@ -295,8 +337,6 @@ class _Pass:
     reserved: Mapping[Target, str]
     reading: Reading
     runs: Runs
-    _sought: dict[int, list[_Sought]] = field(default_factory=dict)
-    """The ids sought for each list of alternatives; most items share theirs."""
 
     def run(self) -> tuple[list[int], list[Placement]]:
         matches = self._matches()
@@ -355,8 +395,9 @@ class _Pass:
                     if match is None:
                         raise _Unfit(self._not_found, modality, index)
                     nearest[modality] = match
-            # min keeps the first of equals
-            modality = min(searching, key=lambda m: nearest[m].begin)
+            modality = next(iter(nearest))
+            if len(nearest) > 1:  # the first of equals
+                modality = min(searching, key=lambda m: nearest[m].begin)
             match = nearest.pop(modality)
             if match.standing is not None:
                 self._check_alone(modality, match, nearest)
@@ -375,7 +416,7 @@ class _Pass:
                 remedy = "Send the prompt before it is expanded, or no item of the other."
                 raise InputError(where, "a prompt that tells their items apart", got, remedy)
 
-    def _anchored(self, alternatives: Sequence[Alternative]) -> _Match | None:
+    def _anchored(self, alternatives: Alternatives) -> _Match | None:
         if self.reading != "targets":
             return None
         for one in alternatives:
@@ -383,11 +424,9 @@ class _Pass:
                 return _Match(anchor, anchor, one)
         return None
 
-    def _search(self, alternatives: Sequence[Alternative], cursor: int) -> _Match | None:
+    def _search(self, alternatives: Alternatives, cursor: int) -> _Match | None:
         """The first match at or after the cursor."""
-        sought = self._sought.get(id(alternatives))
-        if sought is None:
-            sought = self._sought[id(alternatives)] = self._sought_for(alternatives)
+        sought = alternatives.sought(self.reading, self.runs)
         if len(sought) == 1:
             return self._first(*sought[0], cursor, cursor, len(self.text))
         # in steps that grow: no item looks to the end of the prompt for what is not there
@@ -399,16 +438,6 @@ class _Pass:
                 return min(known, key=lambda match: match.begin)  # the first of equals
             begin, step = end, 2 * step
         return None
-
-    def _sought_for(self, alternatives: Sequence[Alternative]) -> list[_Sought]:
-        """The ids that stand for an item under this reading."""
-        sought: list[_Sought] = []
-        for one in alternatives:
-            if self.reading != "targets" or isinstance(one.update, AlreadyExpanded):
-                sought.append((self.runs.core(one.placeholder), one, True))
-            if self.reading != "layouts" and isinstance(one.update, Replace):
-                sought.append((one.target_text, one, False))
-        return [part for part in sought if part[0]]
 
     def _first(
         self, text: str, one: Alternative, layout: bool, cursor: int, begin: int, end: int
@@ -426,10 +455,9 @@ class _Pass:
         return None
 
     def _check_leftovers(self, parts: list[slice]) -> None:
-        known = [one for items in self.items.values() for one in _distinct(items)]
-        begins = {one.target[0] for one in known if isinstance(one.update, Replace)}
-        begins.update(target[0] for target in self.reserved)
-        begins.update(*(one.placeholder.embed_ids for one in known))
+        begins = {target[0] for target in self.reserved}
+        for items in self.items.values():
+            begins.update(*{id(own): own.begins for own in items}.values())
         if _holds("".join([self.text[part] for part in parts]), begins):
             self._refuse_leftovers([self.prompt[part] for part in parts])
 

@@ -27,7 +27,7 @@ from .expr import Scope, truth
 from .layout import Fixed
 from .placement import (
     NO_RUNS,
-    Alternative,
+    Alternatives,
     NotFound,
     Placement,
     may_be_split,
@@ -383,9 +383,9 @@ class Plan:
 
     def _alternatives(
         self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
-    ) -> dict[str, list[list[Alternative]]]:
+    ) -> dict[str, list[Alternatives]]:
         """The alternatives of each item, by modality, in the order of the spec."""
-        items: dict[str, list[list[Alternative]]] = {}
+        items: dict[str, list[Alternatives]] = {}
         for name, modality in self.modalities.items():
             if name in taken:
                 own = taken[name]
@@ -395,7 +395,7 @@ class Plan:
 
     def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
         """The processed fields of an item that the spec itself states."""
-        one = {name: Taken([value], embeds=False, count=1)}
+        one = {name: Taken([value], embeds=False, total=1)}
         return self._calls.process(self.modalities, one)[name][0]
 
     def _placed(
@@ -512,7 +512,7 @@ class Plan:
             refuse_reserved(prompt, self._reserved, self.spec.name)
 
     def place(
-        self, prompt: list[int], items: Mapping[str, Sequence[Sequence[Alternative]]]
+        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]]
     ) -> tuple[list[int], list[Placement]]:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
 

@@ -173,7 +173,7 @@ class RenderProcesses:
 
     def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
         sent = {
-            name: replace(taken, values=[_sent(value) for value in taken.values])
+            name: taken._replace(values=[_sent(value) for value in taken.values])
             for name, taken in items.items()
         }
         process: _Process = self._own.process
@@ -323,7 +323,7 @@ def _answer(plan: Plan, sent: Packed, folder: str) -> Packed:
         for name, taken in items.items():
             where = plan.modalities[name].where
             values = [_loaded(value, f"{where}[{i}]") for i, value in enumerate(taken.values)]
-            items[name] = replace(taken, values=values)
+            items[name] = taken._replace(values=values)
         return pack(plan.process(items), folder)
     except Exception as error:
         with suppress(Exception):

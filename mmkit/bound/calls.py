@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,19 +21,18 @@ Options = Mapping[str, Any]
 """`mm_processor_kwargs`."""
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """The items of one modality to process.
 
     Attributes:
         values: canonical items, or precomputed embeddings.
         embeds: whether `values` are precomputed embeddings.
-        count: number of items of the modality in the request, cached items included.
+        total: number of items of the modality in the request, cached items included.
     """
 
     values: Sequence[Any]
     embeds: bool
-    count: int
+    total: int
 
 
 class LazyProcessor:
@@ -154,16 +152,16 @@ class Calls:
             if taken.embeds:
                 done[name] = values
             elif processing.hf is None:
-                done[name] = processing.run(values, taken.count)
+                done[name] = processing.run(values, taken.total)
             elif processing.hf.one_by_one:
                 raws = [self._outputs([(modality, [value])]) for value in values]
-                done[name] = processing.finish_each(raws, values, taken.count)
+                done[name] = processing.finish_each(raws, values, taken.total)
             else:
                 groups.setdefault(processing.hf.key, {})[name] = taken
         for group in groups.values():
             raw = self._outputs([(modalities[name], own.values) for name, own in group.items()])
             for name, own in group.items():
-                done[name] = modalities[name].processing.finish(raw, own.values, own.count)
+                done[name] = modalities[name].processing.finish(raw, own.values, own.total)
         return done
 
     def _outputs(self, group: Sequence[tuple[BoundModality, Sequence[Any]]]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from ..errors import InputError, SpecError
 from ..expr import Scope, evaluate, truth
 from ..items import ItemType
 from ..layout import Placeholder
-from ..placement import Alternative
+from ..placement import Alternatives
 from ..spec import Modality
 from ..updates import AlreadyExpanded, Replace, Target, Update
 from .binding import Binding
@@ -94,7 +94,7 @@ class BoundModality:
         fields: Sequence[Mapping[str, Any] | None],
         embeds: bool,
         process: Callable[[Any], Mapping[str, Any]] | None = None,
-    ) -> Iterator[list[Alternative]]:
+    ) -> Iterator[Alternatives]:
         """The alternatives of each item of a request, without vLLM.
 
         Args:

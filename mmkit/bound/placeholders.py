@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import InputError, SpecError
 from ..expr import COUNT, INDEX, Leaf, Scope, evaluate, plain
 from ..layout import Layout, Placeholder, nothing
-from ..placement import Alternative
+from ..placement import Alternative, Alternatives
 from ..spec import Modality
 from ..updates import Insert, Replace, Target, Update
 from ..vocabulary import check_ids, vocab_size
@@ -95,7 +95,7 @@ class Placeholders:
         """Whether items, or precomputed embeddings, differ in their layouts or targets."""
         return self._opaque or bool(self._leaves[embeds])
 
-    def alternatives(self, scope: Scope, *, embeds: bool = False) -> list[Alternative]:
+    def alternatives(self, scope: Scope, *, embeds: bool = False) -> Alternatives:
         """The alternatives of one item, in order of preference.
 
         Raises:
@@ -118,7 +118,7 @@ class Placeholders:
         """The evaluated layout of one item, which all its alternatives share."""
         return self.alternatives(scope, embeds=embeds)[0].placeholder
 
-    def _evaluate(self, scope: Scope, embeds: bool) -> list[Alternative]:
+    def _evaluate(self, scope: Scope, embeds: bool) -> Alternatives:
         layout = self.embeds if embeds else self.layout
         assert layout is not None
         with (at := self._binding.at("layout")):
@@ -140,7 +140,7 @@ class Placeholders:
             if isinstance(update, Replace) and not target:
                 raise SpecError(at.where, "a target of at least one token", "none")
             alternatives.append(Alternative(update, target, placeholder))
-        return alternatives
+        return Alternatives(alternatives)
 
     def targets(self) -> dict[Target, bool]:
         """The targets that are known without an item, each with whether it stands for items only.

@@ -417,7 +417,7 @@ def _layouts(
     """The layouts of items of a modality, as a generated processor has them."""
     request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
     taken = request.items.taken()
-    missing = {key: range(own.count) for key, own in taken.items()}
+    missing = {key: range(own.total) for key, own in taken.items()}
     entries = processor._processed(request, taken, missing)
     return [entry[1] for entry in entries.get(name, []) if entry is not None]
 

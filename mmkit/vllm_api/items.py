@@ -35,7 +35,7 @@ from ..bound.placeholders import rows_field
 from ..expr import Scope
 from ..field import Field, Flat, Shared, packed
 from ..items import Embedding
-from ..placement import Alternative, Placement
+from ..placement import Alternatives, Placement
 from ..plan import Plan
 from .elsewhere import Elsewhere
 from .moved import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
@@ -195,7 +195,7 @@ class Layouts(NamedTuple):
     """
 
     modality: BoundModality
-    alternatives: list[Alternative]
+    alternatives: Alternatives
     scope: Scope | None
     embeds: bool
 
@@ -206,7 +206,7 @@ class Layouts(NamedTuple):
         needed = scope if modality.placeholders.depends_on_index else None
         return cls(modality, alternatives, needed, embeds)
 
-    def at(self, index: int) -> list[Alternative]:
+    def at(self, index: int) -> Alternatives:
         """The alternatives of the item at an index among those of its modality."""
         if self.scope is None or self.scope.item.index == index:
             return self.alternatives

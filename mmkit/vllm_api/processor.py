@@ -26,7 +26,7 @@ from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..items import SCOPES
-from ..placement import Alternative, Placement
+from ..placement import Alternatives, Placement
 from ..plan import CONFIGURED, Plan
 from ..training.processor import own_processor
 from ..training.saving import announce
@@ -204,7 +204,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             self.plan.check_ids(request.prompt)
         taken = request.items.taken()
         self._check_uuids(taken, request.uuids)
-        counts = {name: own.count for name, own in taken.items()}
+        counts = {name: own.total for name, own in taken.items()}
         uncached = {
             n for n, count in counts.items() if not self.plan.modalities[n].may_cache(count)
         }
@@ -269,12 +269,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     ) -> dict[str, list[Entry | None]]:
         """The entries of all items of a request: processed where missing, None for the others."""
         some = {
-            name: replace(own, values=[own.values[i] for i in missing[name]])
+            name: own._replace(values=[own.values[i] for i in missing[name]])
             for name, own in taken.items()
             if missing[name]
         }
         entries: dict[str, list[Entry | None]] = {
-            name: [None] * own.count for name, own in taken.items() if own.count
+            name: [None] * own.total for name, own in taken.items() if own.total
         }
         modalities = self._configured(request.kwargs).modalities
         for name, parts in self._parts(request, some, missing).items():
@@ -318,7 +318,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         for index, (value, fields) in enumerate(zip(own.values, parts, strict=True)):
             layouts = fixed
             if layouts is None:
-                scope = modality.scope(value, index, fields, own.count)
+                scope = modality.scope(value, index, fields, own.total)
                 layouts = Layouts.of(modality, scope, embeds)
             placeholder = layouts.alternatives[0].placeholder
             if is_largest:
@@ -333,7 +333,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         self,
         modality: BoundModality,
         fields: Mapping[str, Any],
-        alternatives: Sequence[Alternative],
+        alternatives: Alternatives,
         embeds: bool,
     ) -> MultiModalKwargsItem:
         """vLLM's form of the fields of an item."""

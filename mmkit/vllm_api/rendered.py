@@ -20,7 +20,7 @@ from ..errors import InputError, SpecError, VllmApiError
 from ..expr import COUNT, INDEX, Leaf, leaves
 from ..field import Flat
 from ..items import ItemType
-from ..placement import Alternative, Placement
+from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..process import Identity
 from ..spec import Modality
@@ -51,7 +51,7 @@ class _Item(NamedTuple):
     """One item: the data of its fields, and its alternatives."""
 
     fields: dict[str, Any]
-    alternatives: list[Alternative]
+    alternatives: Alternatives
     embeds: bool
 
 

@@ -434,7 +434,7 @@ def receiver_gets_other_data(inherited, request, some, missing):
     sent = request.items.taken()
     return inherited(
         request,
-        {name: replace(own, values=sent[name].values[: len(own.values)]) for name, own in some.items()},
+        {name: own._replace(values=sent[name].values[: len(own.values)]) for name, own in some.items()},
         missing,
     )
 

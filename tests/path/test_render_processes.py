@@ -123,7 +123,7 @@ def test_an_end_costs_one_request(processes, how, monkeypatch):
     failed = [i for i, work in enumerate(works) if isinstance(work.exception(60), MmkitError)]
     assert failed == [3] if how == "by an item" else len(failed) <= 1
     for i, work in enumerate(works):
-        assert i in failed or float(work.result()["m"].data["x"][0][0, 0]) == i
+        assert i in failed or float(work.result()["m"][0]["x"][0, 0]) == i
     until = time.monotonic() + 30
     while time.monotonic() < until and not set(processes.pids) - before:
         processes.process(items(1)).exception(60)

@@ -26,7 +26,7 @@ from mmkit import (
 )
 from mmkit.expr import Scope
 from mmkit.layout import Placeholder, nothing
-from mmkit.placement import EMPTY, Alternative, Placement, place
+from mmkit.placement import EMPTY, Alternative, Alternatives, Placement, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
 
@@ -55,7 +55,8 @@ def run(prompt, items, reserved=EMPTY):
     """Place; None where the request is refused."""
     before = list(prompt)
     try:
-        return place(prompt, items, "spec", reserved)
+        known = {name: [*map(Alternatives, of_modality)] for name, of_modality in items.items()}
+        return place(prompt, known, "spec", reserved)
     except InputError:
         return None
     finally:
@@ -156,8 +157,8 @@ def test_examples(prompt, alternatives, ids, starts):
 
 def test_start_and_end_of_an_empty_prompt():
     items = {"last": [[alternative("end", [], [9], {9})]], "first": [[alternative("start", [], [8], {8})]]}
-    assert place([1], items, "spec")[0] == [8, 1, 9]
-    assert place([], items, "spec")[0] == [8, 9]
+    assert run([1], items)[0] == [8, 1, 9]
+    assert run([], items)[0] == [8, 9]
 
 
 def test_the_first_alternative_wins_where_both_match_at_the_same_place():
