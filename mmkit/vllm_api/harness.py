@@ -457,8 +457,12 @@ def _batched(
         modality = processor.plan.modalities[name]
         items = [kwargs_item(modality, part) for part in parts]
         for key, element in items[0].items():
-            ours = modality.fields_and_embeds[key].batch([part[key] for part in parts])
-            both[key] = ours, element.field.reduce_data([item[key] for item in items])
+            own = [part[key] for part in parts]
+            ours = modality.fields_and_embeds[key].batch(own)
+            theirs = element.field.reduce_data([item[key] for item in items])
+            if isinstance(ours, torch.Tensor) and isinstance(theirs, list):
+                ours = [row for part in own for row in part]  # vLLM 0.11 pads nothing
+            both[key] = ours, theirs
     return both
 
 
