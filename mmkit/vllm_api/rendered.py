@@ -145,8 +145,7 @@ def _item(
     with _refusing(modality, where):
         alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
         placeholder = alternatives[0].placeholder
-        if modality.positions is not None:
-            modality.positions.check(fields, placeholder)
+        modality.check_positions(fields, alternatives)
     if embeds:
         rows, given = placeholder.num_embeds, len(item.rows)
         modality.placeholders.check_rows(index, rows, sent=given, most=None)
