@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import mmkit
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, Modality, ModelSpec, Video, already_expanded, batched, embed
 from mmkit.vllm_api import harness
+from mmkit.vllm_api.processor import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
 
@@ -74,8 +76,8 @@ def test_registration() -> None:
     assert RegisteredForCausalLM.mm_spec is spec
 
     class Sub(spec.classes.processor):  # type: ignore[name-defined, misc]
-        def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
-            return [*prompt, *ids("b")]
+        def rendered(self, request: Request, *timed: Any) -> Any:
+            return super().rendered(replace(request, prompt=[*request.prompt, *ids("b")]), *timed)
 
     class Info(spec.classes.info):  # type: ignore[name-defined, misc]
         def get_supported_mm_limits(self) -> dict[str, int | None]:
