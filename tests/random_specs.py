@@ -48,7 +48,7 @@ WORDS = (
 
 
 @cache
-def checkpoint() -> Path:
+def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
     """A checkpoint folder without weights: a small config with the attributes of `NUMBERS`, a
     tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -69,7 +69,7 @@ def checkpoint() -> Path:
     }
     config = {
         "model_type": "llama",
-        "architectures": ["MmkitMadeUp"],
+        "architectures": [architecture],
         "vocab_size": len(WORDS),
         **sizes,
         **NUMBERS,
