@@ -48,7 +48,7 @@ WORDS = (
 
 
 @cache
-def checkpoint() -> Path:
+def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
     """A checkpoint folder without weights: a small config with the attributes of `NUMBERS`, a
     tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -63,7 +63,7 @@ def checkpoint() -> Path:
     tokenizer.save_pretrained(folder)
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
     sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
-    names = {"model_type": "llama", "architectures": ["MmkitMadeUp"], "vocab_size": len(WORDS)}
+    names = {"model_type": "llama", "architectures": [architecture], "vocab_size": len(WORDS)}
     config = {**names, **sizes, **NUMBERS, "rows": ROWS, "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

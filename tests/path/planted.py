@@ -140,9 +140,9 @@ KWARGS: Any = st.sampled_from([{}, {"scale": 2}, {"repeat": 2}])
 class Body(nn.Module):
     """A language model as far as the laws look: a table of embeddings, and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY, hidden: int = HIDDEN) -> None:
         super().__init__()
-        self.table = nn.Embedding(VOCABULARY, HIDDEN)
+        self.table = nn.Embedding(vocabulary, hidden)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.table(input_ids)
@@ -246,9 +246,9 @@ def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
     return of_spec(spec, checkpoint(), kwargs=KWARGS, **classes)
 
 
-def with_model(model: type, spec: ModelSpec = MIXED) -> Subject:
+def with_model(model: type, spec: ModelSpec = MIXED, make: Any = checkpoint, kwargs: Any = KWARGS) -> Subject:
     """A spec with a model class, in vLLM's registries."""
-    return of_spec(spec, checkpoint(_registered(model, spec)), kwargs=KWARGS)
+    return of_spec(spec, make(_registered(model, spec)), kwargs=kwargs)
 
 
 def _registered(model: type, spec: ModelSpec) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import Phase, assume, find, reject, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
@@ -38,6 +39,7 @@ from mmkit import (
 )
 from mmkit.expr import Scope
 from mmkit.items import ItemType
+from mmkit.model import MultiModalModel
 from mmkit.testing import (
     LAWS,
     Case,
@@ -54,6 +56,7 @@ from mmkit.testing import (
 from mmkit.vllm_api import harness
 from tests import random_specs
 from tests.oracles import one_spawned_process
+from tests.path.planted import Body, with_model
 from tests.profiles import scaled
 
 ALPHA = Modality(
@@ -117,6 +120,7 @@ PARTS = ModelSpec(  # a graph with a value per node, a bundle of sensors by time
             "force": batched(),
             "name": batched(dtype="int64"),
             "order": batched(shape=(2,), dtype="int64"),
+            "length": derived(item.motion.length, dtype="int64"),
         },
         process=bundled,
     ),
@@ -142,6 +146,44 @@ ABOUT_OTHERS = ("L15", "L17", "L20", "L22")
 def test_items_of_parts(number: str) -> None:
     with one_spawned_process():
         check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
+
+
+class Parts(MultiModalModel, nn.Module):
+    """Each row is the cosine of a number of its item, along one direction."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.body = Body(config.vocab_size, config.hidden_size)
+
+    def get_language_model(self) -> Body:
+        return self.body
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        weight = self.body.table.weight
+        return numbers.to(weight.dtype).cos()[:, None] * weight[0]
+
+    def embed_alpha(self, nodes: Any, values: Any, edges: Any, count: Any) -> list[torch.Tensor]:
+        own = nodes.split(count.flatten().tolist())
+        return [self.rows(one + value.sum(-1) + len(edge)) for one, value, edge in zip(own, values, edges, strict=True)]
+
+    def embed_beta(self, beta_data: Any, force: Any, name: Any, order: Any, length: Any) -> list[torch.Tensor]:
+        parts = zip(beta_data.sum(-1).split(length.flatten().tolist()), force, strict=True)
+        turns = zip(parts, order.tolist(), strict=True)
+        return [self.rows(torch.cat([both[first], both[second]])) for both, (first, second) in turns]
+
+    def embed_gamma(self, pixels: Any, click: Any) -> list[torch.Tensor]:
+        fours = [nn.functional.avg_pool2d(image.sum(0)[None], 4, ceil_mode=True).flatten() for image in pixels]
+        return [self.rows(one + at.sum()) for one, at in zip(fours, click, strict=True)]
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("number", [number for number, law in LAWS.items() if law.needs_model])
+def test_rows_of_items_of_parts(number: str) -> None:
+    subject = with_model(Parts, PARTS, random_specs.checkpoint, kwargs=None)
+    check_law(number, subject, examples=scaled(10))
 
 
 UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
