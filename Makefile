@@ -82,7 +82,7 @@ drive: $(VENV)/.installed $(VENV)/.drive
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed
-	$(PYTEST) tests/unit $(TESTARGS)
+	$(PYTEST) -n $(JOBS) tests/unit $(TESTARGS)
 
 # The page in a browser wants a machine to itself: `make page`.
 PAGE := tests/engine/terra_server/test_page.py

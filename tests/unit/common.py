@@ -1,7 +1,10 @@
-"""What the tests of this folder share: a config, a tokenizer, and a spec of one modality."""
+"""What the tests of this folder share: a config, a tokenizer, a spec of one modality, and how a refusal is told."""
 
+import re
 from math import ceil, floor
 from types import SimpleNamespace
+
+import pytest
 
 import mmkit
 from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
@@ -49,3 +52,13 @@ def leaves_of(*exprs):
 def bound(**options):
     """One modality of a plan."""
     return plan_of(modality(**options)).modalities["m"]
+
+
+def refused(error, text, provoke, *way):
+    """The whole sentence of an error that is exactly of this class; `…` stands for words that another test has."""
+    with pytest.raises(error) as caught:
+        provoke(*way)
+    said = str(caught.value)
+    assert type(caught.value) is error
+    assert re.fullmatch(".+".join(map(re.escape, text.split("…"))), said), said
+    return said

@@ -53,7 +53,7 @@ from mmkit.layout import Placeholder
 from mmkit.placement import Alternative, Alternatives, NotFound, place
 from mmkit.process import identity
 
-from .common import CONFIG, bound, modality, plan_of
+from .common import CONFIG, bound, modality, plan_of, refused
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -556,10 +556,6 @@ FORM = re.compile(r"[^.:].*: expected \S.*, got \S.*\.( [A-Z].*\.)?|.+ has no va
 )
 def test_message(error, text, provoke, way):
     """Where, expected, got and a remedy, in whole sentences; nothing is doubled, and what is wrong is named once."""
-    with pytest.raises(error) as caught:
-        provoke(way)
-    said = str(caught.value)
-    assert type(caught.value) is error
-    assert re.fullmatch(".+".join(map(re.escape, text.split("…"))), said), said
+    said = refused(error, text, provoke, way)
     assert FORM.fullmatch(said), said
     assert not re.search(r"(?<!\.)\.\.(?!\.|[0-9a-z])|  |\b(\w+): \1\b", said), said
