@@ -94,6 +94,8 @@ class Vocabulary:
         encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__
         return list(encode(text))
 
+    __contains__ = None  # Python would ask for item after item; `has` answers
+
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))

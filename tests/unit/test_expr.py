@@ -3,6 +3,7 @@
 import operator
 import pickle
 import re
+from dataclasses import replace
 from math import ceil, floor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -181,6 +182,14 @@ def test_source_and_value(expr, source, value):
 def test_functions_of_a_scope_ask_for_tokens():
     known = SCOPE.tok
     assert (known["<|image_{}|>", 1], known.text("a{}", 7), known.has("<{}>", "image")) == (181, [97, 55], True)
+
+
+def test_the_scope_of_an_item_has_the_rest():
+    full = replace(SCOPE, prompt=[1], loop=(2,), counts={"image": 3})
+    assert full.of("item", "fields") == replace(full, item="item", fields="fields")
+    assert full.looped(1, 5) == replace(full, loop=(2, 5))
+    with pytest.raises(TypeError):
+        "<image>" in full.tok  # noqa: B015
 
 
 def test_calls_are_folded_once_their_arguments_are_known():
