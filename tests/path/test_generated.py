@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,14 @@ def test_a_variable_that_is_assigned_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_registration() -> None:
-    """It can be repeated, and of subclasses it is they that are asked: a separator after the prompt as Chameleon's, a
-    limit, a dummy item."""
+    """It can be repeated, and of subclasses it is they that are asked: a longer prompt, a limit, a dummy item."""
     spec = plain()
     assert type(registered(spec)) is type(registered(spec)) is spec.classes.processor
     assert RegisteredForCausalLM.mm_spec is spec
 
     class Sub(spec.classes.processor):  # type: ignore[name-defined, misc]
-        def _postprocess_prompt(self, prompt: list[int]) -> list[int]:
-            return [*prompt, *ids("b")]
+        def rendered(self, request: Any, *rest: Any) -> dict[str, Any]:
+            return super().rendered(replace(request, prompt=[*request.prompt, *ids("b")]), *rest)
 
     class Info(spec.classes.info):  # type: ignore[name-defined, misc]
         def get_supported_mm_limits(self) -> dict[str, int | None]:
