@@ -122,18 +122,11 @@ def common_requests(
 ) -> Iterator[tuple[list[int], Any, Any]]:
     """Ids, data and kwargs of the stored cases with items that both processors take, with one
     result."""
-    known = oracles.SYSTEMS[name]
-    tokenizer = sides["generated"].processor.info.ctx.tokenizer
-    for case in known.cases():
+    for case in oracles.SYSTEMS[name].cases():
         if "error" in case or not case["items"]:
             continue
-        text = "prompt" in case
-        ids = (
-            list(known.encode(tokenizer, case["prompt"], case["tokenize"]))
-            if text
-            else oracles.ids(case)
-        )
-        request = ids, oracles.items_of(case), case.get("mm_processor_kwargs", {})
+        kwargs = case.get("mm_processor_kwargs", {})
+        request = case["prompt_token_ids"], oracles.items_of(case), kwargs
         try:
             results = [apply(side, request) for side in sides.values()]
         except Exception:  # one that vLLM's class refuses, or crashes on

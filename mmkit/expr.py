@@ -116,12 +116,12 @@ class Structural:
 
 def parts(value: Any) -> Iterable[Any]:
     """The parts of a part of a spec: the fields of a dataclass, the elements of a container."""
+    if isinstance(value, (list, tuple)):
+        return value
     if isinstance(value, Structural):
         kind: Any = type(value)
         return [getattr(value, name) for name in _names(kind)]
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else ()
+    return value.values() if isinstance(value, Mapping) else ()
 
 
 @cache
@@ -435,7 +435,7 @@ def leaves(value: Any) -> frozenset[Leaf]:
     """
     if isinstance(value, Node):
         return value._leaves
-    return frozenset().union(*map(leaves, parts(value)))
+    return frozenset().union(*map(leaves, inner)) if (inner := parts(value)) else frozenset()
 
 
 def _leaf(value: Expr) -> Leaf | None:
@@ -499,7 +499,7 @@ def fold(value: Any, scope: Scope) -> Any:
     if value._op == "where" and isinstance(test := fold(value._args[0], scope), bool):
         # the branch that this config does not choose may fail
         return fold(value._args[1 if test else 2], scope)
-    return value._changed(lambda part: fold(part, scope))
+    return Expr(value._op, tuple(fold(arg, scope) for arg in value._args))
 
 
 def plain(value: Any) -> Any:
@@ -647,11 +647,12 @@ def _attribute(expr: Expr) -> Compiled:
 
     def value(scope: Scope) -> Any:
         holder = holder_of(scope)
-        found = _named(holder, name)
+        kind: Any = type(holder)
+        keyed = _is_keyed(kind)
+        found = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
         if found is not _MISSING:
             return found
         public = [n for n in dir(holder) if not n.startswith("_")]
-        keyed = isinstance(holder, Mapping)
         known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
         hint = f". It has: {', '.join(map(str, known))}" if known else ""
         lack = f"{type(holder).__name__} has no attribute"

@@ -51,7 +51,13 @@ class Alternative:
 
 class Alternatives(tuple[Alternative, ...]):
     """The alternatives of one item, in order of preference. Items of one geometry share them, and
-    what a search for them needs is computed once."""
+    what a search for them needs is computed once.
+
+    Attributes:
+        has_positions: whether the declared positions of an item were compared with its layout.
+    """
+
+    has_positions = False
 
     @cached_property
     def begins(self) -> frozenset[int]:

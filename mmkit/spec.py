@@ -208,14 +208,15 @@ class Modality(_Declared):
         for name, stated in (("cacheable", self.cacheable), ("when", self.when)):
             is_condition = isinstance(stated, (bool, Expr))
             yield f", {name}", is_condition, "True, False or a condition", repr(stated)
-        for leaf in self.leaves():
+        read = self.leaves()
+        for leaf in read:
             if leaf.root == "fields" and leaf.keys:
                 key, remedy = leaf.keys[0], "Declare it in fields."
                 yield f", {leaf!r}", key in fields, f"a field among {known}", repr(key), remedy
         may_change = self.cacheable is not True
         expected = "cacheable to say for which item.count processed items may be kept"
         remedy = "Write cacheable=False, or a condition on item.count."
-        yield "", may_change or COUNT not in self.leaves(), expected, "none", remedy
+        yield "", may_change or COUNT not in read, expected, "none", remedy
         expected = "fields that do not read item.index, since items are cached by their content"
         remedy = "Read it in the layout, or say by cacheable= when items may be kept."
         reads_index = INDEX in leaves([fields, process])

@@ -1,23 +1,25 @@
 """The stored outputs of vLLM's hand-written processors, and how a spec's processor is compared with them.
 
 ``tests/data/oracles/<system>/`` holds, per system, a checkpoint folder without weights, `cases.jsonl` and
-`origin.json`, which tells the vLLM and the class that produced them and the quirks seen. MMKIT_ORACLES names another
-folder of the same form.
+`origin.json`, which tells the vLLM and the class that produced them and the quirks seen. Where the class is wrong, a
+case says how, as `wrong`, and has what is right: its text and its ids are one request (the law L4), rows are as many as
+its model makes. Padding to the largest item of a request is left out. MMKIT_ORACLES names another folder of this form.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,53 +30,25 @@ from vllm import ModelRegistry
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import ModelSpec
-from mmkit.testing import ImageSample
+from mmkit.testing import ImageSample, laws
 from mmkit.vllm_api import kit
 from mmkit.vllm_api.harness import StandIn, model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
-ROUGH = ("mean", "std")
 TOLERANCE = 2e-2
-"""Of these two: image backends differ slightly."""
-
-Encode = Callable[[Any, str, Mapping[str, Any]], list[int]]
-
-
-def encoded(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
-    """A text prompt as vLLM's renderer tokenizes it."""
-    return list(tokenizer.encode(prompt, **options))
-
-
-def always_special(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
-    """As vLLM 0.28 tokenized text with items: its processors passed the text on without the options."""
-    return list(tokenizer.encode(prompt))
-
-
-def never_special(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
-    """As the spec of Ultravox states; its processor always tokenized so."""
-    return list(tokenizer.encode(prompt, add_special_tokens=False))
-
-
-def in_a_role(tokenizer: Any, prompt: str, options: Mapping[str, Any]) -> list[int]:
-    """As Molmo's processor tokenized text; since vLLM 0.29 its chat template writes the roles."""
-    return list(tokenizer.encode(f"User: {prompt} Assistant:"))
+"""Of means and deviations: image backends differ slightly."""
 
 
 @dataclass(frozen=True)
 class System:
-    """One system: its folder, its spec, the architecture that its config names, how text was tokenized, and the texts
-    that stand for an item, where the hand-written class takes more of them than there are items; its model normalises
-    pixels on the device; the fields of which the hand-written class pads an item to the largest of its batch; what
-    makes the checkpoint where nothing is stored.
+    """One system: its folder, its spec, the architecture that its config names; whether its model normalises pixels on
+    the device; what makes the checkpoint where nothing is stored.
     """
 
     name: str
     spec: str
     architecture: str
-    encode: Encode = encoded
-    markers: tuple[str, ...] = ()
     normalises: bool = False
-    padded: tuple[str, ...] = ()
     prepared: Callable[[], tempfile.TemporaryDirectory[str]] | None = None
 
     def load_spec(self) -> ModelSpec:
@@ -91,7 +65,8 @@ class System:
     def cases(self) -> list[dict[str, Any]]:
         if self.prepared is not None:
             return []
-        return [json.loads(line) for line in (FOLDER / self.name / "cases.jsonl").read_text().splitlines()]
+        lines = (FOLDER / self.name / "cases.jsonl").read_text().splitlines()
+        return [json.loads(line, object_hook=_rough) for line in lines]
 
 
 @functools.cache
@@ -157,59 +132,25 @@ SYSTEMS = {
         System("llava", "llava_like.spec:LLAVA_LIKE", "LlavaForConditionalGeneration"),
         System("fuyu", "gallery.fuyu:FUYU", "FuyuForCausalLM"),
         System("blip2", "gallery.blip2:BLIP2", "Blip2ForConditionalGeneration"),
-        System("florence2", "gallery.florence2:FLORENCE2", "Florence2ForConditionalGeneration", always_special),
-        System("molmo", "gallery.molmo:MOLMO", "MolmoForCausalLM", in_a_role),
+        System("florence2", "gallery.florence2:FLORENCE2", "Florence2ForConditionalGeneration"),
+        System("molmo", "gallery.molmo:MOLMO", "MolmoForCausalLM"),
         System("chameleon", "gallery.chameleon:CHAMELEON", "ChameleonForConditionalGeneration"),
-        System("deepseek_vl2", "gallery.deepseek_vl2:DEEPSEEK_VL2", "DeepseekVLV2ForCausalLM", always_special),
-        System("gemma3", "gallery.gemma3:GEMMA3", "Gemma3ForConditionalGeneration", markers=("<start_of_image>",)),
-        System("idefics3", "gallery.idefics3:IDEFICS3", "Idefics3ForConditionalGeneration", markers=("<image>",)),
-        System("internvl2", "gallery.internvl:INTERNVL", "InternVLChatModel", always_special),
+        System("deepseek_vl2", "gallery.deepseek_vl2:DEEPSEEK_VL2", "DeepseekVLV2ForCausalLM"),
+        System("gemma3", "gallery.gemma3:GEMMA3", "Gemma3ForConditionalGeneration"),
+        System("idefics3", "gallery.idefics3:IDEFICS3", "Idefics3ForConditionalGeneration"),
+        System("internvl2", "gallery.internvl:INTERNVL", "InternVLChatModel"),
         System("qwen_vl", "gallery.qwen_vl:QWEN_VL", "QwenVLForConditionalGeneration"),
-        System(
-            "qwen2_audio",
-            "gallery.qwen2_audio:QWEN2_AUDIO",
-            "Qwen2AudioForConditionalGeneration",
-            markers=("<|AUDIO|>",),
-        ),
-        System(
-            "minicpmv",
-            "gallery.minicpmv:MINICPMV",
-            "MiniCPMV",
-            markers=("(<image>./</image>)", "(<video>./</video>)"),
-        ),
-        System(
-            "qwen3_vl",
-            "gallery.qwen3_vl:QWEN3_VL",
-            "Qwen3VLForConditionalGeneration",
-            normalises=True,
-            prepared=qwen3_vl,
-        ),
-        System("pixtral_hf", "gallery.pixtral:PIXTRAL_HF", "LlavaForConditionalGeneration", markers=("[IMG]",)),
-        System(
-            "qwen2_vl",
-            "gallery.qwen2_vl:QWEN2_VL",
-            "Qwen2VLForConditionalGeneration",
-            markers=("<|image_pad|>", "<|video_pad|>"),
-            normalises=True,
-        ),
-        System(
-            "llava_next",
-            "gallery.llava_next:LLAVA_NEXT",
-            "LlavaNextForConditionalGeneration",
-            markers=("<image>",),
-            padded=("pixel_values",),
-        ),
-        System("ultravox", "gallery.ultravox:ULTRAVOX", "UltravoxModel", never_special, markers=("<|audio|>",)),
+        System("qwen2_audio", "gallery.qwen2_audio:QWEN2_AUDIO", "Qwen2AudioForConditionalGeneration"),
+        System("minicpmv", "gallery.minicpmv:MINICPMV", "MiniCPMV"),
+        System("qwen3_vl", "gallery.qwen3_vl:QWEN3_VL", "Qwen3VLForConditionalGeneration", True, qwen3_vl),
+        System("pixtral_hf", "gallery.pixtral:PIXTRAL_HF", "LlavaForConditionalGeneration"),
+        System("qwen2_vl", "gallery.qwen2_vl:QWEN2_VL", "Qwen2VLForConditionalGeneration", normalises=True),
+        System("llava_next", "gallery.llava_next:LLAVA_NEXT", "LlavaNextForConditionalGeneration"),
+        System("ultravox", "gallery.ultravox:ULTRAVOX", "UltravoxModel"),
         System("whisper", "gallery.whisper:WHISPER", "WhisperForConditionalGeneration", prepared=whisper),
-        System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM", markers=("<|image_",)),
+        System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM"),
         System("paligemma", "gallery.paligemma:PALIGEMMA", "PaliGemmaForConditionalGeneration"),
-        System(
-            "llava_onevision",
-            "gallery.llava_onevision:LLAVA_ONEVISION",
-            "LlavaOnevisionForConditionalGeneration",
-            markers=("<image>", "<video>"),
-            padded=("pixel_values",),
-        ),
+        System("llava_onevision", "gallery.llava_onevision:LLAVA_ONEVISION", "LlavaOnevisionForConditionalGeneration"),
     )
 }
 
@@ -271,13 +212,8 @@ NOISE: Mapping[str, Callable[..., Any]] = {"image": _image, "video": _video, "au
 
 def replay(name: str, case: Mapping[str, Any]) -> Any:
     """What the generated processor makes of a case."""
-    instance, system = processor(name), SYSTEMS[name]
-    prompt = (
-        ids(case)
-        if "prompt" not in case
-        else system.encode(instance.info.ctx.tokenizer, case["prompt"], case["tokenize"])
-    )
-    return kit.render(instance, prompt, items_of(case), case.get("mm_processor_kwargs", {}), None)
+    kwargs = case.get("mm_processor_kwargs", {})
+    return kit.render(processor(name), case["prompt_token_ids"], items_of(case), kwargs, None)
 
 
 @functools.cache
@@ -294,112 +230,63 @@ def one_spawned_process() -> Iterator[None]:
 
 # -- comparison --------------------------------------------------------------------------------------------------------
 
-PROMPTS = ("prompt_token_ids", "encoder_prompt_token_ids")
+
+class Rough(float):
+    """A mean or a deviation."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and abs(self - other) <= TOLERANCE * max(1, abs(other))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def ids(stored: Mapping[str, Any], key: str = "prompt_token_ids") -> list[int]:
-    if f"{key}_rle" in stored:
-        return [token for token, count in stored[f"{key}_rle"] for _ in range(count)]
-    return list(stored[key])
+def _rough(stored: dict[str, Any]) -> dict[str, Any]:
+    return {key: Rough(value) if key in ("mean", "std") else value for key, value in stored.items()}
 
 
-def differences(stored: Mapping[str, Any], got: Mapping[str, Any], padded: Sequence[str] = ()) -> list[str]:
-    """How a result differs from what is stored of one: ids, ranges, masks, and every field.
+def differences(stored: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
+    """The first difference of a stored result and one of vLLM."""
+    return laws.differences(stored, told(got), "stored and got")
 
-    Of `padded` fields the stored one may have zeros after what the result has. Results of this process are compared by
-    `mmkit.testing.laws.differences`.
+
+def told(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result of vLLM as results are stored: prompts and masks as runs, the range of an item as its start and mask, of
+    tensors what `_value` tells.
     """
-    expected, parts = _parts_stored(stored), _parts(got)
-    if alone := sorted(expected.keys() ^ parts.keys()):
-        return [f"{', '.join(alone)}: of one of the two alone"]
-    return [
-        f"{place}: {text}"
-        for place, value in expected.items()
-        for text in _unlike(value, parts[place], place.rpartition(".")[2] in padded)
-    ]
-
-
-def _parts_stored(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a result, by place: ids, ranges and facts of fields."""
-    parts: dict[str, Any] = {key: ids(stored, key) for key in PROMPTS if key in stored or f"{key}_rle" in stored}
-    for name, places in stored["placeholders"].items():
-        for i, place in enumerate(places):
-            mask = place["is_embed"] or [(True, place["length"])]
-            flags = [bool(flag) for flag, count in mask for _ in range(count)]
-            parts[f"{name}[{i}] at"] = place["offset"], place["length"], flags
-    return parts | _fields(stored["fields"])
-
-
-def _parts(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result of vLLM, by place."""
-    parts: dict[str, Any] = {key: list(result[key]) for key in PROMPTS if key in result}
-    for name, places in result["mm_placeholders"].items():
-        for i, place in enumerate(places):
-            flags = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
-            parts[f"{name}[{i}] at"] = place.offset, place.length, flags
-    return parts | _fields(result["mm_kwargs"])
-
-
-def _fields(of_modalities: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{name}[{i}].{field}": element
-        for name, items in of_modalities.items()
-        for i, fields in enumerate(items)
-        for field, element in fields.items()
+    prompts = ("prompt_token_ids", "encoder_prompt_token_ids")
+    ranges = {
+        name: [[at.offset, _runs([True] * at.length if at.is_embed is None else at.is_embed.tolist())] for at in places]
+        for name, places in result["mm_placeholders"].items()
     }
+    fields = {
+        name: [{field: _element(element) for field, element in item.items()} for item in items]
+        for name, items in result["mm_kwargs"].items()
+    }
+    return {key: _runs(result[key]) for key in prompts if key in result} | {"placeholders": ranges, "fields": fields}
 
 
-def _unlike(stored: Any, got: Any, is_padded: bool) -> list[str]:
-    if not isinstance(stored, Mapping):
-        return [] if stored == got else [f"{got}, not {stored}"]
-    return _unlike_stored(stored, _facts(_as_large(stored["shape"], got) if is_padded else got))
+def _runs(values: Iterable[Any]) -> list[list[Any]]:
+    return [[value, len([*own])] for value, own in itertools.groupby(values)]
 
 
-def _as_large(shape: Sequence[int], element: Any) -> Any:
-    """An element with zeros up to a shape."""
-    if len(shape) != element.data.ndim or any(w < g for w, g in zip(shape, element.data.shape, strict=True)):
-        return element
-    large = element.data.new_zeros(tuple(shape))
-    large[tuple(slice(size) for size in element.data.shape)] = element.data
-    return replace(element, data=large)
+def _element(element: Any) -> dict[str, Any]:
+    kind = type(element.field).__name__.removeprefix("MultiModal").removesuffix("Field")
+    return {"field": kind.lower(), **_value(element.data)}
 
 
-def _unlike_stored(stored: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    lists = stored.get("list", []), facts.get("list", [])
-    if ("py" in stored) != ("py" in facts) or len(lists[0]) != len(lists[1]):
-        return [f"{facts}, not {stored}"]
-    inside = [text for pair in zip(*lists, strict=True) for text in _unlike_stored(*pair)]
-    return inside + [
-        f"{name} {facts[name]}, not {value}"
-        for name, value in stored.items()
-        if name in facts
-        and name != "list"
-        and facts[name] != value
-        and not (name in ROUGH and _near(facts[name], value))
-    ]
-
-
-def _near(one: float, other: float) -> bool:
-    return abs(one - other) <= TOLERANCE * max(1, abs(other))
-
-
-def _facts(element: Any) -> dict[str, Any]:
-    """What is stored of an element, but for the values of floating tensors: image backends differ slightly."""
-    kind, value = type(element.field).__name__, element.data
-    facts: dict[str, Any] = {"field": kind.removeprefix("MultiModal").removesuffix("Field").lower()}
-    return facts | _facts_of_value(value)
-
-
-def _facts_of_value(value: Any) -> dict[str, Any]:
+def _value(value: Any) -> dict[str, Any]:
+    """All values of a few integers; of other tensors what tells of them, as image backends differ slightly."""
     if isinstance(value, (list, tuple)):
-        return {"list": [_facts_of_value(part) for part in value], "len": len(value)}
+        return {"list": [_value(part) for part in value]}
     if not isinstance(value, torch.Tensor):
         return {"py": value}
     facts: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if not value.is_floating_point():
+        if value.numel() <= 32:
+            return facts | {"values": value.tolist()}
+        flat = value.flatten().tolist()
+        facts |= {"ends": [*flat[:8], *flat[-4:]], "nonneg": sum(number >= 0 for number in flat)}
     if value.numel():
         wide = value.double()
-        facts |= {"mean": float(wide.mean()), "std": float(wide.std(correction=0))}
-    if not value.is_floating_point():
-        flat = value.flatten().tolist()
-        facts |= {"values": value.tolist(), "first8": flat[:8], "last4": flat[-4:], "nonneg": sum(v >= 0 for v in flat)}
+        facts |= {"mean": Rough(wide.mean()), "std": Rough(wide.std(correction=0))}
     return facts

@@ -2,8 +2,8 @@
 and vocabulary.
 
 What is drawn is a description, plain data whose `repr` can be copied; `SpecSample.spec` builds the
-spec from it with the public combinators. An independent evaluator of the same description can tell
-what the spec must do.
+spec from it with the public combinators. Layouts are trees of tests/unit/naive.py, which tells
+independently what the spec must do.
 """
 
 from __future__ import annotations
@@ -61,28 +61,16 @@ def checkpoint() -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     tokenizer.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
     tokenizer.save_pretrained(folder)
-    sizes = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
-    config = {
-        "model_type": "llama",
-        "architectures": ["MmkitMadeUp"],
-        "vocab_size": len(WORDS),
-        **sizes,
-        **NUMBERS,
-    }
-    (folder / "config.json").write_text(json.dumps({**config, "rows": list(ROWS), "max_position_embeddings": 4096}))
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
+    sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
+    names = {"model_type": "llama", "architectures": ["MmkitMadeUp"], "vocab_size": len(WORDS)}
+    config = {**names, **sizes, **NUMBERS, "rows": ROWS, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
+ID = {word: i for i, word in enumerate(WORDS)}
 Tree = tuple[Any, ...]
-"""A layout: ``("literal", n)``, ``("embed",)``, ``("repeat", tree, number)``, ``("sequence",
-trees)``, ``("where", n, tree, other)`` (the tree for items longer than n), ``("each", number or
-"rows", tree, separator)``. A number is an int, the name of a config attribute, ``"length"`` of the
-item, or ``"element"`` of the enclosing each."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +115,7 @@ class ModalitySample:
             # a longer item need not have more placeholders
             item=Tensor(shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]),
             # an item has at least one placeholder
-            layout=embed(tok[placeholder]) + _build(self.tree, self.name, None),
+            layout=embed(tok[placeholder]) + _build(self.tree),
             update=updates,
             fields=parts,
             process=_Process(data, isinstance(parts[data], Flat)),
@@ -148,39 +136,36 @@ class _Process:
         return {self.name: torch.cat(list(values)) if self.joined else list(values)}
 
 
-def _number(value: Any, element: Any) -> Any:
-    if value == "element":
-        return element
-    return (
-        {"length": item.length, "rows": cfg.rows}.get(value, getattr(cfg, value)) if isinstance(value, str) else value
-    )
+def _build(tree: Tree, loops: tuple[Any, ...] = ()) -> Layout:
+    def value(number: Any) -> Any:
+        match number:
+            case ("loop", depth):
+                return loops[depth]
+            case (root, name):
+                return getattr({"cfg": cfg, "item": item}[root], name)
+        return number
 
-
-def _build(tree: Tree, name: str, element: Any) -> Layout:
     match tree:
-        case ("literal", n):
-            return literal(tok[MARKS[name][2 + n]])
-        case ("embed",):
-            return embed(tok[MARKS[name][1]])
+        case ("token", number):
+            return literal(number)
+        case ("embed", number):
+            return embed(number)
         case ("repeat", body, count):
-            repeated: Layout = _build(body, name, element) * _number(count, element)
+            repeated: Layout = _build(body, loops) * value(count)
             return repeated
         case ("sequence", parts):
-            layout: Layout = nothing
-            for part in parts:
-                layout += _build(part, name, element)
-            return layout
-        case ("where", limit, then, other):
+            return sum((_build(part, loops) for part in parts), nothing)
+        case ("where", number, limit, then, other):
             # a layout inside where() is chosen per item
-            return literal(where(item.length > limit, _build(then, name, element), _build(other, name, element)))
-    _, over, body, sep = tree
-    separator = nothing if sep is None else _build(sep, name, element)
-    return each(_number(over, element), lambda x: _build(body, name, x), sep=separator)
+            return literal(where(value(number) > limit, _build(then, loops), _build(other, loops)))
+    _, over, body, sep, _ = tree
+    separator = nothing if sep is None else _build(sep, loops)
+    return each(value(over), lambda x: _build(body, (*loops, x)), sep=separator)
 
 
 def _varies(tree: Any) -> bool:
     """Whether a layout depends on the item."""
-    return tree in ("where", "length") or (isinstance(tree, tuple) and any(map(_varies, tree)))
+    return tree == ("item", "length") or (isinstance(tree, tuple) and any(map(_varies, tree)))
 
 
 @dataclass(frozen=True)
@@ -197,19 +182,22 @@ class SpecSample:
 
 
 @cache
-def trees(depth: int = 3, looped: bool = False) -> SearchStrategy[Tree]:
+def trees(name: str, depth: int = 3, loops: int = 0) -> SearchStrategy[Tree]:
     """Layouts. Shrinks towards one literal token."""
-    numbers = st.integers(0, 3) | st.sampled_from([*NUMBERS, "length", *(["element"] if looped else [])])
-    flats: SearchStrategy[Tree] = st.tuples(st.just("literal"), st.integers(0, 1)) | st.just(("embed",))
+    known = [*(("cfg", number) for number in NUMBERS), ("item", "length"), *(("loop", n) for n in range(loops))]
+    numbers = st.integers(0, 3) | st.sampled_from(known)
+    _, placeholder, *marks = (ID[mark] for mark in MARKS[name])
+    flats: SearchStrategy[Tree] = st.tuples(st.just("token"), st.sampled_from(marks)) | st.just(("embed", placeholder))
     if not depth:
         return flats
-    inner, inside = trees(depth - 1, looped), trees(depth - 1, True)
+    inner, inside = trees(name, depth - 1, loops), trees(name, depth - 1, loops + 1)
+    over, limit = numbers | st.just(("cfg", "rows")), st.integers(0, 3)
     return (
         flats
         | st.tuples(st.just("sequence"), st.lists(inner, max_size=3).map(tuple))
         | st.tuples(st.just("repeat"), inner, numbers)
-        | st.tuples(st.just("where"), st.integers(0, 3), inner, inner)
-        | st.tuples(st.just("each"), numbers | st.just("rows"), inside, st.none() | flats)
+        | st.tuples(st.just("where"), st.just(("item", "length")), limit, inner, inner)
+        | st.tuples(st.just("each"), over, inside, st.none() | flats, st.none())
     )
 
 
@@ -224,17 +212,9 @@ def specs(draw: Any) -> SpecSample:
         updates: tuple[str, ...] = (draw(st.sampled_from(kinds)),)
         if updates[0].startswith("replace") and draw(st.booleans()):
             updates = ("replace text", "replace")
-        tree = draw(trees())
-        modalities.append(
-            ModalitySample(
-                name,
-                least,
-                draw(st.integers(least, 4)),
-                tree,
-                updates,
-                (draw(st.sampled_from(["batched", "flat", "derived", "shared"])),),
-                not _varies(tree) and draw(st.booleans()),
-            )
-        )
+        tree, most = draw(trees(name)), draw(st.integers(least, 4))
+        fields = (draw(st.sampled_from(["batched", "flat", "derived", "shared"])),)
+        embeds = not _varies(tree) and draw(st.booleans())
+        modalities.append(ModalitySample(name, least, most, tree, updates, fields, embeds))
     at_the_end = any("end" in modality.updates for modality in modalities)
     return SpecSample(tuple(modalities), not at_the_end and draw(st.booleans()))

@@ -66,6 +66,9 @@ class BoundModality:
         self.intake = Intake(spec, binding, partial(self.placeholders.rows, embeds=True))
         self.processing = Processing(spec, binding)
         self.positions = None if spec.positions is None else Positions(spec, binding)
+        own = self.positions.leaves() if self.positions else frozenset()
+        # items of one geometry have one grid
+        self._checks_once = self.placeholders.tells(own)
         self.fields = self.processing.sent
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
@@ -87,6 +90,18 @@ class BoundModality:
     def may_cache(self, count: int) -> bool:
         """Whether vLLM may cache the processed items of a request with `count` of them."""
         return self._may_cache(count)
+
+    def check_positions(self, fields: Mapping[str, Any], known: Alternatives) -> None:
+        """Compare the declared positions of an item with its layout; see `Positions.check`.
+
+        Args:
+            fields: its processed fields.
+            known: its alternatives, which share the layout.
+        """
+        if self.positions is None or (known.has_positions and self._checks_once):
+            return
+        self.positions.check(fields, known[0].placeholder)
+        known.has_positions = True
 
     def alternatives(
         self,

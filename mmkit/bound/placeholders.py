@@ -91,6 +91,12 @@ class Placeholders:
     def _leaves_of(self, layout: Layout) -> frozenset[Leaf]:
         return layout.leaves().union(*(update.leaves() for update in self.updates))
 
+    def tells(self, leaves: frozenset[Leaf]) -> bool:
+        """Whether items of one geometry have the same values of these leaves."""
+        return not self._opaque and all(
+            leaves <= self._leaves[embeds] for embeds in ([False, True] if self.embeds else [False])
+        )
+
     def varies(self, embeds: bool) -> bool:
         """Whether items, or precomputed embeddings, differ in their layouts or targets."""
         return self._opaque or bool(self._leaves[embeds])
@@ -216,6 +222,8 @@ def _geometry(leaf: Leaf, scope: Scope) -> Any:
         value = evaluate(leaf.expr, scope)
     except SpecError:
         return None
+    if type(value) is int:  # nearly always
+        return value
     if math.prod(getattr(value, "shape", ())) > _KEYS:
         return []  # cannot be hashed
     return plain(value)

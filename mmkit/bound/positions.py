@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecError
-from ..expr import evaluate, fold, plain
+from ..expr import Leaf, evaluate, fold, leaves, plain
 from ..layout import Placeholder, whole
 from ..spec import Modality
 from .binding import Binding
@@ -34,6 +34,10 @@ class Positions:
             SpecError: the grid has another number of positions than the layout has rows.
         """
         self._sizes_of(fields, [length for _, length in placeholder.runs])
+
+    def leaves(self) -> frozenset[Leaf]:
+        """What the grid of an item depends on."""
+        return leaves(self._sizes)
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """The runs of embed() positions of an item.

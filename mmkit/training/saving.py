@@ -24,7 +24,7 @@ from transformers.utils import cached_file
 
 from ..bound.calls import LazyProcessor
 from ..expr import leaves
-from ..generate import hf_class, hf_source, module_of
+from ..generate import hf_class, module_of, source
 from ..items.values import dtype_name
 from ..process import HF
 from ..spec import Declaration
@@ -80,7 +80,7 @@ def save(processor: Processor, folder: Any) -> None:
                 shutil.copy(file, path)
         module = module_of(processor.spec)
         assert module is not None
-        code = hf_source(processor.spec, f".{files[0].stem}.{module[1]}")
+        code = source(processor.spec, f".{files[0].stem}.{module[1]}", hf=True)
         (path / f"{_code(processor.spec)}.py").write_text(code, encoding="utf-8")
 
 

@@ -188,7 +188,7 @@ def _check_allowed(processor: CommonProcessor, params: Any) -> None:
 def _check(processor: CommonProcessor, prompt: Mapping[str, Any]) -> None:
     """Refuse ids that the model lacks, and placeholders without data."""
     plan, kind, ids = processor.plan, prompt.get("type"), prompt.get("prompt_token_ids")
-    if kind in ("token", "multimodal") and ids is not None:
+    if ids is not None:
         plan.check_ids(ids)
     # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from their items
     if kind == "token" and ids is not None and plan.spec.decoder_prompt is None:
@@ -217,7 +217,7 @@ def _own(processor: CommonProcessor, prompt: Mapping[str, Any]) -> Mapping[str, 
     """A request with processed fields as our processor would have made it."""
     if not _is_foreign(prompt):
         return prompt
-    if not takes_rendered(processor.plan) or "prompt_token_ids" not in prompt:
+    if not takes_rendered(processor.plan) or prompt.get("prompt_token_ids") is None:
         _check_mark(processor, prompt)
     return rendered.checked(processor, prompt)
 

@@ -360,8 +360,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 modality.note_largest(value, placeholder.num_embeds)
             sent = len(value.rows) if embeds else None
             placeholders.check_rows(index, placeholder.num_embeds, sent=sent, most=most)
-            if modality.positions is not None:
-                modality.positions.check(fields, placeholder)
+            modality.check_positions(fields, layouts.alternatives)
             yield layouts
 
     def item(

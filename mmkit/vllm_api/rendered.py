@@ -20,6 +20,7 @@ from ..errors import InputError, SpecError, VllmApiError
 from ..expr import COUNT, INDEX, Leaf, leaves
 from ..field import Flat
 from ..items import ItemType
+from ..items.values import strided
 from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..process import Identity
@@ -126,6 +127,9 @@ def _item(
         raise InputError(where, "processed fields", type(sent).__name__, remedy)
     fields = {key: getattr(element, "data", None) for key, element in sent.items()}
     fields.pop(rows_field(modality.name), None)  # counted again
+    for key, part in fields.items():
+        if isinstance(part, torch.Tensor):
+            fields[key] = strided(part, f"{where}, {key}", "a plain tensor")
     intake = modality.intake
     embeds = intake.takes_embeds and intake.embeds_field in fields
     item: Any = SimpleNamespace(index=index)
@@ -145,8 +149,7 @@ def _item(
     with _refusing(modality, where):
         alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
         placeholder = alternatives[0].placeholder
-        if modality.positions is not None:
-            modality.positions.check(fields, placeholder)
+        modality.check_positions(fields, alternatives)
     if embeds:
         rows, given = placeholder.num_embeds, len(item.rows)
         modality.placeholders.check_rows(index, rows, sent=given, most=None)

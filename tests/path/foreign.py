@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from vllm.multimodal.processing import (
     PromptReplacement,
 )
 
+from mmkit.vllm_api import harness
+
 MARK, EMBED = 7, 8
 
 
@@ -27,25 +29,17 @@ class Items(ProcessorBatchItems):
 
 
 class Parser(MultiModalDataParser):
-    """Takes one modality, under whatever name."""
+    """Takes one modality, under whatever name, of items that `check` takes."""
 
-    def __init__(self, modality: str, **options: Any) -> None:
+    def __init__(self, modality: str, check: Callable[[Any], bool], **options: Any) -> None:
         super().__init__(**options)
-        self.modality = modality
+        self.modality, self.check = modality, check
 
     def _items(self, data: Any) -> ModalityDataItems[Any, Any]:
         values = list(data) if isinstance(data, list) else [data]
-        for value in values:
-            self.check(value)
+        if not all(map(self.check, values)):
+            raise ValueError(f"no {self.modality}")
         return Items(values, self.modality)
-
-    def check(self, value: Any) -> None:
-        if self.modality == "molecule" and not isinstance(value, str):
-            raise ValueError(f"a molecule is a string, not a {type(value).__name__}")
-        if self.modality == "scene" and not (isinstance(value, dict) and {*value} == {"pixels", "place"}):
-            raise ValueError("a scene is a dict of pixels and place")
-        if self.modality == "series" and np.asarray(value, dtype=np.float32).ndim != 2:
-            raise ValueError("a series is two-dimensional")
 
     def _get_subparsers(self) -> Mapping[str, Any]:
         return {self.modality: self._items}
@@ -53,15 +47,18 @@ class Parser(MultiModalDataParser):
 
 class Info(BaseProcessingInfo):
     modality: str
+    limit: int | None = None
+    tokens = 4
+    check: Callable[[Any], bool]
 
     def get_data_parser(self) -> Parser:
-        return Parser(self.modality)
+        return Parser(self.modality, type(self).check)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {self.modality: None}
+        return {self.modality: self.limit}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        return {self.modality: 4}
+        return {self.modality: self.tokens}
 
 
 class Dummy(BaseDummyInputsBuilder[Any]):
@@ -75,14 +72,10 @@ class Dummy(BaseDummyInputsBuilder[Any]):
 
 
 class Processor(BaseMultiModalProcessor[Any]):
-    """Four positions for each item."""
+    """Four positions for each item, and fields by name, each with the values of all items."""
 
     requires_tokenizer = False
-    key = "data"
-
-    def values(self, items: Sequence[Any]) -> Any:
-        """The one field, of all items."""
-        raise NotImplementedError
+    fields: Callable[[list[Any]], dict[str, Any]]
 
     def get_dummy_inputs(self, seq_len: int, mm_counts: Any, mm_options: Any) -> Any:
         data = self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
@@ -91,100 +84,17 @@ class Processor(BaseMultiModalProcessor[Any]):
 
     def _apply_hf_processor_main(self, mm_items: MultiModalDataItems, hf_kwargs: Any) -> BatchFeature:
         items = [item for own in mm_items.values() for item in own.get_all()]
-        return BatchFeature({self.key: self.values(items)} if items else {})
+        return BatchFeature(type(self).fields(items) if items else {})
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-        return {self.key: MultiModalFieldConfig.batched(self.info.modality)}
+        return dict.fromkeys(hf_inputs, MultiModalFieldConfig.batched(self.info.modality))
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
         return [PromptReplacement(modality=self.info.modality, target=[MARK], replacement=[EMBED] * 4)]
 
 
-# -- numpy arrays as fields ------------------------------------------------------------------------------------------
-
-
-class SeriesInfo(Info):
-    modality = "series"
-
-
-class SeriesDummy(Dummy):
-    largest = np.zeros((4, 2), dtype=np.float32)
-
-
-class NumpyFields(Processor):
-    def values(self, items: Sequence[Any]) -> Any:
-        return [np.asarray(item, dtype=np.float32) for item in items]
-
-
-class PaddedNumpyFields(Processor):
-    """A mistake: each series has the length of the longest of its request."""
-
-    def values(self, items: Sequence[Any]) -> Any:
-        longest = max(len(item) for item in items)
-        return [np.resize(np.asarray(item, dtype=np.float32), (longest, 2)) for item in items]
-
-
-class OneShotFields(Processor):
-    """A mistake: what reaches the model can be read once."""
-
-    def values(self, items: Sequence[Any]) -> Any:
-        return [iter(np.asarray(item)) for item in items]
-
-
-class Breaking(Processor):
-    """A mistake: it cannot read three steps."""
-
-    def values(self, items: Sequence[Any]) -> Any:
-        if any(len(item) == 3 for item in items):
-            raise RuntimeError("three steps")
-        return [torch.as_tensor(np.asarray(item)) for item in items]
-
-
-# -- strings as items, without a tokenizer ---------------------------------------------------------------------------
-
-
-class MoleculeInfo(Info):
-    modality = "molecule"
-
-
-class MoleculeDummy(Dummy):
-    largest = "CCCCCC"
-
-
-class Molecules(Processor):
-    def values(self, items: Sequence[Any]) -> Any:
-        return [torch.tensor([ord(letter) for letter in item]) for item in items]
-
-
-# -- dicts as items, no updates of the prompt, raw input -------------------------------------------------------------
-
-
-class SceneInfo(Info):
-    modality = "scene"
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"scene": 1}
-
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        return {"scene": 0}
-
-
-class SceneDummy(Dummy):
-    @property
-    def largest(self) -> Any:
-        return {"pixels": np.zeros((3, 4, 4), dtype=np.float32), "place": np.zeros(2, dtype=np.float32)}
-
-
-class Scenes(Processor):
-    """Every prompt becomes one id, and no position stands for the scene."""
-
-    def _apply_hf_processor_main(self, mm_items: MultiModalDataItems, hf_kwargs: Any) -> BatchFeature:
-        items = [item for own in mm_items.values() for item in own.get_all()]
-        parts = {key: [torch.as_tensor(np.asarray(item[key])) for item in items] for key in ("pixels", "place")}
-        return BatchFeature({key: torch.stack(own) for key, own in parts.items() if own})
-
-    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-        return {key: MultiModalFieldConfig.batched("scene") for key in ("pixels", "place")}
+class Raw(Processor):
+    """Every prompt becomes one id, and no position stands for an item."""
 
     def _get_prompt_updates(self, *arguments: Any, **options: Any) -> Any:
         return []
@@ -196,5 +106,30 @@ class Scenes(Processor):
             prompt_token_ids=[1],
             mm_kwargs=MultiModalKwargsItems.from_hf_inputs(processed, config),
             mm_hashes=inputs.get_mm_hashes(self.info.model_id, "blake3"),
-            mm_placeholders={"scene": [PlaceholderRange(offset=0, length=0)]},
+            mm_placeholders={self.info.modality: [PlaceholderRange(offset=0, length=0)]},
         )
+
+
+def array(value: Any) -> np.ndarray:
+    return np.asarray(value, dtype=np.float32)
+
+
+def padded(items: list[Any]) -> list[np.ndarray]:
+    """A mistake: each series has the length of the longest of its request."""
+    longest = max(map(len, items))
+    return [np.resize(array(item), (longest, 2)) for item in items]
+
+
+def breaking(item: Any) -> torch.Tensor:
+    """A mistake: it cannot read three steps."""
+    if len(item) == 3:
+        raise RuntimeError("three steps")
+    return torch.as_tensor(array(item))
+
+
+def instance(modality: str, largest: Any, check: Any, fields: Any, config: Any, base: type = Processor) -> Any:
+    """The processor of such classes."""
+    raw = {"limit": 1, "tokens": 0} if base is Raw else {}
+    info = type("TheInfo", (Info,), {"modality": modality, "check": staticmethod(check), **raw})
+    dummy = type("TheDummy", (Dummy,), {"largest": largest})
+    return harness.generated(info, dummy, type("TheProcessor", (base,), {"fields": staticmethod(fields)}), config)

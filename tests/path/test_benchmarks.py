@@ -9,12 +9,8 @@ from examples.terra.reference import LlamaActionForCausalLM
 from tests import ROOT
 
 
-def test_an_exponent_is_the_slope():
-    assert measure.exponent([1, 10, 100], [2.0, 20.0, 200.0]) == pytest.approx(1)
+def test_an_exponent_is_the_slope_and_ratios_are_of_pairs():
     assert measure.exponent([1, 10, 100], [3.0, 300.0, 30_000.0]) == pytest.approx(2)
-
-
-def test_ratios_are_of_pairs():
     ratios = measure.ratio({"ours": [1.0, 4.0, 3.0], "theirs": [2.0, 4.0, 2.0]}, "ours", "theirs")
     assert (ratios["ratio"], ratios["ours_ms"], ratios["theirs_ms"]) == (1.0, 3000.0, 2000.0)
 
@@ -25,20 +21,13 @@ def test_the_tables_of_the_pages_are_the_stored_results():
         assert table in pages, f"python -m benchmarks.report prints another table of {name}"
 
 
-@pytest.mark.parametrize("name", ["bench-overhead.png", "bench-growth.png", "bench-terra-cpu.png"])
-def test_the_pictures_are_those_of_the_stored_results(name, drawn):
-    fresh, stored = (
-        np.asarray(Image.open(folder / name).convert("L"), int) for folder in (drawn, ROOT / "docs" / "images")
-    )
-    assert fresh.shape == stored.shape
-    assert (np.abs(fresh - stored) > 64).mean() < 0.002  # another version of a font
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("drawn")
-    plots.main(folder)
-    return folder
+def test_the_pictures_are_those_of_the_stored_results(tmp_path):
+    plots.main(tmp_path)
+    for name in ("bench-overhead.png", "bench-growth.png", "bench-terra-cpu.png"):
+        pictures = (Image.open(folder / name).convert("L") for folder in (tmp_path, ROOT / "docs" / "images"))
+        fresh, stored = (np.asarray(picture, int) for picture in pictures)
+        assert fresh.shape == stored.shape
+        assert (np.abs(fresh - stored) > 64).mean() < 0.002  # another version of a font
 
 
 # -- the GPU's, in its tiny mode ---------------------------------------------------------------------------------------
@@ -49,9 +38,6 @@ def test_parameters_are_counted_right():
     model = LlamaActionForCausalLM._from_config(tiny)
     assert terra_gpu.parameters(tiny) == sum(parameter.numel() for parameter in model.parameters())
     assert terra_gpu.read_parameters(tiny) == terra_gpu.parameters(tiny) - model.model.embed_tokens.weight.numel()
-
-
-def test_the_published_size():
     assert terra_gpu.parameters(terra_gpu.config(tiny=False)) == pytest.approx(2.04e9, rel=0.01)
 
 
@@ -78,14 +64,3 @@ def test_requests_are_what_they_say(make, count):
     hashes, copied = growth.floor(processor, prompt, data)()
     assert sum(map(len, hashes.values())) == count
     assert copied == prompt
-
-
-def test_numbered_targets_are_distinct():
-    processor, prompt, data = growth.replaced(100, numbered=True)
-    outcome = growth.rendering(processor, prompt, data)()
-    assert len(outcome["mm_placeholders"]["series"]) == 100
-
-
-def test_prompts_are_as_long_as_they_say():
-    _, prompt, _ = growth.items(6, 10_000)
-    assert len(prompt) == pytest.approx(10_000, abs=6)

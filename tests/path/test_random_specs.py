@@ -1,5 +1,4 @@
-"""Random specs in vLLM's processing path against the laws, and against deliberately naive references: an evaluator of
-their descriptions below, and the placement of naive.py."""
+"""Random specs in vLLM's processing path, against the laws and against the naive references of tests/unit/naive.py."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ from mmkit.layout import as_text
 from mmkit.testing import LAWS, Case, NotApplicable, Subject, check_law, items
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, harness
 from tests.profiles import scaled
-from tests.random_specs import MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
+from tests.random_specs import ID, MARKS, NUMBERS, ROWS, WORDS, ModalitySample, SpecSample, checkpoint, specs
 from tests.unit import naive
-
-ID = {word: i for i, word in enumerate(WORDS)}
 
 
 @functools.cache
@@ -40,35 +37,9 @@ def subject_of(sample: SpecSample) -> Subject:
     return Subject(instance, samples, model_dir=checkpoint(), plan=plan)
 
 
-def number(value: Any, length: int, element: int) -> int:
-    return {"length": length, "element": element, **NUMBERS}[value] if isinstance(value, str) else value
-
-
-def lay(tree: Any, name: str, length: int, element: int = 0) -> list[tuple[int, bool]]:
-    """The tokens of a layout, each with whether it receives an encoder row, one by one."""
-    kind, *rest = tree
-    if kind == "literal":
-        return [(ID[MARKS[name][2 + rest[0]]], False)]
-    if kind == "embed":
-        return [(ID[MARKS[name][1]], True)]
-    if kind == "sequence":
-        return [token for part in rest[0] for token in lay(part, name, length, element)]
-    if kind == "where":
-        return lay(rest[1] if length > rest[0] else rest[2], name, length, element)
-    if kind == "repeat":
-        return [token for _ in range(number(rest[1], length, element)) for token in lay(rest[0], name, length, element)]
-    over, body, separator = rest
-    elements = list(ROWS) if over == "rows" else list(range(number(over, length, element)))
-    tokens: list[tuple[int, bool]] = []
-    for position, inner in enumerate(elements):
-        if position and separator is not None:
-            tokens += lay(separator, name, length, element)
-        tokens += lay(body, name, length, inner)
-    return tokens
-
-
 def layout_of(modality: ModalitySample, length: int) -> list[tuple[int, bool]]:
-    return [(ID[MARKS[modality.name][1]], True), *lay(modality.tree, modality.name, length)]
+    env = {"cfg": {**NUMBERS, "rows": list(ROWS)}, "item": {"length": length}}
+    return [(ID[MARKS[modality.name][1]], True), *naive.lay(modality.tree, env)]
 
 
 def ways_of(modality: ModalitySample, length: int) -> list[naive.Way]:
@@ -114,8 +85,8 @@ def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, dat
     # a target that can only stand for an item
     targets = [target for m in absent for kind, target, *_ in ways_of(m, m.least) if kind == "replace"]
     bare |= {target[0] for target in targets if as_text(target) in as_text(request.prompt)}
-    prompt = [*request.prompt, ID["</s>"]] if sample.suffix else request.prompt
-    expected = None if bare else naive.place(prompt, alternatives)
+    end = [ID["</s>"]] if sample.suffix and request.prompt[-1:] != [ID["</s>"]] else []
+    expected = None if bare else naive.place([*request.prompt, *end], alternatives)
     try:
         outcome = subject.run(request)
     except InputError:

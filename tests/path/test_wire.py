@@ -206,6 +206,8 @@ FIELDS: list[tuple[str, Any, Any]] = [
     ("frames[0], frames: expected dtype torch.float32, got torch.float64.", ONES.double(), TWO),
     ("frames[0], frames: expected finite values, got NaN or an infinity.", ONES * torch.inf, TWO),
     ("frames[0], frames: expected a Tensor, got a list.", [1.0], TWO),
+    ("frames[0], frames: expected a plain tensor, got a torch.sparse_coo tensor on cpu.", ONES.to_sparse(), TWO),
+    ("frames[0], rows: expected a plain tensor, got a torch.strided tensor on meta.", ONES, TWO.to("meta")),
     ("frames[0], rows: expected 2, as the spec derives it, got tensor(3).", ONES, TWO + 1),
     ("prompt: expected the layouts of its items, got others, or one too many.", torch.ones(3, 3), TWO + 1),
 ]
@@ -219,6 +221,7 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
         {"mm_kwargs": {"frames": [None] * 4}, "mm_placeholders": {"frames": [None] * 4}},
     ),
     ("mm_kwargs: expected lists by modality, got int.", {"mm_kwargs": 7}),
+    ("mm_kwargs: expected raw items, got processed fields.", {"prompt_token_ids": None}),
     ("frames[0]: expected processed fields, got NoneType.", {"mm_kwargs": {"frames": [None]}}),
     ("frames[0]: expected the fields ['frames', 'rows'], got ['x'].", {"mm_kwargs": {"frames": [{"x": None}]}}),
 ]

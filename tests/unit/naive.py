@@ -2,9 +2,10 @@
 
 Both are written from the documentation of mmkit, not from its code, and use plain lists and tuples only.
 
-A layout is a tree: ``("token", v)``, ``("embed", v)``, ``("repeat", tree, v)``, ``("sequence", trees)`` or
-``("each", over, body, sep, last)``, where `sep` and `last` may be None. A value `v` is a number, ``("cfg", name)``,
-``("item", name)`` or ``("loop", depth)``; `over` is a value or a list of numbers.
+A layout is a tree: ``("token", v)``, ``("embed", v)``, ``("repeat", tree, v)``, ``("sequence", trees)``,
+``("where", v, limit, tree, other)``, the tree for values above the limit, or ``("each", over, body, sep, last)``, where
+`sep` and `last` may be None. A value `v` is a number, ``("cfg", name)``, ``("item", name)`` or ``("loop", depth)``;
+`over` is a value or a list of numbers.
 
 A way to place an item is ``(kind, target, layout, embed ids)`` with a kind of replace, in_place, start, end or after.
 """
@@ -36,6 +37,8 @@ def lay(
     elif kind == "sequence":
         for part in tree[1]:
             tokens += lay(part, env, loops)
+    elif kind == "where":
+        tokens += lay(tree[3] if value(tree[1], env, loops) > tree[2] else tree[4], env, loops)
     else:
         _, over, body, sep, last = tree
         over = value(over, env, loops)

@@ -50,7 +50,7 @@ from mmkit import (
 from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
 from mmkit.layout import Placeholder
-from mmkit.placement import Alternative, NotFound, place
+from mmkit.placement import Alternative, Alternatives, NotFound, place
 from mmkit.process import identity
 
 from .common import CONFIG, bound, modality, plan_of
@@ -117,11 +117,11 @@ def alternative(kind, target, ids=(5, 5)):
 
 
 def put(prompt, kind, target, count=1):
-    return place(prompt, {"m": [[alternative(kind, target)]] * count}, "spec")
+    return place(prompt, {"m": [Alternatives([alternative(kind, target)])] * count}, "spec")
 
 
 def put_each(prompt, *alternatives):
-    return place(prompt, {"m": [[one] for one in alternatives]}, "spec")
+    return place(prompt, {"m": [Alternatives([one]) for one in alternatives]}, "spec")
 
 
 def rewritten(value):

@@ -15,7 +15,6 @@ from mmkit import (
     ModelSpec,
     SpecError,
     Tensor,
-    Video,
     already_expanded,
     batched,
     between,
@@ -52,21 +51,6 @@ IMAGE = Modality(
 )
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
-def test_from_data_to_placeholders(lengths):
-    plan = plan_of(IMAGE)
-    prompt, expected, starts = [1], [1], []
-    for length in lengths:
-        prompt += [7, 2]
-        starts.append(len(expected))
-        expected += [7] * (length + 1) + [2]
-    items = {"image": [torch.zeros(n) for n in lengths]}
-    preview = plan.preview(prompt, items)
-    assert preview.prompt_token_ids == expected
-    assert [placement.start for placement in preview.placements] == starts
-    assert plan.preview(expected, items).prompt_token_ids == expected
-
-
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_layouts_are_kept_by_geometry(lengths):
     """The same geometry gives the same objects; another geometry never does."""
@@ -95,33 +79,15 @@ def test_item_numbered_targets_are_not_confused_by_the_cache():
         plan.preview([182, 5, 181], items)
 
 
-@pytest.mark.parametrize("metadata", [None, {"n": 2}], ids=repr)
-def test_where_guards_a_fact_that_may_be_missing(metadata):
-    video = Modality(
-        "video",
-        item=Video(largest=(2, 4, 4)),
-        layout=embed(5) * where(item.metadata == None, 4, item.metadata["n"]),  # noqa: E711
-        update=already_expanded(),
-        fields={"x": batched()},
-    )
-    bound = plan_of(video).modalities["video"]
-    scope = bound.scope(SimpleNamespace(index=0, metadata=metadata), 0)
-    assert len(bound.placeholders.alternatives(scope)[0].placeholder) == (2 if metadata else 4)
-
-
 def test_the_largest_item():
-    bound = plan_of(IMAGE).modalities["image"]
-    value, length = bound.largest()
+    value, length = plan_of(IMAGE).modalities["image"].largest()
     assert (value.shape, length) == ((4,), 5)
-    several = modality(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * (item.width * item.height))
-    value, length = plan_of(several).modalities["m"].largest()
+    value, length = bound(
+        item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item.width * item.height
+    ).largest()
     assert (value.size, length) == ((3, 4), 12)
-
-
-def test_the_largest_item_of_a_layout_that_shrinks():
     kind = Tensor(shape=(between(1, 4),), largest=[(1,), (4,)])
-    shrinking = modality(item=kind, layout=embed(5) * (9 - item.length))
-    assert plan_of(shrinking).modalities["m"].largest()[1] == 8
+    assert bound(item=kind, layout=embed(5) * (9 - item.length)).largest()[1] == 8, "a layout that shrinks"
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -154,7 +120,9 @@ def test_unexpanding_is_the_inverse_of_expanding(ids, lengths):
     for _ in lengths:
         prompt += [7, *ids]
     expanded = plan.expand(prompt, items)
-    assert expanded == plan.preview(prompt, items).prompt_token_ids
+    preview = plan.preview(prompt, items)
+    assert expanded == preview.prompt_token_ids
+    assert all(expanded[at.start : at.end] == at.placeholder.ids for at in preview.placements)
     written = plan.unexpand(expanded, items)
     assert plan.expand(written, items) == expanded
     if prompt[-2:] != [3, 3]:
@@ -209,16 +177,12 @@ def test_an_item_without_positions(config):
         preview = plan.preview(prompt, items)
         assert (preview.prompt_token_ids, [at.start for at in preview.placements]) == ([0], [0])
     assert plan.unexpand([0], items) == [0]
-    for data, sentence in (
-        ({}, "spec.m: expected one item per request, got none. The model reads nothing else."),
-        (
-            {"m": torch.ones(2, 2, 2)},
-            "spec.m: expected fewer items, got 2. At most 1 m(s) may be provided in one prompt.",
-        ),
+    for data, words in (
+        ({}, "one item per request, got none. The model reads"),
+        (2, "fewer items, got 2. At most 1 m(s)"),
     ):
-        with pytest.raises(InputError) as refused:
-            plan.preview([5], data)
-        assert str(refused.value) == sentence
+        with pytest.raises(InputError, match=f"^spec.m: expected {re.escape(words)}"):
+            plan.preview([5], data and {"m": torch.ones(2, 2, 2)})
 
 
 def test_rewriting():
@@ -294,18 +258,9 @@ def test_the_largest_item_by_what_is_processed():
 
 @pytest.mark.parametrize(("context", "rows"), [(64, 64), (65, 64), (10, 9), (2, 1), (1, 1)])
 def test_the_largest_item_fits_into_the_context(context, rows):
-    spec = ModelSpec(
-        "m",
-        Modality(
-            "m",
-            item=Tensor(shape=(between(1, 64),)),
-            layout=embed(5) * item.length + where(item.length == 64, [], 9),
-            update=replace(7),
-            fields={"x": batched()},
-        ),
-    )
-    plan = Plan(spec, CONFIG, Tokenizer(), max_model_len=context)
-    assert plan.modalities["m"].largest()[1] == rows
+    layout = embed(5) * item.length + where(item.length == 64, [], 9)
+    spec = ModelSpec("m", modality(item=Tensor(shape=(between(1, 64),)), layout=layout, update=replace(7)))
+    assert Plan(spec, CONFIG, Tokenizer(), max_model_len=context).modalities["m"].largest()[1] == rows
 
 
 def test_targets_that_stand_for_items_alone():
@@ -549,14 +504,6 @@ def test_processing_ragged_items(lengths):
         (alone,) = modality.processing.run([value])
         assert alone.keys() == part.keys() == declared.keys()
         assert all(torch.equal(alone[name], part[name]) for name in declared)
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans())
-def test_identity_passes_items_on(lengths, batch):
-    modality = bound(item=RAGGED, fields={"x": batched() if batch else flat(item.length)})
-    items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    processed = modality.processing.run(items)
-    assert [part["x"].tolist() for part in processed] == [value.tolist() for value in items]
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])

@@ -11,7 +11,7 @@ from examples.terra import play
 from examples.terra.world import HEADINGS, make_action, make_episode
 from mmkit.serve.client import Client
 from mmkit.serve.process import free_port
-from tests.unit.fake_server import STEP, Fake, car_of, until
+from tests.unit.fake_server import Fake, car_of, until
 
 APP = typer.Typer()
 APP.command()(play.main)
@@ -52,16 +52,6 @@ def test_moves_that_the_world_lacks(fake: Fake) -> None:
     assert "There is no road to the" in output or "Cars do not turn back" in output
     assert "frame 1, 21 left" in output
     assert {message["type"] for message in fake.seen} == {"start", "close"}
-
-
-def test_new_world_and_the_end(fake: Fake) -> None:
-    fake.room = 5 * STEP
-    code, output = played(fake.url, "--keys", ".... n.q.")
-    assert code == 0
-    assert output.count(play.USED_UP) == 2
-    assert "world 0, frame 2, 0 left" in output
-    assert "world 1, frame 1, 1 left" in output
-    assert "frame 2, 0 left" not in output.partition("world 1")[2]
 
 
 def test_idle_session_is_opened_again(fake: Fake) -> None:

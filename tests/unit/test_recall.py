@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tools.matrix.trees import RELEASES, ROOT
 from tools.recall import __main__ as recall
-from tools.recall.bugs import BUGS, Replay
+from tools.recall.bugs import BUGS
 
 HOLDS = {"status": "holds", "message": "", "seconds": 1.0}
 VIOLATED = {"status": "violated", "message": f"L2 ranges: {BUGS[8].replay.message}", "seconds": 1.0}  # type: ignore[union-attr]
@@ -50,9 +49,3 @@ def test_what_fails(before: dict[str, Any], after: dict[str, Any] | None, failur
     told = recall.failures(8, results)
     assert bool(told) == (failure is not None)
     assert failure is None or failure in told[0]
-
-
-def test_a_process_that_ends_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = replace(BUGS[8], replay=Replay("L2", "no such checkpoint", "0.17.1", None, ""))
-    monkeypatch.setitem(BUGS, 8, broken)
-    assert "got no result: the process ended" in recall.failures(8, {})[0]

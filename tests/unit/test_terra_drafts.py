@@ -41,26 +41,6 @@ def test_a_draft_is_of_tokens_that_were_seen_and_never_longer_than_the_frame(dat
     assert set(draft) <= set(known.tolist()) - {99}
 
 
-MOVES = st.integers(-2, 2)
-
-
-@given(MOVES, MOVES, st.sampled_from(["wrap", "edge"]), st.sampled_from([(4, 5), (8, 8), (18, 32)]))
-def test_a_displacement_is_known_after_a_row(down: int, right: int, mode: str, grid: tuple[int, int]) -> None:
-    """Whether what enters comes from the opposite edge or repeats the edge. (Which of them, only an edge tells.)"""
-    rows, columns = grid
-    last = np.random.default_rng(0).permutation(rows * columns).reshape(grid)
-
-    def moved(mode: str) -> np.ndarray:
-        return np.pad(last, 2, mode=mode)[2 - down :, 2 - right :][:rows, :columns].reshape(-1)
-
-    begun = (max(down, 0) + 1) * columns + 1  # the first row that does not repeat the upper edge, and a token
-    known = np.concatenate([last.reshape(-1), moved(mode)[:begun]]).astype(np.int32)
-    draft = np.array(Drafter(FrameMotion(rows, columns), rows * columns).drafts(known))
-    right_ones = draft == moved(mode)[begun:][: len(draft)]
-    assert len(draft)
-    assert right_ones[(moved("wrap") == moved("edge"))[begun:][: len(draft)]].all()
-
-
 def test_the_road_world_takes_three_steps_a_frame() -> None:
     """What the car hides and where it stays are learned from the frames so far."""
     drafter = Drafter(FrameMotion(GRID, GRID), GRID * GRID + NUM_WAYPOINTS)
@@ -70,13 +50,6 @@ def test_the_road_world_takes_three_steps_a_frame() -> None:
         for known in range(CONTEXT_FRAMES, len(episode.frames))
     ]
     assert np.mean(counts) <= 3
-
-
-def test_what_passed_by_is_not_drafted_again() -> None:
-    """A camera that stands still, and something that crosses its picture."""
-    road = np.arange(24)
-    frames = np.stack([np.where(road == 5 * time, 50, road) for time in range(5)])
-    assert steps(Drafter(FrameMotion(4, 6), 24), frames[:4], frames[4])[0] == 3  # it came where nobody knew
 
 
 def test_more_streams_draft_less_and_so_do_worlds_that_cannot_be_told() -> None:

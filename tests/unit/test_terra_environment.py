@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from examples.terra.environment import TerraEnv, TerraVectorEnv, Tiles, TrueTiles
 from examples.terra.world import drive, make_action, make_episode
@@ -20,11 +19,6 @@ def test_a_move_from_one_frame_is_that_of_the_episode_and_leaves_no_road() -> No
         moves = {(rows, cols): drive(frame, make_action(rows, cols)) for rows in reach for cols in reach}
         assert all(after is None for (rows, cols), after in moves.items() if (rows and cols) or abs(rows + cols) > 2)
         assert sum(after is not None for after in moves.values()) in (5, 9)
-
-
-@pytest.mark.filterwarnings("ignore:.*alternative render modes")
-def test_gymnasium_takes_it() -> None:
-    check_env(TerraEnv(Tiles(), TrueTiles(), max_steps=5, render_mode="rgb_array"))
 
 
 def test_reward_and_end_are_the_users() -> None:

@@ -1,6 +1,7 @@
 """Specs as processors of transformers, without vLLM."""
 
 import pickle
+import re
 import sys
 
 import pytest
@@ -9,7 +10,6 @@ from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoProcessor, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import mmkit
 from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
 from examples.terra.configuration import LlamaActionConfig
@@ -81,19 +81,6 @@ def test_labels_are_the_answers(side):
     assert [len(one) for one in batch["series"]] == [5, 1, 9]
 
 
-@pytest.mark.parametrize(
-    ("sample", "sentence"),
-    [
-        ({"text": "look"}, r"waves\.answer: expected a text or ids, got none\."),
-        ({"text": "look", "answer": "at <series>"}, r"waves\.series: "),
-        ({"text": "look <patch>", "answer": "at"}, r"waves\.series: "),
-    ],
-)
-def test_answers_are_checked(sample, sentence):
-    with pytest.raises(InputError, match=sentence):
-        Collator(waves())([sample])
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_batch(side):
     texts, items = ["<series> look <series>", "at"], [[steps(3), steps(5)], None]
@@ -135,21 +122,14 @@ def test_fields_and_types_of_several_modalities():
     assert padded["w"].tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], "flat fields get zeros, as in vLLM"
     rows = processor(input_ids=[1], b={"b_embeds": torch.ones(1, 3)})["b_embeds"]
     assert [part.tolist() for part in rows] == [[[1.0] * 3]]
-    with pytest.raises(mmkit.InputError, match=r"raw items or precomputed embeddings in one batch, got both"):
-        processor(input_ids=[[1], [1]], b=[{"b_embeds": torch.ones(1, 3)}, one])
 
 
 def test_pictures_go_by_either_name():
-    spec = ModelSpec("spec", modality("image", item=Image(largest=(4, 4)), process=lambda items, s: {
-        "x": torch.tensor([image.width for image in items])
-    }))  # fmt: skip
-    processor, picture = spec.hf_processor(CONFIG), PILImage.new("RGB", (3, 2))
+    processor = SHOWN.hf_processor(CONFIG)
     for name in ("image", "images"):
-        batch = processor(input_ids=torch.tensor([5]), **{name: picture})
-        assert (batch["x"].tolist(), batch["mm_token_type_ids"].tolist()) == ([3], [[1]])
+        batch = processor(input_ids=torch.tensor([5]), **{name: PICTURE})
+        assert (batch["x"], batch["mm_token_type_ids"].tolist()) == ([1], [[1]])
     assert processor(input_ids=[])["input_ids"].dtype == torch.int64
-    with pytest.raises(mmkit.InputError, match=r"spec.images: expected items under one name, got image and images\."):
-        processor(input_ids=[5], image=picture, images=picture)
 
 
 def test_prompts_of_encoder_and_decoder_and_none():
@@ -158,30 +138,6 @@ def test_prompts_of_encoder_and_decoder_and_none():
     assert (batch["input_ids"].tolist(), batch["decoder_input_ids"].tolist()) == ([[5, 1]], [[3, 1]])
     raw = ModelSpec("spec", modality(layout=None, update=None, tokens=0)).hf_processor(CONFIG)
     assert raw(m=torch.ones(2, 2))["x"].shape == (1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (dict(), "waves.prompt: expected a text or input_ids, got neither."),
-        (dict(text="at", input_ids=[4]), "waves.prompt: expected a text or input_ids, got both."),
-        (dict(text=["at", "at at"]), "waves.prompt: expected prompts of one length, got lengths [1, 2]. "
-         "Write padding=True."),
-        (dict(text=["at"], series=steps(3)), "waves.series: expected a list with the items of each of 1 prompts, "
-         "got Tensor. Write None for a prompt without any."),
-        (dict(text=["at"], series=[]), "waves.series: expected a list with the items of each of 1 prompts, "
-         "got 0 of them. Write None for a prompt without any."),
-        (dict(text=[]), "waves.prompt: expected at least one prompt, got none."),
-        (dict(text="at", images=[3]), "waves.multi_modal_data: expected modalities among ['series'], got 'images'."),
-        (dict(text="at", padding="some"), "waves.padding: expected a bool, \"longest\" or \"max_length\", got 'some'."),
-        (dict(text="at", padding="max_length"), 'waves.padding: expected a max_length beside "max_length", got none.'),
-        (dict(text="at", return_tensors="np"), "waves.return_tensors: expected \"pt\", got 'np'."),
-    ],
-)  # fmt: skip
-def test_refusals(arguments, sentence):
-    with pytest.raises(mmkit.InputError) as refused:
-        waves()(**arguments)
-    assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("template", [TYPED, PLAIN])
@@ -205,25 +161,59 @@ def test_a_template_that_knows_the_type():
     assert ids.tolist() == [[6, 5, PATCH, 7]]
 
 
-@pytest.mark.parametrize(
-    ("make", "content", "sentence"),
-    [
-        (lambda: TERRA.hf_processor(LlamaActionConfig(pad_token_id=31)), [],
-         "terra.conversation: expected a model with a tokenizer, got one without. Call it with ids."),
-        (waves, [], "waves.conversation: expected a chat template, got none. Give chat_template=."),
-        (lambda: waves(chat_template=TYPED), [{"type": "image", "image": 3}],
-         'waves.conversation: expected parts {"type": "text", "text": ...} or {"type": "series", "series": ...}, '
-         "got type 'image'."),
-        (lambda: ModelSpec("spec", modality(update=insert(at="start"))).hf_processor(
-            CONFIG, tokenizer(chat_template=TYPED)), [{"type": "m", "m": torch.ones(2, 2)}],
-         "spec.conversation: expected a chat template with the type m, or replace() of a text in the spec, "
-         "got neither."),
-    ],
-)  # fmt: skip
-def test_refused_messages(make, content, sentence):
-    with pytest.raises(mmkit.InputError) as refused:
-        make().apply_chat_template([{"role": "user", "content": content}])
-    assert str(refused.value) == sentence
+TEXTLESS = ModelSpec("spec", modality(update=insert(at="start"), embeds=True))
+SHOWN = ModelSpec("spec", modality("image", item=Image((4, 4)), process=lambda items, s: {"x": [1] * len(items)}))
+PICTURE, ROWS, MATRIX = PILImage.new("RGB", (3, 2)), {"m_embeds": torch.ones(1, 3)}, torch.ones(2, 2)
+
+
+def collated(**sample):
+    Collator(waves())([sample])
+
+
+def told(processor, *content):
+    processor.apply_chat_template([{"role": "user", "content": content}])
+
+
+# fmt: off
+REFUSED = [
+    ("waves.prompt: expected a text or input_ids, got neither.", lambda: waves()()),
+    ("waves.prompt: expected a text or input_ids, got both.", lambda: waves()(text="at", input_ids=[4])),
+    ("waves.prompt: expected prompts of one length, got lengths [1, 2]. Write padding=True.",
+     lambda: waves()(["at", "at at"])),
+    ("waves.series: expected a list with the items of each of 1 prompts, got Tensor. Write None for a prompt without …",
+     lambda: waves()(["at"], series=steps(3))),
+    ("waves.series: expected a list with the items of each of 1 prompts, got 0 of them. Write None …",
+     lambda: waves()(["at"], series=[])),
+    ("waves.prompt: expected at least one prompt, got none.", lambda: waves()([])),
+    ("waves.multi_modal_data: expected modalities among ['series'], got 'images'.", lambda: waves()("at", images=[3])),
+    ('waves.padding: expected a bool, "longest" or "max_length", got \'some\'.', lambda: waves()("at", padding="some")),
+    ('waves.padding: expected a max_length beside "max_length", got none.',
+     lambda: waves()("at", padding="max_length")),
+    ("waves.return_tensors: expected \"pt\", got 'np'.", lambda: waves()("at", return_tensors="np")),
+    ("… raw items or precomputed embeddings in one batch, got both…",
+     lambda: TEXTLESS.hf_processor(CONFIG)(input_ids=[[1], [1]], m=[ROWS, MATRIX])),
+    ("spec.images: expected items under one name, got image and images.",
+     lambda: SHOWN.hf_processor(CONFIG)(input_ids=[5], image=PICTURE, images=PICTURE)),
+    ("waves.answer: expected a text or ids, got none.", lambda: collated(text="look")),
+    ("waves.series: …", lambda: collated(text="look", answer="at <series>"),
+     lambda: collated(text="look <patch>", answer="at")),
+    ("terra.conversation: expected a model with a tokenizer, got one without. Call it with ids.",
+     lambda: told(TERRA.hf_processor(LlamaActionConfig(pad_token_id=31)))),
+    ("waves.conversation: expected a chat template, got none. Give chat_template=.", lambda: told(waves())),
+    ('waves.conversation: expected parts {"type": "text", "text": ...} or {"type": "series", "series": ...}, '
+     "got type 'image'.", lambda: told(waves(chat_template=TYPED), {"type": "image", "image": 3})),
+    ("spec.conversation: expected a chat template with the type m, or replace() of a text in the spec, got neither.",
+     lambda: told(TEXTLESS.hf_processor(CONFIG, tokenizer(chat_template=TYPED)), {"type": "m", "m": MATRIX})),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("sentence", "provoke"), [(text, way) for text, *ways in REFUSED for way in ways])
+def test_what_is_refused(sentence, provoke):
+    """`…` stands for words that other tests have."""
+    with pytest.raises(InputError) as refused:
+        provoke()
+    assert re.fullmatch(".*".join(map(re.escape, sentence.split("…"))), str(refused.value)), refused.value
 
 
 # -- in a folder -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Texts, images and precomputed embeddings over HTTP: the answers of the engine, which are those of transformers."""
 
+import json
 import os
 import re
 import select
@@ -286,6 +287,21 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
 def test_chats_that_are_refused(server: Server, images: list[Any], text: str, words: str) -> None:
     status, refusal = chat(server, images, text)
     assert (status, words in refusal) == (413 if "pixels" in words else 400, True), refusal
+
+
+def test_an_item_of_the_request_before_is_none_of_this_one(server: Server) -> None:
+    """Both come in one segment, and the server begins the second in the context of the first."""
+
+    def request(parts: list[Any], header: str) -> bytes:
+        body = json.dumps({"model": "llava", "messages": [{"role": "user", "content": parts}], **SAMPLING})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{header}"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    reference = {"type": "image_url", **at("mmkit-item:0")}
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as connection:
+        connection.sendall(request(own(PICTURES[0]), "") + request([reference], "Connection: close\r\n"))
+        answers = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"400"], answers
 
 
 def test_urls_in_a_chat_are_not_fetched(server: Server) -> None:
