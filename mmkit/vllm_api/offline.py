@@ -90,7 +90,7 @@ class _Line:
             while begun:
                 yield _result(begun.popleft())
         except BaseException:
-            # the engine will never see the items of the others: see `CommonProcessor.guarded`
+            # the engine will never see the items of the others: see `CommonProcessor.rendered`
             for other in begun:
                 if isinstance(other, Future):
                     other.exception()

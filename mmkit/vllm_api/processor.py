@@ -44,6 +44,24 @@ Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Layouts]
 
 Entries: TypeAlias = dict[str, list[Entry]]
 
+_DEAD = {
+    name
+    for name, value in vars(BaseMultiModalProcessor).items()
+    if callable(value) and name.startswith("_") and not name.startswith("__")
+} - {"_to_mm_items", "_get_data_parser"}
+"""The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
+
+_INSTEAD = {
+    "update": "layout= and update= of the modality",
+    "fields": "fields= of the modality",
+    "hf": "process= of the modality, or override call_hf",
+    "hash": "cacheable= of the modality",
+    "cache": "cacheable= of the modality",
+    "prompt": "prompt= of the spec",
+    "": "it in the spec",
+}
+"""What replaces such a hook, by the first of these words in its name."""
+
 Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 """A context that takes the time of a stage, under vLLM's name of it."""
 
@@ -172,6 +190,23 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     sends_rows: ClassVar[bool] = False
     """Whether the model compares the rows of its encoder with the layouts."""
     requires_tokenizer = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass with a hook of vLLM that nothing calls.
+
+        Raises:
+            SpecError: it has one, itself or from a mixin.
+        """
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[: cls.__mro__.index(CommonProcessor)]:
+            if base.__module__.startswith("vllm.") or not (dead := _DEAD & vars(base).keys()):
+                continue
+            name = min(dead)
+            place = next(place for word, place in _INSTEAD.items() if word in name)
+            got = "one that only vLLM's own apply calls"
+            raise SpecError(
+                f"{cls.__name__}.{name}", "a method that mmkit calls", got, f"State {place}."
+            )
 
     def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)

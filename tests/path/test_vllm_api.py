@@ -1,4 +1,4 @@
-"""Which vLLM mmkit takes: generations told by their features, overrides that vLLM no longer calls, newer versions.
+"""Which vLLM mmkit takes: overrides that vLLM no longer calls, newer versions; hooks of vLLM that nothing calls here.
 
 A future vLLM is the installed one with files of `vllm.multimodal` changed, before it on the path of another process.
 """
@@ -16,8 +16,9 @@ import pytest
 import vllm
 
 import mmkit.vllm_api
-from mmkit.errors import VllmApiError
+from mmkit.errors import SpecError, VllmApiError
 from mmkit.serve.urls import Connector
+from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.hooks import complaints, unknown
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer
 from mmkit.vllm_api.seam import HOOKS
@@ -146,6 +147,30 @@ def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
             if name in known and callable(value) and not getattr(value, "__override__", False):
                 unmarked.add(f"{cls.__name__}.{name}")
     assert not unmarked
+
+
+@pytest.mark.parametrize("base", [Processor, EncDecProcessor])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    {
+        "_get_prompt_updates": "layout= and update= of the modality",
+        "_get_mm_fields_config": "fields= of the modality",
+        "_call_hf_processor": "process= of the modality, or override call_hf",
+        "_get_mm_hashes": "cacheable= of the modality",
+        "_get_cache_missing_items": "cacheable= of the modality",
+        "_postprocess_prompt": "prompt= of the spec",
+        "_merge_mm_kwargs": "it in the spec",
+    }.items(),
+)
+def test_a_hook_that_nothing_calls_is_refused(name: str, place: str, base: type) -> None:
+    """In a subclass of a generated class, or in a mixin of one; what mmkit itself calls is free."""
+    mixin = type("Mixin", (), {name: None})
+    sentence = f"Own.{name}: expected a method that mmkit calls, got one that only vLLM's own apply calls. "
+    for bases, own in [((base,), {name: None}), ((mixin, base), {})]:
+        with pytest.raises(SpecError) as refused:
+            type("Own", bases, own)
+        assert str(refused.value) == f"{sentence}State {place}."
+    type("Own", (base,), {"call_hf": None, "_placed": None, "apply": None})
 
 
 def test_only_the_adapters_know_a_version() -> None:
