@@ -17,10 +17,10 @@ import torch
 from psutil import CONN_ESTABLISHED
 from safetensors.torch import load_file, save_file
 
+from benchmarks.vllm_bench import requests
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit.serve import Client, RequestError, ServerGone
-from mmkit.serve.bench import requests
 from mmkit.serve.process import Server
 from mmkit.testing import of_spec
 from tests.engine.processes import run
@@ -183,7 +183,7 @@ def test_sessions_are_as_many_as_the_copies_hold_and_each_stays_with_one(server:
 def test_vllms_benchmark_sends_items_of_any_modality(server: Server) -> None:
     """Requests that are drawn from the spec: of one seed the same ones."""
     few = ("--num-prompts", "5", "--output-len", "3", "--host", "127.0.0.1", "--port", str(server.port))
-    command = ("-m", "mmkit.serve.bench", "serve", "--model", str(CHECKPOINT), "--skip-tokenizer-init", *few)
+    command = ("-m", "benchmarks.vllm_bench", "serve", "--model", str(CHECKPOINT), "--skip-tokenizer-init", *few)
     printed = run(*command, MMKIT_MODULES="examples.terra.model", OPENAI_API_KEY=KEY)
     assert [line.split()[-1] for line in printed.splitlines() if " requests:" in line][:2] == ["5", "0"]  # failed: 0
     subject = of_spec(TERRA, CHECKPOINT)
