@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,6 @@ from .engine import Engine, EngineDeadError
 from .limits import Limits
 from .media import check_kinds, media_of, pixels
 from .modalities import describe, describe_output
-from .places import Places
 from .protocol import Modalities, Prompted, Said, Sampling, ServerLimits
 from .wire import Decoder, Media, TooLarge, by_modality
 
@@ -36,7 +35,7 @@ class Door:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
-        places: those of open sessions.
+        places: numbers of the open sessions, at all API servers of one address different ones.
         over: done when the engine is dead or shut down.
     """
 
@@ -46,7 +45,7 @@ class Door:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self.places = Places(engine.shared_file("sessions"))
+        self.places: set[int] = set()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._described: Modalities | None = None
         self._watch = asyncio.ensure_future(self._watching())
@@ -103,8 +102,22 @@ class Door:
 
     @property
     def most_sessions(self) -> int:
-        """Sessions that may be open at once."""
-        return self.limits.sessions or self.engine.spare_sessions
+        """Sessions that may be open at once, the share of this API server."""
+        most = self.limits.sessions or self.engine.spare_sessions
+        return max(1, most // self.engine.api_servers[1])
+
+    @contextmanager
+    def place(self) -> Iterator[int | None]:
+        """A place for a session while the block runs; None where all are taken."""
+        rank, servers = self.engine.api_servers
+        places = range(rank, rank + servers * self.most_sessions, servers)
+        place = next((place for place in places if place not in self.places), None)
+        if place is not None:
+            self.places.add(place)
+        try:
+            yield place
+        finally:
+            self.places.discard(-1 if place is None else place)
 
     def check_model(self, asked: str | None) -> str:
         """The name of the model that a request asks for.

@@ -14,7 +14,6 @@ from collections.abc import (
 )
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -35,7 +34,6 @@ from ..plan import Plan
 from ..vllm_api.chat import SENT
 from ..vllm_api.guard import VLLMValidationError, mark
 from ..vllm_api.moved import find
-from ..vllm_api.names import shared_file
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
 from .limits import Limits
@@ -155,9 +153,12 @@ class Engine:
             raise InputError(COPY, f"a copy from 0 to {self._copies - 1}", repr(asked[:20]))
         return None if asked is None else int(asked)
 
-    def shared_file(self, kind: str) -> Path | None:
-        """See `mmkit.vllm_api.names`."""
-        return shared_file(self._client.vllm_config, kind)
+    @property
+    def api_servers(self) -> tuple[int, int]:
+        """The number of this API server, and of all that share its address."""
+        config = self._client.vllm_config.parallel_config
+        count = getattr(config, "_api_process_count", 1)
+        return max(0, getattr(config, "_api_process_rank", 0)), max(1, count)
 
     def limits(self) -> Mapping[str, int]:
         """The most items of each modality in one request."""

@@ -14,7 +14,6 @@ from ..plan import Plan
 from . import metrics
 from .engine import EngineDeadError, EngineGenerateError, Lost
 from .protocol import ErrorBody, ErrorInfo
-from .weigh import Slow
 from .wire import TooLarge
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,6 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
         status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "limit"
     elif isinstance(error, TooBusy):
         status, reason = HTTPStatus.TOO_MANY_REQUESTS, "capacity"
-    elif isinstance(error, Slow):
-        status, reason = HTTPStatus.REQUEST_TIMEOUT, "limit"
     elif isinstance(error, (EngineDeadError, Lost)) or _stopping(error):
         status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "engine"
     elif (code := getattr(error, "http_status", None)) is not None:  # vLLM's admission control

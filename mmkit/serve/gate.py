@@ -8,6 +8,7 @@ refusal what was sent.
 from __future__ import annotations
 
 from http import HTTPStatus
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Annotated, Any
 
 import msgspec
@@ -93,8 +94,10 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, if need be by 400, 408 or 413."""
+        """Answer a request, if need be by 400 or 413."""
         door = of_scope(scope)
+        if door is not None and scope["type"] == "lifespan":
+            configure(scope["app"], door.limits)
         if door is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -108,6 +111,62 @@ class Gate:
                 await errors.response(error, door.plan, "vllm")(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+MOST_FRAMES = 4096
+"""Fragments and pings of a websocket between two messages."""
+
+_TURN = 2**12
+"""Bytes of a websocket that are read in one turn of the event loop, about."""
+
+UNREAD = 3
+"""Seconds that clients have for what is under way when the server stops."""
+
+
+def configure(app: Any, limits: Limits) -> None:
+    """Set what vLLM leaves at uvicorn's defaults, before the server listens: it would wait for ever
+    for half-sent bodies when it is to stop, and unpack messages of sessions.
+
+    Args:
+        app: vLLM's, which knows its server; under Ray Serve, something else stands in its place.
+        limits: of which `body_bytes` holds for messages of sessions.
+    """
+    config = getattr(getattr(app.state, "server", None), "config", None)
+    if config is not None:
+        config.timeout_graceful_shutdown = UNREAD
+        config.ws_max_size = limits.body_bytes + _LARGE
+        config.ws_per_message_deflate = False
+        if hasattr(config.ws_protocol_class, "send_receive_event_to_app"):
+            config.ws_protocol_class = type("Framed", (_Framed, config.ws_protocol_class), {})
+
+
+class _Framed:
+    """Comes before uvicorn's protocol of websockets, whose frames no proxy looks at: little of them
+    is read in one turn, and a client that sends many without a message is cut off."""
+
+    transport: Any
+
+    def connection_made(self, transport: Any) -> None:
+        self._frames = 0
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, _TURN)
+        super().connection_made(transport)  # type: ignore[misc]
+
+    def handle_cont(self, event: Any) -> None:
+        self._count()
+        super().handle_cont(event)  # type: ignore[misc]
+
+    def handle_ping(self) -> None:
+        self._count()
+        super().handle_ping()  # type: ignore[misc]
+
+    def send_receive_event_to_app(self) -> None:
+        self._frames = 0
+        super().send_receive_event_to_app()  # type: ignore[misc]
+
+    def _count(self) -> None:
+        self._frames += 1
+        if self._frames > MOST_FRAMES:
+            self.transport.abort()
 
 
 async def _weighed(scope: Any, receive: Any, door: Door) -> bytes:

@@ -18,14 +18,12 @@ class MmkitEndpoints:
     required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify", "plugin")
 
     def attach_router(self, app: Any) -> None:
-        """Register the routes, and the bounds of what connections and bodies cost."""
-        from .connections import Bounded
+        """Register the routes, and the bounds of what bodies cost."""
         from .gate import Gate
         from .limits import Limits
         from .routes import router
 
         app.add_middleware(Gate)
-        app.add_middleware(Bounded)
         app.include_router(router)
         # what vLLM's own routes load has no other limit of ours
         os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.of().pixels))
@@ -38,10 +36,8 @@ class MmkitEndpoints:
         from .door import Door
         from .engine import Engine
         from .limits import Limits
-        from .orphans import end_with_head
         from .urls import install
 
-        end_with_head()
         processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
         if not isinstance(processor, CommonProcessor):
             logger.warning(

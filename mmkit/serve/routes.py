@@ -31,7 +31,7 @@ T = TypeVar("T")
 router = APIRouter(tags=["multimodal items"])
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": protocol.ErrorBody} for code in (400, 404, 405, 408, 413, 429, 500, 503)
+    code: {"model": protocol.ErrorBody} for code in (400, 404, 405, 413, 429, 500, 503)
 }
 
 

@@ -105,21 +105,26 @@ class Session:
         """Serve the session until it ends; whatever ends it, its request is gone from the engine
         then."""
         await self._socket.accept()
-        end = _End("the client left", NORMAL)
         door = self._door
         if door.engine.encodes_only:
             remedy = "Open it at the consumer of what is encoded here."
             away = InputError("session", "a server that generates", "one that encodes", remedy)
             await self._finish(await self._refuse(away, fatal=True, code=POLICY))
             return
-        place = door.places.take(door.most_sessions)
-        if place is None:
-            most = f"at most {door.most_sessions} open at once"
-            error = TooBusy("session", most, "one more", "Try again later.")
-            await self._finish(await self._refuse(error, fatal=True, code=BUSY))
-            return
-        self._copy = door.engine.copy_of(place)
+        with door.place() as place:
+            if place is None:
+                most = f"at most {door.most_sessions} open at once"
+                error = TooBusy("session", most, "one more", "Try again later.")
+                end = await self._refuse(error, fatal=True, code=BUSY)
+            else:
+                self._copy = door.engine.copy_of(place)
+                end = await self._served()
+        await self._finish(end)
+
+    async def _served(self) -> _End:
+        """Answer messages until the session ends; why it does."""
         metrics.SESSIONS.inc()
+        end = _End("the client left", NORMAL)
         try:
             ready = ReadyMessage(session=self._id, model=self._model, remaining=self.remaining)
             await self._send(ready)
@@ -132,10 +137,9 @@ class Session:
         except Exception as error:
             end = await self._refuse(error, fatal=True, code=ERROR)
         finally:
-            door.places.give_back(place)
             metrics.SESSIONS.dec()
             await self._abort()
-        await self._finish(end)
+        return end
 
     # -- messages ----------------------------------------------------------------------------------
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from ..errors import InputError
 from .limits import Limits
 from .wire import TooLarge
 
@@ -33,10 +31,6 @@ def weigh_constraint(
         expected = f"a constraint of at most {limits.constraint} bytes"
         remedy = "Ask for less, or raise MMKIT_SERVE_CONSTRAINT on the server."
         raise TooLarge(where, expected, str(len(constraint)), remedy)
-
-
-class Slow(InputError):
-    """A client that keeps the server waiting."""
 
 
 class Scale:
@@ -97,21 +91,16 @@ async def read(receive: Any, limits: Limits, scale: Scale | None = None) -> byte
 
     Args:
         receive: ASGI's.
-        limits: how much it may be, and how long it may take.
+        limits: how much it may be.
         scale: what weighs it; None for one of these limits.
 
     Raises:
         TooLarge: it is beyond a limit; the rest is not read.
-        Slow: it does not come.
         ClientDisconnect: the client left.
     """
     body, scale = bytearray(), scale or Scale(limits, "body")
     while True:
-        try:
-            async with asyncio.timeout(limits.idle_seconds):
-                message = await receive()
-        except TimeoutError:
-            raise Slow("body", f"more of it within {limits.idle_seconds:g} s", "nothing") from None
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part = message.get("body", b"")

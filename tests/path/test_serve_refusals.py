@@ -126,16 +126,6 @@ def test_values_in_json_are_counted_outside_of_texts(value, step, ascii):
         weigh.Scale(Limits(listed=3), "body").add('"' * 2**10)
 
 
-def test_a_body_that_takes_too_long():
-    async def silent():
-        await asyncio.Event().wait()
-
-    with pytest.raises(errors.Slow) as caught:
-        asyncio.run(weigh.read(silent, Limits(idle_seconds=0.01)))
-    assert str(caught.value) == "body: expected more of it within 0.01 s, got nothing."
-    assert errors.info(caught.value, None, "generate").code == 408
-
-
 STOPPING = RuntimeError("cannot schedule new futures after shutdown")
 
 

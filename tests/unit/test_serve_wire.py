@@ -5,8 +5,6 @@ import functools
 import io
 import json
 import struct
-import subprocess
-import sys
 
 import msgspec
 import numpy as np
@@ -40,7 +38,6 @@ from mmkit.serve.__main__ import check
 from mmkit.serve.limits import Limits
 from mmkit.serve.media import check_kinds, pixels
 from mmkit.serve.modalities import describe
-from mmkit.serve.places import Places
 from mmkit.serve.wire import Decoder, Media, TooLarge, encode
 from tests.unit.common import bound
 
@@ -361,34 +358,6 @@ def test_a_server_that_could_not_do_is_refused_before_it_loads():
         "VLLM_USE_RUST_FRONTEND: expected 0, got '1'. "
         "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
     )
-
-
-def test_a_place_is_free_when_its_process_is_gone(tmp_path):
-    """Two processes share five places, as API servers do those of sessions."""
-    path = tmp_path / "places"
-    ours = Places(path)
-    assert [ours.take(5), ours.take(5)] == [0, 1]
-    code = (
-        "import sys; from pathlib import Path; from mmkit.serve.places import Places\n"
-        "theirs = Places(Path(sys.argv[1]))\n"
-        "print(theirs.take(5), theirs.take(5), theirs.take(4), flush=True)\n"
-        "input(); print(theirs.take(5), flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "2 3 None\n"
-        assert [ours.take(4), ours.take(5)] == [None, 4]
-        ours.give_back(1)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "1\n"
-        assert ours.take(5) is None
-        process.kill()
-        process.wait()
-    assert [ours.take(5) for _ in range(4)] == [1, 2, 3, None]
 
 
 def of_pictures(*sizes, form="PNG"):
