@@ -101,7 +101,8 @@ def doors(server: Server) -> Iterator[list[httpx.Client]]:
 def ask(door: httpx.Client, action: Any, name: str | None = None, salt: str = "", **headers: str) -> list[int] | str:
     """The ids that follow a frame and an action, or why there are none."""
     items, uuids = {"actions": [action]}, {"actions": [name]}
-    body = {"prompt": prompt_of(0, 1), "items": items, "uuids": uuids, "max_tokens": 8, "cache_salt": salt, **GREEDY}
+    sampling = {"max_tokens": 8, **GREEDY}
+    body = {"prompt": prompt_of(0, 1), "items": items, "uuids": uuids, "sampling_params": sampling, "cache_salt": salt}
     answer = door.post(GENERATE, json={key: value for key, value in body.items() if value}, headers=headers).json()
     return answer["error"]["message"] if "error" in answer else answer["choices"][0]["token_ids"]
 
@@ -177,8 +178,8 @@ def test_sessions_are_as_many_as_the_copies_hold_and_each_stays_with_one(server:
                 assert (chunk.token_ids, chunk.slid) == (expected[episode][number - 2], None)
                 assert chunk.usage.prompt_tokens == STEP
         # a slide is another request of vLLM's, which would send it to the copy that has less to do
-        body = {"prompt": prompt_of(0, 1), "items": {"actions": ACTIONS[0, :1].tolist()}, **GREEDY}
-        body |= {"max_tokens": 1600, "stream": True}
+        body = {"prompt": prompt_of(0, 1), "items": {"actions": ACTIONS[0, :1].tolist()}, "stream": True}
+        body["sampling_params"] = {"max_tokens": 1600, **GREEDY}
         headers = {**HEADERS, "X-data-parallel-rank": "0"}
         with ExitStack() as busy:
             for _ in range(3):

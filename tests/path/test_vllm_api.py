@@ -20,7 +20,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 import mmkit.vllm_api
 from mmkit.errors import VllmApiError
-from mmkit.serve.urls import Connector
+from mmkit.serve.engine import Connector
 from mmkit.vllm_api.hooks import complaints
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer
 from tests import ROOT

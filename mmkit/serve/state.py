@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
-from typing import Any
+import base64
+import io
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from msgspec import Raw
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
 from ..vllm_api.chat import modalities
-from . import chat, parsing, protocol
-from .answers import Output
-from .engine import Engine, EngineDeadError
-from .limits import Limits
-from .media import check_kinds, media_of, pixels
-from .modalities import describe, describe_output
-from .protocol import Modalities, Prompted, Said, Sampling, ServerLimits
-from .wire import Decoder, Media, TooLarge, by_modality
+from . import chat
+from .engine import Engine
+from .protocol import (
+    Choice,
+    Generating,
+    Limits,
+    Modalities,
+    OutputInfo,
+    Produced,
+    Prompted,
+    PromptTokensDetails,
+    Said,
+    UnknownField,
+    Usage,
+    decoded,
+    named,
+    nothing,
+    shown,
+)
+from .wire import Decoder, Media, check_kind, describe, encoded, media_of
 
+T = TypeVar("T")
 _POLL = 0.25
-"""Seconds between two looks at the engine."""
 
 
-class Door:
+class Gone(Exception):
+    """The client left."""
+
+
+class ServerState:
     """The model, the limits and the open sessions of one server.
 
     Attributes:
@@ -35,7 +54,6 @@ class Door:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
-        places: numbers of the open sessions, at all API servers of one address different ones.
         over: done when the engine is dead or shut down.
     """
 
@@ -45,10 +63,12 @@ class Door:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self.places: set[int] = set()
+        self._places: set[int] = set()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._described: Modalities | None = None
-        self._watch = asyncio.ensure_future(self._watching())
+        self.watch = asyncio.ensure_future(self._watching())
+
+    # -- the server --------------------------------------------------------------------------------
 
     async def described(self) -> Modalities:
         """The modalities, outputs and limits of the model; made once, because it processes the
@@ -58,16 +78,25 @@ class Door:
         return self._described
 
     def _describe(self) -> Modalities:
-        allowed, modalities = self.engine.limits(), self.plan.modalities
+        allowed, plan = self.engine.limits(), self.plan
         return Modalities(
             model=self.models[0],
-            spec=self.plan.spec.name,
-            vocab_size=self.plan.vocab_size,
+            spec=plan.spec.name,
+            vocab_size=plan.vocab_size,
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
-            modalities=[describe(modalities[name], allowed.get(name)) for name in modalities],
-            outputs=[describe_output(output) for output in self.plan.outputs.values()],
-            limits=ServerLimits(**{**asdict(self.limits), "sessions": self.most_sessions}),
+            modalities=[describe(of, allowed.get(name)) for name, of in plan.modalities.items()],
+            outputs=[
+                OutputInfo(
+                    name=output.name,
+                    tokens=output.num_tokens,
+                    shape=list(output.shape),
+                    dtype=output.dtype,
+                    png=output.is_image,
+                )
+                for output in plan.outputs.values()
+            ],
+            limits=replace(self.limits, sessions=self.most_sessions),
         )
 
     async def _watching(self) -> None:
@@ -75,49 +104,49 @@ class Door:
             await asyncio.sleep(_POLL)
         self.over.set_result(None)
 
-    @asynccontextmanager
-    async def alive(self) -> AsyncIterator[None]:
-        """Raise in what waits for the engine when that is over: vLLM says nothing to requests of an
-        engine that is shut down.
+    async def unless_over(self, work: Awaitable[T], *leaving: asyncio.Future[Any]) -> T:
+        """The outcome of some work, which is cancelled if the engine is over, of which vLLM tells
+        nobody who waits for one that is shut down, or if the client leaves.
 
         Raises:
-            EngineDeadError: it is.
+            EngineDeadError: it is over.
+            Gone: the client left.
         """
-        loop = asyncio.get_running_loop()
+        working = asyncio.ensure_future(work)
         try:
-            async with asyncio.timeout(None) as scope:
-
-                def end(_: object) -> None:
-                    scope.reschedule(loop.time())
-
-                self.over.add_done_callback(end)
-                try:
-                    yield
-                finally:
-                    self.over.remove_done_callback(end)
-        except TimeoutError:
-            if scope.expired():
-                raise EngineDeadError from None
-            raise
+            waited: set[asyncio.Future[Any]] = {working, self.over, *leaving}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise EngineDeadError if self.over.done() else Gone
+            return await working
+        finally:
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
 
     @property
     def most_sessions(self) -> int:
-        """Sessions that may be open at once, the share of this API server."""
+        """Sessions that may be open at once: the share of this API server."""
         most = self.limits.sessions or self.engine.spare_sessions
         return max(1, most // self.engine.api_servers[1])
 
     @contextmanager
     def place(self) -> Iterator[int | None]:
-        """A place for a session while the block runs; None where all are taken."""
+        """The number of a session while the block runs, another one at each API server; None where
+        all are taken."""
         rank, servers = self.engine.api_servers
-        places = range(rank, rank + servers * self.most_sessions, servers)
-        place = next((place for place in places if place not in self.places), None)
-        if place is not None:
-            self.places.add(place)
+        numbers = range(rank, rank + servers * self.most_sessions, servers)
+        number = next((number for number in numbers if number not in self._places), None)
+        if number is None:
+            yield None
+            return
+        self._places.add(number)
         try:
-            yield place
+            yield number
         finally:
-            self.places.discard(-1 if place is None else place)
+            self._places.remove(number)
+
+    # -- requests ----------------------------------------------------------------------------------
 
     def check_model(self, asked: str | None) -> str:
         """The name of the model that a request asks for.
@@ -126,11 +155,11 @@ class Door:
             InputError: another one.
         """
         if asked is not None and asked not in self.models:
-            raise InputError("model", f"one of {', '.join(self.models)}", parsing.shown(asked))
+            raise InputError("model", f"one of {', '.join(self.models)}", shown(asked))
         return asked or self.models[0]
 
-    async def output(self, asked: Sampling) -> Output | None:
-        """The form of the answer for the output that a request asks for; None without an output.
+    async def output(self, asked: Generating) -> Any:
+        """The output that a request asks for; None without one.
 
         Raises:
             InputError: an unknown output, or a PNG of an output that is no image.
@@ -142,12 +171,12 @@ class Door:
         known = self.plan.outputs
         if asked.output not in known:
             expected = f"one of {', '.join(known)}" if known else "none, as the spec declares none"
-            raise InputError("output", expected, parsing.shown(asked.output))
-        output, as_png = known[asked.output], asked.output_format == "png"
-        if as_png and not await asyncio.to_thread(lambda: output.is_image):
+            raise InputError("output", expected, shown(asked.output))
+        output = known[asked.output]
+        if asked.output_format == "png" and not await asyncio.to_thread(lambda: output.is_image):
             expected = f'"tensor", as {output.name} is no image'
             raise InputError("output_format", expected, '"png"')
-        return Output(output, as_png)
+        return output
 
     async def prompt(
         self, asked: Prompted, settings: Any = None, last: Sequence[int] = ()
@@ -165,36 +194,33 @@ class Door:
             InputError: items, ids, names or messages that the model does not take.
         """
         settings = settings or asked
-        option = "mm_processor_kwargs"
-        kwargs = parsing.decoded(_OPTIONS, settings.mm_processor_kwargs, where=option)
+        kwargs = _options(settings, "mm_processor_kwargs")
         if kwargs and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
-            raise InputError(option, "none", "some", remedy)
-        said = isinstance(asked, Said) and asked.messages != protocol.nothing()
+            raise InputError("mm_processor_kwargs", "none", "some", remedy)
         template = _template(asked) if isinstance(asked, Said) else {}
-        if said:
+        if isinstance(asked, Said) and asked.messages != nothing():
             prompt, special = await self._of_messages(asked, template, last), False
         elif template:
             raise InputError(next(iter(template)), "messages beside it", "none")
         else:
             prompt, special = await self._of_prompt(asked), not last
-        prompt |= {option: kwargs, "cache_salt": settings.cache_salt}
+        prompt |= {"mm_processor_kwargs": kwargs, "cache_salt": settings.cache_salt}
         if not special:
             prompt["tokenization_kwargs"] = {"add_special_tokens": False}
-        return {name: value for name, value in prompt.items() if value or name in _PROMPTS}
+        always = ("prompt", "prompt_token_ids")
+        return {name: value for name, value in prompt.items() if value or name in always}
 
     async def _of_messages(
-        self, asked: Any, template: Mapping[str, Any], last: Sequence[int]
+        self, asked: Said, template: Mapping[str, Any], last: Sequence[int]
     ) -> dict[str, Any]:
         """The prompt that the chat template makes of messages, and their items."""
-        items, uuids = (
-            parsing.decoded(_ANY, getattr(asked, name), where=name) for name in ("items", "uuids")
-        )
-        beside = {"prompt": asked.prompt is not None, "items": items, "uuids": uuids}
-        for name, given in beside.items():
-            if given:
-                remedy = "Write what belongs there into the messages."
-                raise InputError(name, "none beside messages", "some", remedy)
+        beside = {name: getattr(asked, name) for name in ("items", "uuids")}
+        given = [name for name, raw in beside.items() if raw not in (nothing(), Raw(b"{}"))]
+        if asked.prompt is not None or given:
+            remedy = "Write what belongs there into the messages."
+            where = "prompt" if asked.prompt is not None else given[0]
+            raise InputError(where, "none beside messages", "some", remedy)
         if not self.engine.has_tokenizer:
             raise InputError("messages", "a prompt, since the server has no tokenizer", "messages")
         messages, sent = await asyncio.to_thread(chat.messages, asked.messages, self)
@@ -208,37 +234,39 @@ class Door:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        media = {name: parts for name, value in data.items() if (parts := media_of(value))}
-        weighed = {f"items.{name}": parts for name, parts in media.items()}
+        media = {name: parts for name in data if (parts := list(media_of(data[name])))}
         if media:
             await self._check_places(written, data, media)
+            weighed = {f"items.{name}": parts for name, parts in media.items()}
             await asyncio.to_thread(self._check_pixels, weighed)
-            data = await self.engine.load(data)
+            for name in media:
+                data[name] = await self.engine.loaded(data[name], f"items.{name}")
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
         key = "prompt" if isinstance(written, str) else "prompt_token_ids"
         return {key: written, "multi_modal_data": data, "multi_modal_uuids": uuids}
 
-    def _items(self, asked: Any) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
+    def _items(self, asked: Prompted) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
         loaded."""
-        plan = self.plan
+        plan, decoder = self.plan, Decoder(self.limits)
         try:
-            named = by_modality(asked.items, plan.modalities, "items")
-        except parsing.UnknownField as error:
+            sent = named(asked.items, plan.modalities, "items")
+        except UnknownField as error:
             plan.check_names([error.name])
             raise
         try:
-            uuids = by_modality(asked.uuids, named, "uuids", list[str | None] | None)
-        except parsing.UnknownField as error:
+            uuids = named(asked.uuids, sent, "uuids", list[str | None] | None)
+        except UnknownField as error:
             expected = "items of that modality beside their uuids"
             remedy = "Send null for an item that the server has."
-            raise InputError(error.where, expected, "none", remedy) from None
-        kinds = {name: modality.item for name, modality in plan.modalities.items()}
-        beside = {name: modality.intake.companions for name, modality in plan.modalities.items()}
-        data = self._decoder().decode(named, kinds, beside)
-        for name, value in data.items():
-            self._check(plan.modalities[name], value)
+            raise InputError(f"uuids.{error.name}", expected, "none", remedy) from None
+        data = {}
+        for name, raw in sent.items():
+            modality, where = plan.modalities[name], f"items.{name}"
+            fields = [f"{name}_embeds", *modality.intake.companions]
+            data[name] = decoder.items(raw, where, modality.item, fields)
+            self._check(modality, data[name])
         return data, {name: names for name, names in uuids.items() if names is not None}
 
     def parts(
@@ -254,28 +282,28 @@ class Door:
             InputError: an item is malformed, or there are too many.
             TooLarge: they are beyond a limit of the server.
         """
-        decoder, data = self._decoder(), {}
+        decoder, data = Decoder(self.limits), {}
         for name, raws in sent.items():
             modality = self.plan.modalities[name]
-            embeds = [modality.intake.embeds_field, *modality.intake.companions]
+            fields = [f"{name}_embeds", *modality.intake.companions]
             data[name] = [
-                decoder.part(raw, f"items.{name}[{i}]", modality.item, embeds)
+                decoder.one(raw, f"items.{name}[{i}]", modality.item, fields)
                 for i, raw in enumerate(raws)
             ]
             self._check(modality, data[name])
-        own = {f"items.{name}": media_of(values) for name, values in data.items()}
+        own = {f"items.{name}": list(media_of(values)) for name, values in data.items()}
         self._check_pixels({**own, "messages": media})
         return data
 
-    def _decoder(self) -> Decoder:
-        return Decoder(self.limits.elements, self.limits.items)
-
     def _check(self, modality: BoundModality, value: Any) -> None:
-        """Refuse too many items, and media of another kind."""
+        """Refuse too many items, and media of another kind, before anybody loads them."""
+        where = f"items.{modality.name}"
         values = next(iter(value.values())) if isinstance(value, dict) else value
         if isinstance(values, list):
             modality.intake.check_count(len(values), self.engine.limits().get(modality.name))
-        check_kinds(value, modality.item, f"items.{modality.name}")
+        for index, one in enumerate(value if isinstance(value, list) else [value]):
+            at = f"{where}[{index}]" if isinstance(value, list) else where
+            check_kind(one, modality.item, at)
 
     async def _check_places(
         self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
@@ -286,10 +314,8 @@ class Door:
             return
         counters = {name: count for name in media if (count := self.plan.standing(name))}
         ids = await self.engine.ids(prompt) if counters else None
-        if ids is None:
-            return
-        for name, count in counters.items():
-            items, places = len(data[name]), count(ids)
+        for name, count in counters.items() if ids is not None else ():
+            items, places = len(data[name]), count(ids)  # type: ignore[arg-type]
             if places < items:
                 where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
                 expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
@@ -297,32 +323,72 @@ class Door:
 
     def _check_pixels(self, media: Mapping[str, Sequence[Media]]) -> None:
         """Refuse images and videos, by their paths, that are too large, before they are decoded."""
-        most = left = self.limits.pixels
+        left = self.limits.pixels
         for where, parts in media.items():
             for part in parts:
-                left -= pixels(part, self.engine.frames)
+                left -= part.pixels(self.engine.frames)
                 if left < 0:
-                    expected = f"at most {most} pixels in one request"
-                    remedy = "Send less at once, or raise MMKIT_SERVE_PIXELS on the server."
-                    raise TooLarge(where, expected, "more", remedy)
+                    raise self.limits.too_large(where, "pixels", "pixels in one request")
 
 
-def of_scope(scope: Any) -> Door | None:
-    """The door of the server that has an ASGI scope; None if its model is not one of ours."""
-    return getattr(scope["app"].state, "mmkit_door", None) if "app" in scope else None
+def _options(message: Any, name: str) -> Any:
+    return decoded(dict[str, Any] | None, getattr(message, name), name)
 
 
 def _template(asked: Said) -> dict[str, Any]:
     """The options of a message for the chat template, as fields of vLLM's chat request."""
-    kwargs = parsing.decoded(_OPTIONS, asked.chat_template_kwargs, where="chat_template_kwargs")
     options = {
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
-        "chat_template_kwargs": kwargs,
+        "chat_template_kwargs": _options(asked, "chat_template_kwargs"),
     }
     return {name: value for name, value in options.items() if value is not None}
 
 
-_PROMPTS = ("prompt", "prompt_token_ids")
-_ANY: Any = parsing.decoder(dict[str, Raw] | None)
-_OPTIONS: Any = parsing.decoder(dict[str, Any] | None)
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def usage(prompt: int, completion: int, cached: int) -> Usage:
+    """Token counts."""
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )
+
+
+def choice(part: Any) -> Choice:
+    """One of vLLM's outputs."""
+    logprobs = [
+        {token: likelihood.logprob for token, likelihood in step.items()}
+        for step in part.logprobs or ()
+    ]
+    return Choice(
+        index=part.index,
+        token_ids=list(part.token_ids),
+        text=part.text or None,
+        finish_reason=part.finish_reason,
+        stop_reason=part.stop_reason,
+        logprobs=logprobs or None,
+    )
+
+
+async def produced(output: Any, ids: Sequence[int], form: str | None) -> Produced:
+    """The output that ids are; decoded in a thread, since that may take its time.
+
+    Raises:
+        InputError: ids that are no output.
+        SpecError: the function of the spec fails.
+    """
+
+    def decode() -> Produced:
+        array = output.decode(ids)
+        if form != "png":
+            return Produced(name=output.name, tensor=encoded(array, "output"))
+        from PIL import Image
+
+        Image.fromarray(array).save(file := io.BytesIO(), "PNG")
+        return Produced(name=output.name, png=base64.b64encode(file.getvalue()).decode())
+
+    return await asyncio.to_thread(decode)
