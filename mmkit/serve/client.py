@@ -42,6 +42,8 @@ from .protocol import (
 )
 from .wire import encode, encoded
 
+__all__ = ["AsyncClient", "AsyncSession", "Client", "RequestError", "ServerGone", "Session"]
+
 T = TypeVar("T")
 _Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
 _CLOSE = '{"type": "close"}'
