@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MOST_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
 
-_TURN = 2**12
+_TURN = 2**15
 _UNREAD = 3
 _LARGE = 2**20
 
