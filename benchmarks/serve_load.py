@@ -260,7 +260,8 @@ async def clients_of(url: str, count: int, requests: int, stream: bool) -> None:
     connections = [
         await asyncio.open_connection(address.hostname, address.port) for _ in range(count)
     ]
-    options = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True, "stream": stream}
+    sampling = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
+    options = {"sampling_params": sampling, "stream": stream}
     encoded = []
     for prompt, actions in drawn(requests):
         body = json.dumps(

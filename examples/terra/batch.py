@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from examples.batch import Row, command
 from mmkit import InputError
-from mmkit.serve.batch import Row, command
 
 from . import CHECKPOINT, register
 

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
 
 from ..errors import MmkitError
-from .limits import Limits
+from .protocol import Limits
 
 LOADED = ("general", "io_processor", "platform", "stat_logger")
 """The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""

@@ -1,4 +1,4 @@
-"""A client of the server, sync and async: single requests, streams, and sessions in chunks.
+"""A client of the server, async and sync: single requests, streams, and sessions in chunks.
 
 >>> with Client("http://127.0.0.1:8000") as client:
 ...     answer = client.generate([3, 1, 31, 31], {"actions": [np.zeros((2, 3), np.float32)]})
@@ -11,112 +11,83 @@ sentence becomes a `RequestError`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import suppress
-from inspect import isawaitable
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
-import websockets.asyncio.client
-import websockets.sync.client
-from pydantic import Field, TypeAdapter, ValidationError
-from websockets.exceptions import ConnectionClosed
+import msgspec
+from anyio.from_thread import BlockingPortalProvider
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ..errors import InputError, MmkitError
-from .options import (
-    GenerateOptions,
-    Items,
-    NextOptions,
-    PoolingOptions,
-    Prompt,
-    SamplingOptions,
-    SessionOptions,
-)
 from .protocol import (
     ChunkMessage,
     ClosedMessage,
+    ErrorBody,
+    ErrorInfo,
     ErrorMessage,
+    GenerateRequest,
     Generation,
     Modalities,
+    NextMessage,
     Pooling,
+    PoolingRequest,
     ReadyMessage,
+    StartMessage,
     TokensMessage,
 )
-from .transport import (
-    GOODBYE_SECONDS,
-    SHOWN,
-    Endpoint,
-    Events,
-    M,
-    RequestError,
-    ServerGone,
-    not_ours,
-    parsed,
-    refused,
-    request_error,
-    session_message,
-)
+from .wire import encode, encoded
 
-__all__ = [
-    "AsyncClient",
-    "AsyncSession",
-    "Client",
-    "GenerateOptions",
-    "NextOptions",
-    "PoolingOptions",
-    "RequestError",
-    "SamplingOptions",
-    "ServerGone",
-    "Session",
-    "SessionOptions",
-]
+__all__ = ["AsyncClient", "AsyncSession", "Client", "RequestError", "ServerGone", "Session"]
 
 T = TypeVar("T")
-
 _Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
-_MESSAGE: TypeAdapter[_Message] = TypeAdapter(Annotated[_Message, Field(discriminator="type")])
 _CLOSE = '{"type": "close"}'
+_GOODBYE_SECONDS = 5.0
+_SHOWN = 200
 # A connection for each request: vLLM's server closes idle ones after 5 s, and on a busy machine a
 # request on a kept one meets that moment and is lost.
 _CONNECTIONS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+_REMEDIES = {
+    401: "Give the client the server's api_key.",
+    # what a refused websocket gets
+    403: "Check that it is a server of mmkit, for a model with a spec.",
+    404: "Check that it is a server of mmkit.",
+}
 
 
-class _Client:
-    """The common part of both clients: coroutines that suspend where the I/O does, which is nowhere
-    in `Client`."""
+class RequestError(MmkitError):
+    """A refusal by the server; the message is the server's sentence.
 
-    _http_class: ClassVar[Callable[..., Any]]
+    Attributes:
+        code: HTTP status.
+        param: path of the error in the request, for example ``items.actions[3]``.
+        type: the kind of error, for example ``BadRequestError``.
+    """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        timeout: float | None = 60.0,
-        model: str | None = None,
+        self, message: str, *, code: int = 400, param: str | None = None, type: str = ""
     ) -> None:
-        self._endpoint = Endpoint.at(base_url, api_key, timeout, model)
-        self._http = self._http_class(
-            headers=self._endpoint.headers, timeout=timeout, limits=_CONNECTIONS
-        )
+        super().__init__(message)
+        self.where = param or ""
+        self.code, self.param, self.type = code, param, type
 
-    async def _call(self, model: type[M], name: str, body: bytes | None = None) -> M:
-        url = self._endpoint.url(name)
-        method = "GET" if body is None else "POST"
-        with self._endpoint.failures(url):
-            response = await _settled(self._http.request(method, url, content=body))
-        if not response.is_success:
-            raise refused(response.status_code, response.content, url)
-        return parsed(model, response.content, url)
-
-    def _streaming(self, *request: Any) -> tuple[Events, Any]:
-        """The reader of a stream, and the response to open."""
-        url = self._endpoint.url("generate")
-        body = self._endpoint.request(*request, stream=True)
-        return Events(url), self._http.stream("POST", url, content=body)
+    @classmethod
+    def of(cls, info: ErrorInfo) -> RequestError:
+        """The error that a server tells."""
+        return cls(info.message, code=info.code, param=info.param, type=info.type)
 
 
-class Client(_Client):
+class ServerGone(MmkitError):
+    """No server of mmkit at the address, or one that went away or fell silent before the answer was
+    complete."""
+
+
+class AsyncClient:
     """A connection to one server.
 
     Args:
@@ -133,78 +104,19 @@ class Client(_Client):
     is not there or stops answering, and `InputError` for an item without a form on the wire.
     """
 
-    _http_class = httpx.Client
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections; sessions have their own, which stay open."""
-        self._http.close()
-
-    def modalities(self) -> Modalities:
-        """The modalities and outputs of the served model, and the limits of the server."""
-        return _run(self._call(Modalities, "modalities"))
-
-    def generate(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
-    ) -> Generation:
-        """One request, answered as a whole.
-
-        Args:
-            prompt: a text, or token ids (tokens,); None beside `messages`.
-            items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
-                arrays, tensors, PIL images or nested lists. `modalities` has their shapes and
-                dtypes.
-            options: see `GenerateOptions` and `protocol.Sampling`.
-        """
-        body = self._endpoint.request(prompt, items, options, stream=False)
-        return _run(self._call(Generation, "generate", body))
-
-    def pool(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[PoolingOptions]
-    ) -> Pooling:
-        """The tensor of a pooling model for a prompt with items. Without a prompt the server writes
-        the placeholders of the items."""
-        body = self._endpoint.request(prompt, items, options)
-        return _run(self._call(Pooling, "pooling", body))
-
-    def stream(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
-    ) -> Generator[Generation, None, None]:
-        """`generate` as a stream: yields an event per step; the last one has the usage. The first
-        `next` sends the request and raises its error; closing the generator ends the request."""
-        events, opening = self._streaming(prompt, items, options)
-        with self._endpoint.failures(events.url), opening as response:
-            if not response.is_success:
-                raise refused(response.status_code, response.read(), events.url)
-            for part in response.iter_bytes():
-                yield from events.feed(part)
-                if events.done:
-                    return
-        raise events.cut()
-
-    def session(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]
-    ) -> Session:
-        """A generation that continues with more items, chunk by chunk: ``with client.session(...)
-        as session``.
-
-        Args:
-            prompt: the prompt of the first chunk, as in `generate`.
-            items: the items of that prompt.
-            options: `max_tokens`, and more: see `SessionOptions` and `protocol.Sampling`.
-        """
-        return Session(self._endpoint, prompt, items, options)
-
-
-class AsyncClient(_Client):
-    """`Client`, with coroutines."""
-
-    _http_class = httpx.AsyncClient
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float | None = 60.0,
+        model: str | None = None,
+    ) -> None:
+        if not _is_address(base_url):
+            raise InputError("base_url", "an address such as http://127.0.0.1:8000", repr(base_url))
+        self.base, self.timeout, self.model = base_url.rstrip("/"), timeout, model
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,151 +125,114 @@ class AsyncClient(_Client):
         await self.close()
 
     async def close(self) -> None:
-        """See `Client.close`."""
+        """Close the connections; sessions have their own, which stay open."""
         await self._http.aclose()
 
     async def modalities(self) -> Modalities:
-        """See `Client.modalities`."""
+        """The modalities and outputs of the served model, and the limits of the server."""
         return await self._call(Modalities, "modalities")
 
-    async def generate(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
-    ) -> Generation:
-        """See `Client.generate`."""
-        body = self._endpoint.request(prompt, items, options, stream=False)
+    async def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
+        """One request, answered as a whole.
+
+        Args:
+            prompt: a text, or token ids (tokens,); None beside `messages`.
+            items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
+                arrays, tensors, PIL images or nested lists. `modalities` has their shapes and
+                dtypes.
+            options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
+        """
+        body = self._body(GenerateRequest, prompt, items, options)
         return await self._call(Generation, "generate", body)
 
-    async def pool(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[PoolingOptions]
-    ) -> Pooling:
-        """See `Client.pool`."""
-        body = self._endpoint.request(prompt, items, options)
-        return await self._call(Pooling, "pooling", body)
+    async def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> Pooling:
+        """The tensor of a pooling model for a prompt with items. Without a prompt the server writes
+        the placeholders of the items. `options` are fields of `protocol.PoolingRequest`."""
+        return await self._call(
+            Pooling, "pooling", self._body(PoolingRequest, prompt, items, options)
+        )
 
     async def stream(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[GenerateOptions]
+        self, prompt: Any = None, items: Any = None, **options: Any
     ) -> AsyncGenerator[Generation, None]:
-        """See `Client.stream`: ``async for event in client.stream(...)``."""
-        events, opening = self._streaming(prompt, items, options)
-        with self._endpoint.failures(events.url):
-            async with opening as response:
+        """`generate` as a stream: yields an event per step; the last one has the usage. The first
+        one sends the request and raises its error; closing the generator ends the request."""
+        url, count = self._url("generate"), 0
+        body = self._body(GenerateRequest, prompt, items, {**options, "stream": True})
+        with self.failures(url):
+            async with self._http.stream("POST", url, content=body) as response:
                 if not response.is_success:
-                    raise refused(response.status_code, await response.aread(), events.url)
+                    raise _refused(response.status_code, await response.aread(), url)
+                rest = b""
                 async for part in response.aiter_bytes():
-                    for event in events.feed(part):
-                        yield event
-                    if events.done:
-                        return
-        raise events.cut()
+                    # httpx splits lines at U+2028 and others, too, which JSON texts may hold
+                    *lines, rest = (rest + part).split(b"\n")
+                    for data in (line[5:].strip() for line in lines if line[:5] == b"data:"):
+                        if data == b"[DONE]":
+                            return
+                        with suppress(msgspec.MsgspecError):
+                            raise RequestError.of(msgspec.json.decode(data, type=ErrorBody).error)
+                        count += 1
+                        yield _parsed(Generation, data, url)
+        got = f"its end after {count} events"
+        raise ServerGone(url, "[DONE] at the end of a stream", got, "See the server's log.")
 
-    def session(
-        self, prompt: Prompt = None, items: Items = None, **options: Unpack[SessionOptions]
-    ) -> AsyncSession:
-        """See `Client.session`: ``async with client.session(...) as session``."""
-        return AsyncSession(self._endpoint, prompt, items, options)
+    def session(self, prompt: Any = None, items: Any = None, **options: Any) -> AsyncSession:
+        """A generation that continues with more items, chunk by chunk: ``async with
+        client.session(...) as session``.
 
-
-class _Session:
-    """The common part of both kinds of session, like `_Client` for the clients."""
-
-    first: ChunkMessage
-    id: str
-    model: str
-    remaining: int = 0
-
-    @staticmethod
-    def _connect(url: str, **options: Any) -> Any:
-        """A websocket, or an awaitable of one."""
-
-    @staticmethod
-    def _receive(socket: Any, seconds: float | None) -> Any:
-        """The next message, or an awaitable of it."""
-
-    def __init__(
-        self, server: Endpoint, prompt: Prompt, items: Items, options: SessionOptions
-    ) -> None:
-        self._endpoint, self._url = server, server.session_url
-        self._on_tokens = options.pop("on_tokens", None)
-        if self._on_tokens:
+        Args:
+            prompt: the prompt of the first chunk, as in `generate`.
+            items: the items of that prompt.
+            options: fields of `protocol.StartMessage`, and of vLLM's `SamplingParams`, of which
+                `max_tokens` is required without an `output`; and `on_tokens`, a plain function,
+                called with the new tokens of a chunk before the chunk is complete.
+        """
+        on_tokens = options.pop("on_tokens", None)
+        if on_tokens:
             options["stream"] = True
-        self._start = session_message("start", prompt, items, {"model": server.model, **options})
-        self._socket: Any = None
-        self._open = self._waiting = False
+        start = self._body(StartMessage, prompt, items, options).decode()
+        return AsyncSession(self, f"ws{self._url('session')[4:]}", start, on_tokens)
 
-    async def _enter(self) -> None:
+    def _url(self, name: str) -> str:
+        return f"{self.base}/v1/mm/{name}"
+
+    def _body(self, kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
+        return request(kind, prompt, items, {"model": self.model, **options})
+
+    async def _call(self, kind: type[T], name: str, body: bytes | None = None) -> T:
+        url, method = self._url(name), "GET" if body is None else "POST"
+        with self.failures(url):
+            response = await self._http.request(method, url, content=body)
+        if not response.is_success:
+            raise _refused(response.status_code, response.content, url)
+        answer: T = _parsed(kind, response.content, url)
+        return answer
+
+    @contextmanager
+    def failures(self, url: str) -> Iterator[None]:
+        """A context that turns failures of the connection into errors of this module."""
         try:
-            with self._endpoint.failures(self._url):
-                options = self._endpoint.connecting()
-                self._socket = await _settled(self._connect(self._url, **options))
-            self._open = self._waiting = True
-            ready = await self._answer(ReadyMessage)
-            self.id, self.model = ready.session, ready.model
-            self.first = await self._ask(self._start, ChunkMessage)
-        except BaseException:
-            await self._leave()
-            raise
-
-    async def _leave(self) -> None:
-        try:
-            if self._open and not self._waiting:
-                with suppress(MmkitError):  # the session ends in any case
-                    await self._ask(_CLOSE, ClosedMessage)
-        finally:
-            self._open = False
-            if self._socket:
-                await _settled(self._socket.close())
-
-    async def _ask(self, text: str, expected: type[M]) -> M:
-        if not self._open:
-            raise ServerGone(self._url, "an open session", "a closed one", "Open a new one.")
-        if self._waiting:
-            remedy = "Await one call before the next; open a new session if one was interrupted."
-            raise InputError(self._url, "the last chunk to be whole", "another message", remedy)
-        self._waiting = True  # stays True if the wait for the answer is interrupted
-        with suppress(ConnectionClosed):  # the server's last messages are still to be read
-            await _settled(self._socket.send(text))
-        return await self._answer(expected)
-
-    async def _answer(self, expected: type[M]) -> M:
-        seconds = self._endpoint.timeout
-        if expected is ClosedMessage:
-            seconds = min(seconds or GOODBYE_SECONDS, GOODBYE_SECONDS)
-        while True:
-            try:
-                with self._endpoint.failures(self._url):
-                    raw = await _settled(self._receive(self._socket, seconds))
-            except ServerGone:
-                self._open = False
-                raise
-            answer = self._take(raw, expected)
-            if answer is not None:
-                return answer
-
-    def _take(self, raw: str | bytes, expected: type[M]) -> M | None:
-        """The answer, or None if this message is not it yet."""
-        try:
-            message = _MESSAGE.validate_json(raw)
-        except ValidationError:
-            self._open = False
-            raise not_ours(self._url, "a message of a session", raw[:SHOWN]) from None
-        self.remaining = message.remaining
-        if isinstance(message, expected):
-            self._waiting = False
-            return message
-        if isinstance(message, TokensMessage) and self._on_tokens:
-            self._on_tokens(message)
-        elif isinstance(message, ErrorMessage):
-            self._waiting, self._open = False, not message.fatal
-            raise request_error(message.error)
-        elif isinstance(message, ClosedMessage):
-            self._open = False
-            got = f"the end of the session ({message.reason})"
-            raise ServerGone(self._url, "an answer", got, "Open a new one.")
-        return None
+            yield
+        except (httpx.TimeoutException, TimeoutError):
+            got = "none" if self.timeout is None else f"none for {self.timeout:g} s"
+            remedy = "Give the client a longer timeout, or see to the server."
+            raise ServerGone(url, "an answer", got, remedy) from None
+        except InvalidStatus as error:
+            response = error.response
+            raise _refused(response.status_code, bytes(response.body or b""), url) from None
+        except ConnectionClosed as error:
+            got = f"a closed connection ({error})"
+            raise ServerGone(url, "an answer", got, "Open a new session.") from None
+        except (httpx.ConnectError, OSError) as error:
+            remedy = "Start one with `python -m mmkit.serve`, or check the address."
+            raise ServerGone(url, "a server", f"no connection ({_cause(error)})", remedy) from None
+        except (httpx.HTTPError, httpx.InvalidURL, WebSocketException) as error:
+            raise ServerGone(url, "an answer", _cause(error), "See the server's log.") from None
 
 
-class Session(_Session):
-    """A session of `Client.session`, after it is entered.
+class AsyncSession:
+    """A session of `AsyncClient.session`, after it is entered.
 
     Attributes:
         first: the chunk after the start.
@@ -367,30 +242,50 @@ class Session(_Session):
             included.
     """
 
-    @staticmethod
-    def _connect(url: str, **options: Any) -> Any:
-        return websockets.sync.client.connect(url, **options).__enter__()
+    first: ChunkMessage
+    id: str
+    model: str
+    remaining: int = 0
 
-    @staticmethod
-    def _receive(socket: Any, seconds: float | None) -> Any:
-        return socket.recv(seconds)
+    def __init__(self, client: AsyncClient, url: str, start: str, on_tokens: Any) -> None:
+        self._client, self._url, self._start, self._on_tokens = client, url, start, on_tokens
+        self._socket: Any = None
+        self._open = self._waiting = False
 
-    def __enter__(self) -> Self:
-        _run(self._enter())
+    async def __aenter__(self) -> Self:
+        timeout = self._client.timeout
+        try:
+            with self._client.failures(self._url):
+                self._socket = await connect(
+                    self._url,
+                    additional_headers=self._client.headers,
+                    open_timeout=timeout,
+                    ping_timeout=timeout,
+                    close_timeout=_GOODBYE_SECONDS,
+                    compression=None,  # base64 of floats hardly shrinks
+                    max_size=None,
+                    max_queue=None,  # a full one would hold up the end of a session
+                )
+            self._open = self._waiting = True
+            ready = await self._answer(ReadyMessage)
+            self.id, self.model = ready.session, ready.model
+            self.first = await self._ask(self._start, ChunkMessage)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
-    def next(
-        self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]
-    ) -> ChunkMessage:
+    async def next(self, items: Any = None, prompt: Any = None, **options: Any) -> ChunkMessage:
         """Send more items, more prompt, or both, and return the next chunk.
 
         Args:
-            items: as in `Client.generate`; without a prompt, the server writes their placeholders.
+            items: as in `AsyncClient.generate`; without a prompt, the server writes their
+                placeholders.
             prompt: a text, or token ids (tokens,), with the placeholders of the items.
-            options: see `NextOptions`.
+            options: fields of `protocol.NextMessage`, and `max_tokens`.
 
         Raises:
             RequestError: the server refused the message. The session is as it was before, unless
@@ -398,52 +293,197 @@ class Session(_Session):
             ServerGone: the session is over.
             InputError: an item without a form on the wire, or the last call was interrupted.
         """
-        return _run(self._ask(session_message("next", prompt, items, options), ChunkMessage))
-
-    def close(self) -> None:
-        """End the session, and wait until the server has released it. Can be called again."""
-        _run(self._leave())
-
-
-class AsyncSession(_Session):
-    """A session of `AsyncClient.session`, after it is entered; see `Session`."""
-
-    @staticmethod
-    def _connect(url: str, **options: Any) -> Any:
-        return websockets.asyncio.client.connect(url, **options)
-
-    @staticmethod
-    def _receive(socket: Any, seconds: float | None) -> Any:
-        return asyncio.wait_for(socket.recv(), seconds)
-
-    async def __aenter__(self) -> Self:
-        await self._enter()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def next(
-        self, items: Items = None, prompt: Prompt = None, **options: Unpack[NextOptions]
-    ) -> ChunkMessage:
-        """See `Session.next`."""
-        return await self._ask(session_message("next", prompt, items, options), ChunkMessage)
+        return await self._ask(request(NextMessage, prompt, items, options).decode(), ChunkMessage)
 
     async def close(self) -> None:
-        """See `Session.close`."""
-        await self._leave()
+        """End the session, and wait until the server has released it. Can be called again."""
+        try:
+            if self._open and not self._waiting:
+                with suppress(MmkitError):  # the session ends in any case
+                    await self._ask(_CLOSE, ClosedMessage)
+        finally:
+            self._open = False
+            if self._socket:
+                await self._socket.close()
+
+    async def _ask(self, text: str, expected: type[T]) -> T:
+        if not self._open:
+            raise ServerGone(self._url, "an open session", "a closed one", "Open a new one.")
+        if self._waiting:
+            remedy = "Await one call before the next; open a new session if one was interrupted."
+            raise InputError(self._url, "the last chunk to be whole", "another message", remedy)
+        self._waiting = True  # stays True if the wait for the answer is interrupted
+        with suppress(ConnectionClosed):  # the server's last messages are still to be read
+            await self._socket.send(text)
+        return await self._answer(expected)
+
+    async def _answer(self, expected: type[T]) -> T:
+        seconds = self._client.timeout
+        if expected is ClosedMessage:
+            seconds = min(seconds or _GOODBYE_SECONDS, _GOODBYE_SECONDS)
+        while True:
+            try:
+                with self._client.failures(self._url):
+                    raw = await asyncio.wait_for(self._socket.recv(), seconds)
+                message: Any = _parsed(_Message, raw, self._url)
+            except ServerGone:
+                self._open = False
+                raise
+            self.remaining = message.remaining
+            match message:
+                case _ if isinstance(message, expected):
+                    self._waiting = False
+                    return message
+                case TokensMessage() if self._on_tokens:
+                    self._on_tokens(message)
+                case ErrorMessage():
+                    self._waiting, self._open = False, not message.fatal
+                    raise RequestError.of(message.error)
+                case ClosedMessage():
+                    self._open = False
+                    got = f"the end of the session ({message.reason})"
+                    raise ServerGone(self._url, "an answer", got, "Open a new one.")
 
 
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine whose I/O blocks, so that it never suspends."""
+class Client:
+    """`AsyncClient` with blocking calls, which run in a thread of their own."""
+
+    def __init__(self, base_url: str, **options: Any) -> None:
+        self._core, self._portals = AsyncClient(base_url, **options), BlockingPortalProvider()
+
+    def __enter__(self) -> Self:
+        self._portals.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+        self._portals.__exit__(*error)
+
+    def close(self) -> None:
+        """See `AsyncClient.close`."""
+        self._run(self._core.close)
+
+    def modalities(self) -> Modalities:
+        """See `AsyncClient.modalities`."""
+        return self._run(self._core.modalities)
+
+    def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
+        """See `AsyncClient.generate`."""
+        return self._run(self._core.generate, prompt, items, **options)
+
+    def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> Pooling:
+        """See `AsyncClient.pool`."""
+        return self._run(self._core.pool, prompt, items, **options)
+
+    def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
+        """See `AsyncClient.stream`."""
+        events = self._core.stream(prompt, items, **options)
+        with self._portals:
+            try:
+                while (event := self._run(anext, events, None)) is not None:
+                    yield event
+            finally:
+                self._run(events.aclose)
+
+    def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
+        """See `AsyncClient.session`: ``with client.session(...) as session``."""
+        return Session(self, self._core.session(prompt, items, **options))
+
+    def _run(self, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
+        with self._portals as portal:
+            running = portal.start_task_soon(partial(function, *args, **options))
+            try:
+                return running.result()
+            except BaseException:  # a wait that is interrupted
+                running.cancel()
+                raise
+
+
+class Session:
+    """`AsyncSession` with blocking calls; see there."""
+
+    def __init__(self, client: Client, core: AsyncSession) -> None:
+        self._client, self._core = client, core
+
+    def __enter__(self) -> Self:
+        with self._client._portals:
+            self._client._run(self._core.__aenter__)
+            self._client._portals.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+        self._client._portals.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def next(self, items: Any = None, prompt: Any = None, **options: Any) -> ChunkMessage:
+        """See `AsyncSession.next`."""
+        return self._client._run(self._core.next, items, prompt, **options)
+
+    def close(self) -> None:
+        """See `AsyncSession.close`."""
+        self._client._run(self._core.close)
+
+
+def request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
+    """A message of some kind in JSON. Options that are none of its fields are sampling parameters.
+
+    Raises:
+        InputError: a value without a form on the wire.
+    """
+    fields = {"prompt": prompt, "items": encode(items or {}) or None, **options}
+    given = {name: value for name, value in fields.items() if value is not None}
+    sampling = given.pop("sampling_params", {})
+    if "sampling_params" in kind.__struct_fields__:
+        others = [name for name in given if name not in kind.__struct_fields__]
+        sampling = {**sampling, **{name: given.pop(name) for name in others}}
+    if "messages" in given:
+        given["messages"] = encoded(given["messages"], "messages")
+    if "logit_bias" in sampling:  # whose ids may be scalars of numpy
+        sampling["logit_bias"] = {int(token): v for token, v in sampling["logit_bias"].items()}
+    tag = kind.__struct_config__.tag
+    whole = {**({"type": tag} if tag else {}), **given}
+    if sampling:
+        whole["sampling_params"] = sampling
+    return msgspec.json.encode(whole, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and their scalars as numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise InputError("request", "values that JSON has", f"a {type(value).__name__}")
+
+
+def _is_address(url: str) -> bool:
     try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise AssertionError("a blocking call that suspends")
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port or an IPv6 address
+        return False
 
 
-async def _settled(value: Any) -> Any:
-    """The result of a call, awaited where the library is asynchronous."""
-    return await value if isawaitable(value) else value
+def _cause(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__
+
+
+def _parsed(kind: Any, raw: bytes | str, url: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        expected = f"a {getattr(kind, '__name__', 'message of a session')} in JSON"
+        got = repr(raw[:_SHOWN])
+        raise ServerGone(url, expected, got, "Check that it is a server of mmkit.") from None
+
+
+def _refused(status: int, raw: bytes, url: str) -> RequestError:
+    """The server's error; one sentence about the status where the body is none of its own."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return RequestError.of(msgspec.json.decode(raw, type=ErrorBody).error)
+    reason = httpx.codes.get_reason_phrase(status)
+    body = raw.decode(errors="replace").strip()[:_SHOWN]
+    got = f"HTTP {status} {reason} {f'({body})' if body else ''}".strip()
+    message = MmkitError(url, "an answer", got, _REMEDIES.get(status, ""))
+    return RequestError(str(message), code=status, type=reason.replace(" ", "") or "HTTPError")

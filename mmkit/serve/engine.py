@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import (
     AsyncGenerator,
@@ -14,18 +15,18 @@ from collections.abc import (
 )
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
+from msgspec import Raw
 from pydantic import ValidationError
+from typing_extensions import override
 from vllm.engine.protocol import StreamingInput
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.utils.mistral import is_mistral_tokenizer
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
@@ -35,25 +36,17 @@ from ..plan import Plan
 from ..vllm_api.chat import SENT
 from ..vllm_api.guard import VLLMValidationError
 from ..vllm_api.moved import find
-from ..vllm_api.names import shared_file
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
-from .limits import Limits
-from .media import FRAMES
-from .protocol import (
-    GenerateRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    Sampling,
-    StructuredOutputs,
-    TextFormat,
-)
-from .urls import Connector
-from .weigh import weigh_constraint
+from .errors import Lost
+from .protocol import Limits, decoded, named
 from .window import History
-from .wire import Media
+from .wire import FRAMES, Media
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
+_MODULES = ("multimodal.media.connector", "multimodal.media")
+MediaConnector: Any = find(*(f"{module}:MediaConnector" for module in _MODULES))
+REGISTRY: Any = find(*(f"{module}:MEDIA_CONNECTOR_REGISTRY" for module in _MODULES))
 
 T = TypeVar("T")
 
@@ -65,10 +58,56 @@ TRIES = 3
 """The most times that a request is sent whose items the engine's cache lacks although vLLM's front
 end assumed them."""
 
+_PARAMS = "sampling_params"
+_OURS = (
+    *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length"),
+    *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
+)
+"""Fields of `SamplingParams` that the routes set, or whose answer they do not give."""
 
-class Lost(Exception):
-    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
-    it."""
+_TAKEN = [name for name in SamplingParams.__struct_fields__ if name not in _OURS and name[0] != "_"]
+_OF_IDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids")
+_BOUNDS = {"seed": 2**63, "top_k": 2**31, "min_tokens": 2**31, "max_tokens": 2**31}
+"""What the engine has room for; vLLM's own routes check it, `SamplingParams` does not."""
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class Connector(MediaConnector):
+    """vLLM's loader, which follows every http(s) URL unless its flags name hosts. This one follows
+    none then, and no redirect, which may lead anywhere."""
+
+    def check(self, url: str, where: str) -> None:
+        """Refuse a URL that the server's flags do not allow.
+
+        Raises:
+            InputError: it is one.
+        """
+        schemes = ["data:"]
+        if self.allowed_media_domains:
+            schemes += ["http:", "https:"]
+        if self.allowed_local_media_path:
+            schemes += ["file:"]
+        if not url[:6].lower().startswith(tuple(schemes)):
+            expected = f"a URL that starts with {' or '.join(schemes)}"
+            remedy = "Send a data URL, or start the server with --allowed-media-domains."
+            raise InputError(where, expected, url[:40], remedy)
+
+    @override
+    def load_from_url(self, url: str, *args: Any, **kwargs: Any) -> Any:
+        self.check(url, "url")
+        return super().load_from_url(url, *args, **kwargs)
+
+    @override
+    async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
+        self.check(url, "url")
+        return await super().load_from_url_async(url, *args, **kwargs)
+
+    @classmethod
+    def install(cls) -> None:
+        """Make vLLM's own routes load media by this loader. Can be called again."""
+        REGISTRY.register("http")(cls)
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
 
 class Engine:
@@ -155,9 +194,12 @@ class Engine:
             raise InputError(COPY, f"a copy from 0 to {self._copies - 1}", repr(asked[:20]))
         return None if asked is None else int(asked)
 
-    def shared_file(self, kind: str) -> Path | None:
-        """See `mmkit.vllm_api.names`."""
-        return shared_file(self._client.vllm_config, kind)
+    @property
+    def api_servers(self) -> tuple[int, int]:
+        """The number of this API server, and of all that share its address."""
+        config = self._client.vllm_config.parallel_config
+        count = getattr(config, "_api_process_count", 1)
+        return max(0, getattr(config, "_api_process_rank", 0)), max(1, count)
 
     def limits(self) -> Mapping[str, int]:
         """The most items of each modality in one request."""
@@ -168,86 +210,82 @@ class Engine:
 
     def sampling(
         self,
-        asked: Sampling,
+        sent: Mapping[str, Raw],
+        limits: Limits,
         *,
-        n: int = 1,
-        stop: Sequence[str] | None = None,
-        constraint: Any = None,
         output: BoundOutput | None = None,
         stream: bool,
     ) -> Any:
         """vLLM's sampling parameters of a request.
 
+        Args:
+            sent: what `chosen` gives.
+            limits: of which `constraint` holds for `structured_outputs`.
+            output: of the spec, that is asked for.
+            stream: whether the answer comes as it grows.
+
         Raises:
-            InputError: a combination that vLLM refuses, one that contradicts the output, or an id
-                that the model lacks.
+            InputError: what vLLM refuses, what contradicts the output, or an id that the model
+                lacks.
+            TooLarge: a constraint that is beyond the limit.
         """
         if not self._generates:
             remedy = "Ask /v1/mm/pooling."
             raise InputError("model", "one that generates", "a pooling model", remedy)
-        chosen = {
-            name: value
-            for name in Sampling.__annotations__
-            if name not in _OWN and (value := getattr(asked, name)) is not None
-        }
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in chosen.get(name, ()):
+        plain = {name: raw for name, raw in sent.items() if name != "structured_outputs"}
+        parse = partial(decoded, SamplingParams, msgspec.json.encode(plain), _PARAMS)
+        params = _made(parse, {}, _PARAMS)
+        options = {name: getattr(params, name) for name in plain}
+        for name in _OF_IDS:
+            for token in options.get(name) or ():
                 if not 0 <= token < self._vocab_size:
-                    raise InputError(name, f"ids from 0 to {self._vocab_size - 1}", str(token))
-        if stop and not self.has_tokenizer:
-            raise InputError("stop", "stop_token_ids, since the server has no tokenizer", "texts")
-        options = {
+                    expected = f"ids from 0 to {self._vocab_size - 1}"
+                    raise InputError(f"{_PARAMS}.{name}", expected, str(token))
+        for name, bound in _BOUNDS.items():
+            if not -bound <= (options.get(name) or 0) < bound:
+                expected = f"a number from {-bound} to {bound - 1}"
+                raise InputError(f"{_PARAMS}.{name}", expected, "one beyond it")
+        if options.get("stop") and not self.has_tokenizer:
+            expected = "stop_token_ids, since the server has no tokenizer"
+            raise InputError(f"{_PARAMS}.stop", expected, "texts")
+        asked = {
+            "max_tokens": None,
             **self._defaults,
-            "max_tokens": asked.max_tokens or self._defaults.get("max_tokens"),
-            **chosen,
-            "n": n,
-            "stop": stop,
-            "structured_outputs": constraint,
+            **options,
+            "structured_outputs": self._constraint(sent.get("structured_outputs"), limits),
             "detokenize": self.has_tokenizer,
             "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         }
         if output is None:
-            return _made(SamplingParams, options, "sampling")
-        options["max_tokens"] = asked.max_tokens
-        return _made(partial(sampling_params, output, self._client), options, "sampling")
+            return _made(SamplingParams, asked, _PARAMS)
+        asked["max_tokens"] = options.get("max_tokens")
+        return _made(partial(sampling_params, output, self._client), asked, _PARAMS)
 
-    def constraint(self, asked: GenerateRequest, limits: Limits) -> Any:
-        """vLLM's parameters of what the text must be, None for any text.
-
-        Raises:
-            InputError: several constraints, one that is too large, or a server without a tokenizer.
-        """
-        given, form = asked.structured_outputs, asked.response_format
-        if form is None or isinstance(form, TextFormat):
-            where = "structured_outputs"
-        elif given is None:
-            where, given = "response_format", _of_format(form)
-        else:
-            raise InputError("response_format", "none beside structured_outputs", "both")
-        if given is None:
+    def _constraint(self, raw: Raw | None, limits: Limits) -> Any:
+        """vLLM's parameters of what the text must be, None for any text."""
+        where = f"{_PARAMS}.structured_outputs"
+        if raw is None or bytes(memoryview(raw)[:4]) == b"null":
             return None
         if not self.has_tokenizer:
             raise InputError(where, "none, since the server has no tokenizer", "a constraint")
-        weigh_constraint(msgspec.json.encode(given), where, limits)
-        kinds = {n: v for n, v in msgspec.structs.asdict(given).items() if v is not None}
+        if len(memoryview(raw)) > limits.constraint:
+            raise limits.too_large(where, "constraint", "bytes")
+        kinds = named(raw, _CONSTRAINTS, where, Any)
+        kinds = {name: value for name, value in kinds.items() if value is not None}
         if len(kinds) != 1:
-            expected = f"exactly one of {', '.join(StructuredOutputs.__struct_fields__)}"
+            expected = f"exactly one of {', '.join(_CONSTRAINTS)}"
             raise InputError(where, expected, " and ".join(kinds) or "none")
         return _made(StructuredOutputsParams, kinds, where)
 
-    async def load(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Items, with media parts loaded by vLLM.
+    async def loaded(self, value: Any, where: str) -> Any:
+        """The value of one item, or of a modality's items, with media parts loaded by vLLM.
 
         Raises:
             InputError: a URL that vLLM's settings do not allow, or content that is none.
         """
-        return {name: await self.loaded(value, f"items.{name}") for name, value in data.items()}
-
-    async def loaded(self, value: Any, where: str) -> Any:
-        """The loaded value of one item, or of a modality's items."""
-        if isinstance(value, list) and any(isinstance(part, (Media, dict)) for part in value):
+        if isinstance(value, list):
             return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
-        if isinstance(value, dict) and any(isinstance(part, Media) for part in value.values()):
+        if isinstance(value, dict):
             return {
                 name: await self.loaded(part, f"{where}.{name}") for name, part in value.items()
             }
@@ -425,16 +463,17 @@ class Engine:
 
     async def generate(
         self, prompt: Mapping[str, Any], sampling: Any, request_id: str, copy: int | None = None
-    ) -> AsyncIterator[Any]:
-        """vLLM's outputs for a request; `copy` is the copy of the model that computes it.
+    ) -> AsyncIterator[tuple[Mapping[str, Any], Any]]:
+        """The rendered prompt with each of vLLM's outputs for a request; `copy` is the copy of the
+        model that computes it.
 
         Raises:
             ValueError: the request is refused.
             EngineDeadError, EngineGenerateError: vLLM failed.
         """
         constrained = sampling.structured_outputs is not None
-        expected, got = "a constraint that the model's tokens can follow", "another one"
-        unfollowed = InputError("structured_outputs", expected, got)
+        where = f"{_PARAMS}.structured_outputs"
+        unfollowed = InputError(where, "a constraint that the model's tokens can follow", "another")
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
             self._check_room(rendered, sampling)
@@ -448,7 +487,7 @@ class Engine:
                     begun = True
                     if constrained and any(p.finish_reason == "error" for p in output.outputs):
                         raise unfollowed
-                    yield output
+                    yield rendered, output
                 else:
                     return
             except (ValueError, VLLMValidationError) as error:
@@ -456,7 +495,7 @@ class Engine:
                 if told or not constrained:
                     raise
                 expected, got = "a constraint that vLLM takes", str(error).rstrip(".")
-                raise InputError("structured_outputs", expected, got) from None
+                raise InputError(where, expected, got) from None
             finally:
                 if not begun:
                     self.forget(rendered)
@@ -518,8 +557,13 @@ class Engine:
         return outputs
 
 
-_OWN = ("max_tokens", "output", "output_format")
-"""Fields of a request that are no option of vLLM's under that name."""
+def chosen(sent: Raw) -> dict[str, Raw]:
+    """The sampling parameters of a message, by name, still in JSON.
+
+    Raises:
+        InputError: no object, or a field that `SamplingParams` lacks or that is not the client's.
+    """
+    return named(sent, _TAKEN, _PARAMS)
 
 
 def _made(kind: Callable[..., T], options: Mapping[str, Any], where: str) -> T:
@@ -529,15 +573,9 @@ def _made(kind: Callable[..., T], options: Mapping[str, Any], where: str) -> T:
     except InputError:
         raise
     except Exception as error:  # vLLM's own kinds differ from version to version
-        where, got = getattr(error, "parameter", None) or where, str(error).rstrip(".")
+        where = f"{where}.{getattr(error, 'parameter', None) or ''}".rstrip(".")
+        got = str(error.args[0] if error.args else error).rstrip(".")
         raise InputError(where, "parameters that vLLM takes", got) from None
-
-
-def _of_format(form: JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs:
-    """The meaning of a constraint in OpenAI's form, as in vLLM's chat."""
-    if isinstance(form, JsonObjectFormat):
-        return StructuredOutputs(json_object=True)
-    return StructuredOutputs(json=form.json_schema.schema)
 
 
 def part(rendered: Mapping[str, Any], sampling: Any) -> Any:
@@ -605,6 +643,3 @@ def is_lost(output: Any) -> bool:
     """Whether the engine gave a request up for an item that its cache lacks."""
     first = output.outputs[0] if output.outputs else None
     return first is not None and first.finish_reason == "error" and not first.token_ids
-
-
-__all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]

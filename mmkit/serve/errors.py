@@ -1,33 +1,65 @@
-"""Refusals as clients see them."""
+"""Refusals as clients see them, and metrics beside those of vLLM at the server's ``/metrics``."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from http import HTTPStatus
-from typing import Any
 
-from fastapi.responses import JSONResponse
+import msgspec
+from fastapi.responses import Response
+from prometheus_client import Counter, Gauge
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..errors import InputError, MmkitError, sentence
 from ..plan import Plan
-from . import metrics
-from .engine import EngineDeadError, EngineGenerateError, Lost
-from .protocol import ErrorBody, ErrorInfo
-from .weigh import Slow
-from .wire import TooLarge
+from .protocol import ErrorBody, ErrorInfo, TooLarge
 
 logger = logging.getLogger(__name__)
 
-_REASONS = {"items": "item", "prompt": "prompt", "body": "schema", "uuids": "item"}
+REFUSED = Counter(
+    "mmkit:refused_requests",
+    "Requests and session messages that were refused, by route, modality (empty where it is "
+    "about none) and reason: schema, item, prompt, sampling, limit, capacity, engine.",
+    ["route", "modality", "reason"],
+)
+SESSIONS = Gauge("mmkit:sessions_open", "Sessions open now.", multiprocess_mode="livesum")
 
 
-_MESSAGE, _PARAM = 1000, 200
-"""Characters of an error that a client sees, whatever it sent."""
+class NoSpec(Exception):
+    """The model of this server has no spec of ours."""
 
 
 class TooBusy(InputError):
     """A limit on what is open at once."""
+
+
+class Lost(Exception):
+    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
+    it."""
+
+
+class Stopping(Exception):
+    """vLLM's renderer takes no more work: it has let go of its threads before the server ends."""
+
+
+_SERVE = "to serve the request"
+_FAILED = (_SERVE, "an error of its own", "Its log says which.")
+_DEAD = ("a living engine", "one that is dead or stopped", "Send it to another server.")
+# kinds of errors with status, reason and the server's sentence; without one, the error has it
+_TABLE: tuple[tuple[type[BaseException], int, str, tuple[str, ...]], ...] = (
+    (NoSpec, 404, "schema", ("a model with an mmkit spec", "one without", "Use vLLM's routes.")),
+    (TooLarge, 413, "limit", ()),
+    (TooBusy, 429, "capacity", ()),
+    (EngineGenerateError, 500, "engine", _FAILED),
+    (Lost, 503, "engine", ("an item in its cache", "none, several times", "Send it again.")),
+    (Stopping, 503, "engine", (_SERVE, "the order to stop", "Send it to another one.")),
+    (EngineDeadError, 503, "engine", _DEAD),
+    (InputError, 400, "", ()),
+    (Exception, 500, "engine", _FAILED),
+)
+# the reason of a request that is wrong follows from the first word of the path
+_REASONS = {"items": "item", "uuids": "item", "prompt": "prompt", "": "prompt", "body": "schema"}
+_MESSAGE, _PARAM = 1000, 200
 
 
 def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
@@ -38,76 +70,54 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
         plan: the spec, which tells paths of items.
         route: for the metrics.
     """
-    reason = ""  # where it follows from the path
-    if isinstance(error, TooLarge):
-        status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "limit"
-    elif isinstance(error, TooBusy):
-        status, reason = HTTPStatus.TOO_MANY_REQUESTS, "capacity"
-    elif isinstance(error, Slow):
-        status, reason = HTTPStatus.REQUEST_TIMEOUT, "limit"
-    elif isinstance(error, (EngineDeadError, Lost)) or _stopping(error):
-        status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "engine"
-    elif (code := getattr(error, "http_status", None)) is not None:  # vLLM's admission control
-        status, reason = HTTPStatus(code), "capacity"
-    elif isinstance(error, EngineGenerateError) or not of_caller(error):
-        status, reason = HTTPStatus.INTERNAL_SERVER_ERROR, "engine"
+    kind = _kind(error)
+    status, reason, told = next(row[1:] for row in _TABLE if issubclass(kind, row[0]))
+    if kind is InputError and (code := getattr(error, "http_status", None)) is not None:
+        status, reason = code, "capacity"  # vLLM's admission control
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s failed", route, exc_info=error)
-    else:
-        status = HTTPStatus.BAD_REQUEST
-    param = path(error, plan)
-    param = param and _short(param, _PARAM)
-    message = _short(" ".join(str(error).split()), _MESSAGE)  # vLLM's may have several lines
-    if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        message = _of_server("to serve the request", "an error of its own", "Its log says which.")
-    elif isinstance(error, EngineDeadError):
-        dead = "one that is dead or stopped"
-        message = _of_server("a living engine", dead, "Send it to another server.")
-    elif _stopping(error):
-        message = _of_server("to serve the request", "the order to stop", "Send it to another one.")
-    elif isinstance(error, Lost):
-        several = "none, several times"
-        message = _of_server("an item in its cache", several, "Send the request again.")
-    first = param.split(".")[0].split("[")[0] if param else ""
-    reason = reason or _REASONS.get(first, "sampling" if first else "prompt")
-    metrics.REFUSED.labels(route, modality_of(param, plan), reason).inc()
-    return ErrorInfo(message=message, type=kind(status), param=param, code=status)
-
-
-_of_server = partial(sentence, "server")
+    message = sentence("server", *told) if told else " ".join(str(error).split())
+    where = None if told else path(error, plan)
+    first = (where or "").split(".")[0].split("[")[0]
+    reason = reason or _REASONS.get(first, "sampling")
+    REFUSED.labels(route, _modality(where, plan), reason).inc()
+    return ErrorInfo(
+        message=_short(message, _MESSAGE),
+        type=HTTPStatus(status).phrase.title().replace(" ", "").removesuffix("Error") + "Error",
+        param=where and _short(where, _PARAM),
+        code=status,
+    )
 
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def kind(status: HTTPStatus) -> str:
-    """OpenAI's `type` of an error: ``BadRequestError``."""
-    return status.phrase.title().replace(" ", "").removesuffix("Error") + "Error"
-
-
-def _stopping(error: BaseException) -> bool:
-    """Whether vLLM's renderer takes no more work: it has let go of its threads before the server
-    ends."""
-    return isinstance(error, RuntimeError) and "after shutdown" in str(error)
-
-
 def of_caller(error: BaseException) -> bool:
     """Whether an error is about the request, rather than the server."""
+    return issubclass(_kind(error), InputError)
+
+
+def _kind(error: BaseException) -> type[BaseException]:
+    """What an error is in the table."""
     if isinstance(error, MmkitError):
-        return isinstance(error, InputError)  # others are about the spec
+        return type(error) if isinstance(error, InputError) else Exception  # about the spec
+    if isinstance(error, RuntimeError) and "after shutdown" in str(error):
+        return Stopping
     if any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__):
-        return True
-    # where vLLM has no kind of its own for it
-    return isinstance(error, ValueError) and _raised_in(error) == "vllm"
+        return InputError
+    if hasattr(error, "http_status") or (isinstance(error, ValueError) and _of_vllm(error)):
+        return InputError
+    return type(error)
 
 
-def _raised_in(error: BaseException) -> str:
-    """The package that raised an error; functions of a spec, and what they call, are not vLLM's."""
+def _of_vllm(error: BaseException) -> bool:
+    """Whether vLLM raised an error itself, rather than a function of a spec or what it calls."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    name: str = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return name.partition(".")[0]
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return bool(name.partition(".")[0] == "vllm")
 
 
 def path(error: BaseException, plan: Plan | None) -> str | None:
@@ -121,25 +131,19 @@ def path(error: BaseException, plan: Plan | None) -> str | None:
     where = where.removeprefix(f"{plan.spec.name}.").split(",")[0]
     if where == "multi_modal_data":
         return "items"
-    name = where.split("[")[0]
-    return f"items.{where}" if name in plan.modalities else where
+    return f"items.{where}" if where.split("[")[0] in plan.modalities else where
 
 
-def modality_of(param: str | None, plan: Plan | None) -> str:
+def _modality(where: str | None, plan: Plan | None) -> str:
     """The modality that a path is about; empty for none, or for one that the model does not
     have."""
-    parts = (param or "").split(".")
+    parts = (where or "").split(".")
     name = parts[1].split("[")[0] if len(parts) > 1 and parts[0] in ("items", "uuids") else ""
     return name if plan is not None and name in plan.modalities else ""
 
 
-def response(error: BaseException, plan: Plan | None, route: str) -> JSONResponse:
-    """A refusal of a request that may not have come whole: the rest of its body would be taken for
-    the next request, so the connection ends."""
+def response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
+    """A refusal."""
     refusal = info(error, plan, route)
-    return JSONResponse(body(refusal), refusal.code, headers={"connection": "close"})
-
-
-def body(error: ErrorInfo) -> dict[str, Any]:
-    """The body of a refusal."""
-    return ErrorBody(error=error).model_dump(mode="json")
+    body = msgspec.json.encode(ErrorBody(error=refusal))
+    return Response(body, refusal.code, headers, media_type="application/json")

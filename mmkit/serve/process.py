@@ -11,18 +11,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO
+from typing import Self
 
 import httpx
 
 from ..errors import MmkitError
-
-_POLL = 0.25
-"""Seconds between two looks at a server that starts."""
-
-_TAIL = 2000
-"""Characters of a log that an error shows."""
 
 
 class Server:
@@ -52,8 +45,7 @@ class Server:
         self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
         self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
         self._environment = {**os.environ, **(environment or {})}
-        self._log = log
-        self._seconds = start_seconds
+        self._log, self._seconds = log, start_seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -62,8 +54,7 @@ class Server:
         Raises:
             MmkitError: the server ended, or took too long.
         """
-        output: int | IO[bytes] = subprocess.DEVNULL if self._log is None else self._log.open("wb")
-        try:
+        with open(self._log or os.devnull, "wb") as output:
             self.process = subprocess.Popen(
                 self._command,
                 env=self._environment,
@@ -71,31 +62,29 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        finally:
-            if not isinstance(output, int):
-                output.close()
         try:
-            self._wait()
+            until = time.monotonic() + self._seconds
+            while not self._healthy():
+                if time.monotonic() >= until:
+                    expected = f"a server within {self._seconds:g} s"
+                    raise MmkitError(self.url, expected, "none", self._told())
+                time.sleep(0.25)
         except BaseException:
             self.stop()
             raise
 
-    def _wait(self) -> None:
+    def _healthy(self) -> bool:
         assert self.process is not None
-        until = time.monotonic() + self._seconds
-        while time.monotonic() < until:
-            if (code := self.process.poll()) is not None:
-                raise MmkitError(self.url, "a server", f"one that ended with {code}", self._told())
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return
-            time.sleep(_POLL)
-        raise MmkitError(self.url, f"a server within {self._seconds:g} s", "none", self._told())
+        if (code := self.process.poll()) is not None:
+            raise MmkitError(self.url, "a server", f"one that ended with {code}", self._told())
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        return False
 
     def _told(self) -> str:
         if self._log is None:
             return "Give it a log file to see why."
-        return f"Its log ends:\n{self._log.read_text(errors='replace')[-_TAIL:]}"
+        return f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
 
     def stop(self, seconds: float = 30.0) -> int | None:
         """Stop the server by SIGTERM, and after `seconds` by SIGKILL, with all its processes.
@@ -103,8 +92,7 @@ class Server:
         Returns:
             The exit status; None if the server was never started.
         """
-        process = self.process
-        if process is None:
+        if (process := self.process) is None:
             return None
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -115,16 +103,11 @@ class Server:
             os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

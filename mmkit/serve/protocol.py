@@ -1,67 +1,127 @@
-"""The protocol: requests, responses and session messages, shared by the server and the client.
+"""The protocol: what clients and servers say, as structs that msgspec reads and writes.
 
-Items are JSON in one of the forms of `mmkit.serve.wire`. Numbers are not cast: an integer field
-refuses 1.5 and "1". Items and uuids stay bytes until their names are checked.
+msgspec stops at the first mistake, and builds no value beyond the expected ones, so a refusal costs
+little more than what was sent. Items, uuids, messages and sampling parameters stay bytes until
+their names are checked. Numbers are not cast: an integer field refuses 1.5 and "1".
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
-from functools import cached_property
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Raw, Struct
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import UNSET, Meta, Raw, Struct
 
-_INT32 = 2**31 - 1
-Count = Annotated[int, Meta(ge=0, le=_INT32)]
-Positive = Annotated[int, Meta(ge=1, le=_INT32)]
-Salt = Annotated[str, Meta(min_length=1)]
+from ..errors import InputError, MmkitError
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
+
+    Attributes:
+        body_bytes: bytes of a request body or a session message.
+        listed: values written out in the JSON of a request or a session message, prompt ids
+            included. Each costs tens of bytes of memory, so this limit is lower than `elements`. A
+            text is one value, base64 too.
+        elements: numbers in the items of one request.
+        items: items of one request, all modalities together; a spec's own limits hold too.
+        pixels: pixels of the images and video frames of one request, before they are decoded.
+        constraint: bytes in JSON of what a text must be (structured outputs, a response format,
+            tools that must be called). The engine compiles it, which others wait for.
+        sessions: open sessions, over all API servers of one address, of which each has its share. A
+            session holds sequences and KV cache while it waits for its client; 0 means as many
+            sessions as leave each copy of the model half of both.
+        idle_seconds: seconds for which the server waits for a session's next message, or for its
+            client to read one.
+    """
+
+    body_bytes: int = 64 * 2**20
+    listed: int = 2**20
+    elements: int = 2**24
+    items: int = 4096
+    pixels: int = 2**25
+    constraint: int = 2**14
+    sessions: int = 0
+    idle_seconds: float = 300.0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Limits:
+        """The limits that environment variables set.
+
+        Raises:
+            MmkitError: a value that is no number, or out of range.
+        """
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            name = f"MMKIT_SERVE_{field.name.upper()}"
+            if text := environment.get(name, "").strip():
+                kind = "number" if field.name == "idle_seconds" else "whole number"
+                try:
+                    value = float(text) if kind == "number" else int(text)
+                except ValueError:
+                    value = math.nan
+                least = 0 if field.name == "sessions" else 1
+                if not least <= value < math.inf:
+                    raise MmkitError(name, f"a {kind} of at least {least}", repr(text))
+                values[field.name] = value
+        return cls(**values)
+
+    def too_large(self, where: str, name: str, unit: str, got: str = "more") -> TooLarge:
+        """The refusal of what goes beyond one of them."""
+        remedy = f"Send less at once, or raise MMKIT_SERVE_{name.upper()} on the server."
+        return TooLarge(where, f"at most {getattr(self, name)} {unit}", got, remedy)
+
+
+class TooLarge(InputError):
+    """A request beyond a limit of the server."""
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+# a token id; one that the model lacks is refused with the size of its vocabulary
+Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+
+
+def _bytes(description: str, of: str, **more: Any) -> Meta:
+    """The description of a field that stays bytes."""
+    return Meta(description=description, extra_json_schema={"type": [of, "null"], **more})
+
+
 Items = Annotated[
     Raw,
-    Meta(
-        description="Per modality a list of items, one record or text, or one encoded batch. An "
-        'item is nested lists of numbers, {"data": base64 of little-endian values, "dtype", '
-        '"shape"}, {"safetensors": base64 of a file with one tensor}, a media part of a chat '
-        'message, as {"image_url": {"url": "data:image/png;base64,..."}}, a text, or an object of '
-        "the parts of a record, each in one of these forms.",
-        extra_json_schema={
-            "type": "object",
-            "additionalProperties": {"type": ["array", "object", "string"]},
-        },
+    _bytes(
+        "Per modality a list of items, one record or text, or one encoded batch.",
+        "object",
+        additionalProperties={"type": ["array", "object", "string"]},
     ),
 ]
-Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
-"""A token id; one that the model lacks is refused with the size of its vocabulary."""
-Prompt = Annotated[str | list[Id], Meta(description="A text, or token ids.", examples=[[1, 2, 3]])]
 Uuids = Annotated[
     Raw,
-    Meta(
-        description="Per modality and item a name, under which the server caches the processed "
-        "item.",
-        extra_json_schema={
-            "type": ["object", "null"],
-            "additionalProperties": {
-                "type": ["array", "null"],
-                "items": {"type": ["string", "null"]},
-            },
-        },
+    _bytes(
+        "Per modality and item a name for the cache, or null.",
+        "object",
+        additionalProperties={"type": ["array", "null"], "items": {"type": ["string", "null"]}},
     ),
 ]
 Messages = Annotated[
     Raw,
-    Meta(
-        description="In place of prompt and items: messages as in OpenAI's chat, which the model's "
-        'chat template makes a prompt of. An item is a content part: {"type": "cloud", "cloud": '
-        'ITEM, "uuid": name or null}, in one of the forms of items.',
-        extra_json_schema={"type": ["array", "null"], "items": {"type": "object"}},
-    ),
+    _bytes("In place of prompt and items: those of a chat.", "array", items={"type": "object"}),
 ]
-Options = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+Sampling = Annotated[Raw, _bytes("Fields of vLLM's SamplingParams.", "object")]
+Options = Annotated[Raw, _bytes("By name.", "object")]
+Salt = Annotated[str, Meta(min_length=1)]
 
 
 def nothing() -> Raw:
@@ -69,147 +129,66 @@ def nothing() -> Raw:
     return Raw(b"null")
 
 
-def no_items() -> Raw:
-    """The items of a request without items."""
-    return Raw(b"{}")
+def _null() -> Any:
+    return msgspec.field(default_factory=nothing)
 
 
-class _Body(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message of a client."""
-
-
-class _Out(BaseModel):
-    """A message of a server. A client of an older version ignores fields that it does not know."""
-
-    model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
-
-
-# -- requests --------------------------------------------------------------------------------------
-
-
-class Prompted(_Body, kw_only=True):
+class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
     """A prompt with items."""
 
-    prompt: Prompt | None = None
-    items: Items = msgspec.field(default_factory=no_items)
-    uuids: Uuids = msgspec.field(default_factory=nothing)
+    prompt: str | list[Id] | None = None
+    items: Items = _null()
+    uuids: Uuids = _null()
 
 
-class Said(Prompted, kw_only=True):
+class Said(Prompted, kw_only=True, forbid_unknown_fields=True):
     """A prompt with items, or messages with the options of the chat template, as in vLLM's chat."""
 
-    messages: Messages = msgspec.field(default_factory=nothing)
+    messages: Messages = _null()
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Options = msgspec.field(default_factory=nothing)
+    chat_template_kwargs: Options = _null()
+    sampling_params: Sampling = _null()
 
 
-class Sampling(Said, kw_only=True):
-    """The prompt, and the choice of tokens after it, as in vLLM's `SamplingParams`; None takes the
-    model's generation config, then vLLM's default."""
+class Generating(Said, kw_only=True, forbid_unknown_fields=True):
+    """A request for tokens.
 
-    max_tokens: Positive | None = None
-    min_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Count | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logprobs: (
-        Annotated[Count, Meta(description="How many of the likeliest ids to tell per token.")]
-        | None
-    ) = None
-    stop_token_ids: Annotated[list[Id], Meta(max_length=1024)] | None = None
-    allowed_token_ids: list[Id] | None = None
-    logit_bias: dict[Id, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    output: (
-        Annotated[
-            str,
-            Meta(
-                description="An output of the spec: the answer is one of it, which decides how "
-                "many tokens are sampled, and which ids at each position."
-            ),
-        ]
-        | None
-    ) = None
-    output_format: (
-        Annotated[
-            Literal["tensor", "png"],
-            Meta(description='Its form in the answer: "tensor" by default, "png" of an image.'),
-        ]
-        | None
-    ) = None
-
-
-class StructuredOutputs(_Body, kw_only=True):
-    """The form of an answer's text, as in vLLM's `StructuredOutputsParams`: one of these. The
-    options of `StructuredOutputsParams` are left out: no backend of vLLM reads them from a
-    request."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-
-
-class _Format(_Body, tag_field="type"):
-    """The form of an answer in OpenAI's `response_format`."""
-
-
-class TextFormat(_Format, tag="text"):
-    """Any text."""
-
-
-class JsonObjectFormat(_Format, tag="json_object"):
-    """An object in JSON."""
-
-
-class JsonSchema(_Body, kw_only=True):
-    """A JSON schema with its name."""
-
-    schema: dict[str, Any]
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(_Format, tag="json_schema"):
-    """JSON that a schema allows."""
-
-    json_schema: JsonSchema
-
-
-class GenerateRequest(Sampling, kw_only=True):
-    """Body of ``POST /v1/mm/generate``."""
+    Attributes:
+        output: an output of the spec: the answer is one of it, which decides how many tokens are
+            sampled, and which ids at each position.
+        output_format: its form in the answer: "tensor" by default, "png" of an image.
+    """
 
     model: str | None = None
-    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
+    mm_processor_kwargs: Options = _null()
     cache_salt: Salt | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
-    stop: Annotated[list[str], Meta(max_length=64)] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    output: str | None = None
+    output_format: Literal["tensor", "png"] | None = None
     stream: bool = False
 
 
-class PoolingRequest(Prompted, kw_only=True):
+class GenerateRequest(Generating, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/mm/generate``. `return_token_ids` asks for the ids of the whole prompt and
+    the ranges of its items, as at vLLM's tokens-in route."""
+
+    return_token_ids: bool = False
+
+
+class PoolingRequest(Prompted, kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/mm/pooling``. Without a prompt, the server writes the placeholders of the
     items. `task` is one of vLLM's pooling tasks; by default the model's."""
 
     model: str | None = None
-    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
+    mm_processor_kwargs: Options = _null()
     cache_salt: Salt | None = None
     task: str | None = None
 
 
-class Window(_Body, kw_only=True):
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Window(Struct, kw_only=True, forbid_unknown_fields=True):
     """How a session continues when the next message would not fit: the window drops the oldest
     items, with the tokens that belong to them.
 
@@ -225,52 +204,39 @@ class Window(_Body, kw_only=True):
     keep: Positive
     items: Positive | None = None
     cut: Literal["item", "turn"] = "item"
-    prefix: Count = 0
+    prefix: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
-class StartMessage(Sampling, kw_only=True):
-    """First message of a client in ``WS /v1/mm/session``. `max_tokens` holds for each chunk; an
-    `output` decides it. Without a `window`, the server refuses messages that do not fit."""
+class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="start"):
+    """First message of a client in ``WS /v1/mm/session``. Its sampling parameters hold for each
+    chunk. Without a `window`, the server refuses messages that do not fit."""
 
-    type: Literal["start"]
     window: Window | None = None
-    model: str | None = None
-    mm_processor_kwargs: Options = msgspec.field(default_factory=nothing)
-    cache_salt: Salt | None = None
-    stream: bool = False
 
 
-class NextMessage(Said, kw_only=True):
+class NextMessage(Said, kw_only=True, forbid_unknown_fields=True, tag="next"):
     """The message after a chunk: more prompt with its items, items alone, whose placeholders the
-    server then writes, or more messages."""
-
-    type: Literal["next"]
-    max_tokens: Positive | None = None
+    server then writes, or more messages. Its sampling parameters go before those of the start."""
 
 
-class CloseMessage(_Body, kw_only=True):
+class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
     """The end of a session."""
-
-    type: Literal["close"]
-
-
-MESSAGES: dict[str, type[_Body]] = {
-    "start": StartMessage,
-    "next": NextMessage,
-    "close": CloseMessage,
-}
 
 
 # -- responses -------------------------------------------------------------------------------------
 
 
-class PromptTokensDetails(_Out):
+class _Out(Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """A message of a server. A client of an older version ignores fields that it does not know."""
+
+
+class PromptTokensDetails(_Out, frozen=True, omit_defaults=False):
     """The origin of prompt tokens."""
 
     cached_tokens: int = 0
 
 
-class Usage(_Out):
+class Usage(_Out, frozen=True):
     """Token counts; in a session those of one chunk."""
 
     prompt_tokens: int
@@ -279,7 +245,12 @@ class Usage(_Out):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Produced(_Out):
+def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
+    return values.reshape(tensor["shape"])
+
+
+class Produced(_Out, frozen=True):
     """An output in the form that the request asks for: a tensor in the form of an item, base64 of
     little-endian values, ``dtype`` and ``shape``; or base64 of a PNG file."""
 
@@ -296,24 +267,13 @@ class Produced(_Out):
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(self.png or ""))))
 
 
-class _Answering(_Out):
-    """An answer that may have an output.
+class Choice(_Out, frozen=True):
+    """New tokens: one of the `n` answers, the new part of it in a stream, or those of a session.
 
     Attributes:
         produced: the output on the wire, where its name is ``output``; a stream sends it with the
             last tokens.
     """
-
-    produced: Produced | None = Field(None, alias="output")
-
-    @cached_property
-    def output(self) -> np.ndarray[Any, Any] | None:
-        """The output as an array, if the request asks for one."""
-        return None if self.produced is None else self.produced.array()
-
-
-class Choice(_Answering):
-    """One of the `n` answers; in a stream, the new part of it."""
 
     index: int
     token_ids: list[int]
@@ -321,11 +281,29 @@ class Choice(_Answering):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, float]] | None = None
+    produced: Produced | None = msgspec.field(default=None, name="output")
+
+    @cached_property
+    def output(self) -> np.ndarray[Any, Any] | None:
+        """The output as an array, if the request asks for one."""
+        return None if self.produced is None else self.produced.array()
 
 
-class Generation(_Out):
-    """Answer of ``POST /v1/mm/generate``; in a stream, one event, of which the last has the
-    usage."""
+class Range(_Out, frozen=True):
+    """The placeholders of one item in the ids of a prompt."""
+
+    offset: int
+    length: int
+
+
+class Generation(_Out, frozen=True):
+    """Answer of ``POST /v1/mm/generate``; in a stream, one event, of which the last has the usage.
+
+    Attributes:
+        prompt_token_ids: the whole prompt, with the placeholders of all items, if the request asks
+            for it; in a stream in the first event.
+        mm_placeholders: the ranges of the items in it, by modality.
+    """
 
     id: str
     object: Literal["mm.generation", "mm.generation.chunk"]
@@ -333,18 +311,19 @@ class Generation(_Out):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[Range]] | None = None
 
 
-class Pooling(_Out):
+class Pooling(_Out, frozen=True):
     """Answer of ``POST /v1/mm/pooling``.
 
     Attributes:
-        data: what the pooler returns for the request, a float32 tensor in the form of an item:
-            base64 of little-endian values, ``dtype`` and ``shape``.
+        data: what the pooler returns for the request, a float32 tensor in the form of an item.
     """
 
     id: str
-    object: Literal["mm.pooling"] = "mm.pooling"
+    object: Literal["mm.pooling"]
     created: int
     model: str
     data: dict[str, Any]
@@ -355,22 +334,17 @@ class Pooling(_Out):
         return _array(self.data)
 
 
-def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
-    return values.reshape(tensor["shape"])
-
-
-class ErrorInfo(_Out):
+class ErrorInfo(_Out, frozen=True, omit_defaults=False):
     """One error, in OpenAI's form. `param` is the path of what is wrong in the request, as
     ``items.actions[3]``."""
 
     message: str
     type: str
-    param: str | None = None
     code: int
+    param: str | None = None
 
 
-class ErrorBody(_Out):
+class ErrorBody(_Out, frozen=True):
     """Body of every refusal."""
 
     error: ErrorInfo
@@ -380,7 +354,7 @@ Sizes = list[int | str | list[int | str]] | None
 """Sizes, [least, most] where one varies; an expression for one that follows from other parts."""
 
 
-class PartInfo(_Out):
+class PartInfo(_Out, frozen=True):
     """One part of a record, or one field beside an embedding; see `ModalityInfo`."""
 
     expected: str
@@ -388,7 +362,7 @@ class PartInfo(_Out):
     dtype: str | None
 
 
-class ModalityInfo(_Out):
+class ModalityInfo(_Out, frozen=True):
     """The items that a model accepts for one modality.
 
     Attributes:
@@ -412,17 +386,17 @@ class ModalityInfo(_Out):
     expected: str
     shape: Sizes
     dtype: str | None
-    parts: dict[str, PartInfo] | None = None
     limit: int | None
     largest_tokens: int | None
     placeholder: list[int] | None
     in_place: bool
     embeds: str | None
-    embeds_with: dict[str, PartInfo] = {}
     example: Any
+    parts: dict[str, PartInfo] | None = None
+    embeds_with: dict[str, PartInfo] = {}
 
 
-class OutputInfo(_Out):
+class OutputInfo(_Out, frozen=True):
     """One output of a model.
 
     Attributes:
@@ -440,20 +414,9 @@ class OutputInfo(_Out):
     png: bool
 
 
-class ServerLimits(_Out):
-    """The limits of a server; bytes, numbers, seconds."""
-
-    body_bytes: int
-    elements: int
-    items: int
-    sessions: int
-    idle_seconds: float
-    listed: int | None = None
-    pixels: int | None = None
-
-
-class Modalities(_Out):
-    """Answer of ``GET /v1/mm/modalities``."""
+class Modalities(_Out, frozen=True):
+    """Answer of ``GET /v1/mm/modalities``; `limits` has the number of sessions of the API server
+    that answers."""
 
     model: str
     spec: str
@@ -461,37 +424,32 @@ class Modalities(_Out):
     max_model_len: int
     text: bool
     modalities: list[ModalityInfo]
+    limits: Limits
     outputs: list[OutputInfo] = []
-    limits: ServerLimits
 
 
-class ReadyMessage(_Out):
+class ReadyMessage(_Out, frozen=True, tag="ready"):
     """First message of a server in a session."""
 
-    type: Literal["ready"] = "ready"
     session: str
     model: str
     remaining: int
 
 
-class TokensMessage(_Out):
+class TokensMessage(Choice, frozen=True, kw_only=True, tag="tokens"):
     """New tokens of the current chunk, if the session streams."""
 
-    type: Literal["tokens"] = "tokens"
-    index: int
-    token_ids: list[int]
-    text: str | None = None
     remaining: int
 
 
-class Slid(_Out):
+class Slid(_Out, frozen=True):
     """The tokens, and the items by modality, that a session's window dropped."""
 
     tokens: int
     items: dict[str, int]
 
 
-class ChunkMessage(_Answering):
+class ChunkMessage(Choice, frozen=True, kw_only=True, tag="chunk"):
     """A complete chunk. `remaining` tokens fit into the session after it, before its window slides.
 
     Attributes:
@@ -499,30 +457,141 @@ class ChunkMessage(_Answering):
             again, and `usage` counts those tokens, too.
     """
 
-    type: Literal["chunk"] = "chunk"
-    index: int
-    token_ids: list[int]
-    text: str | None = None
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-    logprobs: list[dict[int, float]] | None = None
     usage: Usage
     slid: Slid | None = None
     remaining: int
 
 
-class ErrorMessage(_Out):
+class ErrorMessage(_Out, frozen=True, tag="error"):
     """A refusal. The session goes on as it was before the refused message, unless it is `fatal`."""
 
-    type: Literal["error"] = "error"
     error: ErrorInfo
     fatal: bool
     remaining: int
 
 
-class ClosedMessage(_Out):
+class ClosedMessage(_Out, frozen=True, tag="closed"):
     """Last message of a server in a session."""
 
-    type: Literal["closed"] = "closed"
     reason: str
     remaining: int
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+_SHOWN = 40
+"""Characters of a bad value, or of a bad name, that an error shows."""
+
+_MISTAKE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)
+_NAMED = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+
+
+class UnknownField(InputError):
+    """An object with a field that it may not have.
+
+    Attributes:
+        name: of the field, shortened.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        where = f"{path}.{name}" if path else name
+        remedy = "Its /docs list the fields; those of sampling stand in sampling_params."
+        super().__init__(where, "no field of that name", "one", remedy)
+        self.name = name
+
+
+@cache
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of JSON of one type."""
+    return msgspec.json.Decoder(kind)
+
+
+def decoded(kind: Any, raw: Any, where: str = "") -> Any:
+    """The value of a type that JSON holds.
+
+    Args:
+        kind: the type.
+        raw: bytes, a text or `Raw`.
+        where: names the value in errors; empty for the body.
+
+    Raises:
+        InputError: names the path of the first thing that is wrong.
+    """
+    try:
+        return decoder(kind).decode(raw)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, where) from None
+    except RecursionError:
+        raise InputError(
+            where or "body", "JSON nested at most some hundred deep", "deeper"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        got = str(error).removeprefix("JSON is malformed: ")
+        raise InputError(where or "body", "JSON", got[:1].lower() + got[1:]) from None
+
+
+def _refusal(error: msgspec.ValidationError, root: str) -> InputError:
+    """One sentence for a mistake that msgspec finds."""
+    text, place = _MISTAKE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
+    where = (root + place).lstrip(".")
+    if named := _NAMED.fullmatch(text):
+        name = shown(named[2])[1:-1]
+        if named[1].startswith("contains"):
+            return UnknownField(where, name)
+        return InputError(f"{where}.{name}".lstrip("."), "a value", "none")
+    if text.startswith("Expected "):
+        expected, _, got = text.removeprefix("Expected ").partition(", got ")
+        return InputError(
+            where or "body", expected.replace("`", ""), got.replace("`", "") or "another"
+        )
+    return InputError(where or "body", "a valid value", text[:1].lower() + text[1:])
+
+
+def named(raw: Any, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
+    """The fields of an object, in the order of `names`, which are all that it may have.
+
+    Args:
+        raw: its JSON; null is an object without fields.
+        names: of the fields.
+        where: the object in errors.
+        kind: the type of the values.
+
+    Raises:
+        InputError: no such object, or another field.
+    """
+    names = tuple(names)
+    values = decoded(_struct(names, kind) | None, raw, where)
+    pairs = zip(names, msgspec.structs.astuple(values) if values else (), strict=False)
+    return {name: value for name, value in pairs if value is not UNSET}
+
+
+@cache
+def _struct(names: tuple[str, ...], kind: Any) -> Any:
+    given = [
+        (f"field_{i}", kind, msgspec.field(name=name, default=UNSET))
+        for i, name in enumerate(names)
+    ]
+    return msgspec.defstruct("Named", given, forbid_unknown_fields=True)
+
+
+def shown(value: str) -> str:
+    """A text in the form that errors show."""
+    return repr(value) if len(value) <= _SHOWN else f"'{repr(value[:_SHOWN])[1:-1]}...'"
+
+
+def schema(model: Any) -> dict[str, Any]:
+    """The JSON schema of a message, in one piece: a reference would be one into another
+    document."""
+    _, parts = msgspec.json.schema_components([model])
+
+    def whole(described: Any) -> Any:
+        if isinstance(described, list):
+            return [whole(one) for one in described]
+        if not isinstance(described, dict):
+            return described
+        if "$ref" in described:
+            return whole(parts[described["$ref"].rpartition("/")[2]])
+        return {key: whole(value) for key, value in described.items() if key != "discriminator"}
+
+    result: dict[str, Any] = whole(parts[model.__name__])
+    return result

@@ -4,177 +4,226 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import aclosing
-from http import HTTPStatus
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import msgspec
 from fastapi import APIRouter, Request, WebSocket
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..errors import InputError, sentence
-from ..plan import Plan
-from . import errors, parsing, protocol, weigh, wire
-from .answers import Output, choice, usage
-from .door import Door, of_scope
-from .engine import COPY, EngineDeadError
-from .protocol import Choice, GenerateRequest, Generation, Pooling, PoolingRequest
+from . import errors
+from .engine import COPY, chosen
+from .errors import NoSpec
+from .protocol import (
+    Choice,
+    ErrorBody,
+    ErrorInfo,
+    GenerateRequest,
+    Generation,
+    Limits,
+    Modalities,
+    Pooling,
+    PoolingRequest,
+    Range,
+    decoded,
+    nothing,
+    schema,
+)
 from .session import POLICY, Session
+from .state import Gone, ServerState, choice, produced, usage
+from .wire import encode, weigh
 
 T = TypeVar("T")
-
 router = APIRouter(tags=["multimodal items"])
+_INLINE = 2**16
+_JSON = "application/json"
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": protocol.ErrorBody} for code in (400, 404, 405, 408, 413, 429, 500, 503)
-}
+
+def _told(model: Any, **more: Any) -> dict[int | str, dict[str, Any]]:
+    """The answers of a route, in its description."""
+    refusal = {"description": "A refusal.", "content": {_JSON: {"schema": schema(ErrorBody)}}}
+    answer = {"content": {_JSON: {"schema": schema(model)}, **more}}
+    return {200: answer, **dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)}
 
 
 def _body(model: type[Any]) -> dict[str, Any]:
-    content = {"application/json": {"schema": parsing.schema(model)}}
+    content = {_JSON: {"schema": schema(model)}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def door(connection: Request | WebSocket) -> Door:
-    """The door of a server.
+def _state(connection: Request | WebSocket) -> ServerState:
+    """The state of a server.
 
     Raises:
         NoSpec: its model is not one of ours.
     """
-    here = of_scope(connection.scope)
-    if here is None:
+    state = getattr(connection.app.state, "mmkit", None)
+    if not isinstance(state, ServerState):
         raise NoSpec
-    return here
+    return state
 
 
-class NoSpec(Exception):
-    """The model of this server has no spec of ours."""
+async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
+    """The result of a function of so many bytes: many would hold up the other requests."""
+    if size <= _INLINE:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
 
 
-_NO_SPEC = protocol.ErrorInfo(
-    message="server: expected a model with an mmkit spec, got one without. Use vLLM's own routes.",
-    type="NotFoundError",
-    param=None,
-    code=404,
-)
+async def read(request: Request, limits: Limits, *, json: bool = True) -> bytearray:
+    """The body of a request.
+
+    Raises:
+        TooLarge: it is beyond a limit; the rest is not read.
+        ClientDisconnect: the client left.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limits.body_bytes:
+            raise limits.too_large("body", "body_bytes", "bytes")
+    if json:
+        await aside(len(body), weigh, body, "body", limits)
+    return body
 
 
-@router.get("/v1/mm/modalities", responses={200: {"model": protocol.Modalities}, **_REFUSALS})
+async def _parsed(kind: type[T], request: Request, state: ServerState) -> T:
+    body = await read(request, state.limits)
+    return await aside(len(body), decoded, kind, body)
+
+
+def _refusal(error: Exception, request: Request, route: str) -> Response:
+    if isinstance(error, (Gone, ClientDisconnect)):
+        return Response(status_code=499)  # nobody reads it
+    state = getattr(request.app.state, "mmkit", None)
+    return errors.response(error, state and state.plan, route)
+
+
+def _answer(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=_JSON)
+
+
+@router.get("/v1/mm/modalities", responses=_told(Modalities))
 async def modalities(request: Request) -> Response:
     """The modalities, outputs and limits of this model, from its spec."""
     try:
-        here = door(request)
-    except NoSpec:
-        return JSONResponse(errors.body(_NO_SPEC), 404)
-    return JSONResponse((await here.described()).model_dump(mode="json"))
+        return _answer(await _state(request).described())
+    except NoSpec as error:
+        return _refusal(error, request, "modalities")
 
 
 @router.post(
     "/v1/mm/generate",
-    responses={200: {"model": Generation, "content": {"text/event-stream": {}}}, **_REFUSALS},
+    responses=_told(Generation, **{"text/event-stream": {}}),
     openapi_extra=_body(GenerateRequest),
 )
 async def generate(request: Request) -> Response:
     """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
     is new, and ends with ``[DONE]``."""
-    plan = None
     try:
-        here = door(request)
-        plan = here.plan
-        raw = await weigh.read(request.receive, here.limits)
-        asked = await _parsed(GenerateRequest, raw)
-        if asked.prompt is None and asked.messages == protocol.nothing():
+        state = _state(request)
+        asked = await _parsed(GenerateRequest, request, state)
+        if asked.prompt is None and asked.messages == nothing():
             raise InputError("prompt", "a prompt or messages", "none")
-        model = here.check_model(asked.model)
-        output = await here.output(asked)
-        sampling = here.engine.sampling(
-            asked,
-            n=asked.n,
-            stop=asked.stop,
-            constraint=here.engine.constraint(asked, here.limits),
-            output=output.bound if output else None,
-            stream=asked.stream,
-        )
-        copy = here.engine.copy_asked(request.headers.get(COPY))
-        prompt = await here.prompt(asked)
-        answer = _Answer(model, asked.n, output)
-        outputs = here.engine.generate(prompt, sampling, answer.id, copy)
-        if not asked.stream:
-            whole = await _unless_gone(request, here, answer.whole(outputs))
-            return Response(whole, media_type="application/json")
-        events = answer.events(outputs)
-        # so that a refusal still has its status
-        first = await _unless_gone(request, here, anext(events))
-        return StreamingResponse(_sse(first, events, here), media_type="text/event-stream")
+        model, output = state.check_model(asked.model), await state.output(asked)
+        sent = chosen(asked.sampling_params)
+        sampling = state.engine.sampling(sent, state.limits, output=output, stream=asked.stream)
+        copy = state.engine.copy_asked(request.headers.get(COPY))
+        prompt = await state.prompt(asked)
+        answer = _Answer(model, asked, output)
+        outputs = state.engine.generate(prompt, sampling, answer.id, copy)
+        async with _leaving(request) as leaving:
+            if not asked.stream:
+                return _answer(await state.unless_over(answer.whole(outputs), leaving))
+            events = answer.events(outputs)
+            # so that a refusal still has its status
+            first = await state.unless_over(anext(events), leaving)
+        return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
     except Exception as error:
-        return _refusal(error, plan, "generate")
+        return _refusal(error, request, "generate")
 
 
-def _refusal(error: Exception, plan: Plan | None, route: str) -> Response:
-    if isinstance(error, NoSpec):
-        return JSONResponse(errors.body(_NO_SPEC), 404)
-    if isinstance(error, (_Gone, ClientDisconnect)):
-        return Response(status_code=499)  # nobody reads it
-    refusal = errors.info(error, plan, route)
-    return JSONResponse(errors.body(refusal), refusal.code)
-
-
-@router.post(
-    "/v1/mm/pooling",
-    responses={200: {"model": Pooling}, **_REFUSALS},
-    openapi_extra=_body(PoolingRequest),
-)
+@router.post("/v1/mm/pooling", responses=_told(Pooling), openapi_extra=_body(PoolingRequest))
 async def pooling(request: Request) -> Response:
     """The tensor of a pooling model for a prompt with items."""
-    plan = None
     try:
-        here = door(request)
-        plan = here.plan
-        asked = await _parsed(PoolingRequest, await weigh.read(request.receive, here.limits))
-        model = here.check_model(asked.model)
-        params = await here.engine.pooling(asked.task)
-        prompt = await here.prompt(asked)
-        name = f"mmpool-{uuid4().hex}"
-        output = await _unless_gone(request, here, here.engine.pool(prompt, params, name))
+        state = _state(request)
+        asked = await _parsed(PoolingRequest, request, state)
+        model = state.check_model(asked.model)
+        params = await state.engine.pooling(asked.task)
+        prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
+        async with _leaving(request) as leaving:
+            output = await state.unless_over(state.engine.pool(prompt, params, name), leaving)
         pooled = Pooling(
             id=name,
+            object="mm.pooling",
             created=int(time.time()),
             model=model,
-            data=wire.encode({"data": output.outputs.data.float()})["data"],
+            data=encode({"data": output.outputs.data.float()})["data"],
             usage=usage(len(output.prompt_token_ids), 0, output.num_cached_tokens or 0),
         )
-        return Response(pooled.model_dump_json(), media_type="application/json")
+        return _answer(pooled)
     except Exception as error:
-        return _refusal(error, plan, "pooling")
+        return _refusal(error, request, "pooling")
+
+
+# -- answers ---------------------------------------------------------------------------------------
 
 
 class _Answer:
     """The answer to one request, as it grows."""
 
-    def __init__(self, model: str, n: int, output: Output | None) -> None:
-        self.id, self._model, self._n = f"mmgen-{uuid4().hex}", model, n
+    def __init__(self, model: str, asked: GenerateRequest, output: Any) -> None:
+        self.id, self._model, self._asked = f"mmgen-{uuid4().hex}", model, asked
         self._output = output
         self._ids: dict[int, list[int]] = {}
         self._created = int(time.time())
         self._prompt = self._cached = self._completion = 0
+        self._ranges: dict[str, Any] = {}
 
-    def _json(self, choices: list[Choice], *, chunk: bool, last: bool) -> str:
-        generation = Generation(
+    async def whole(self, outputs: Any) -> Generation:
+        """The complete answer."""
+        choices: list[Choice] = []
+        async with aclosing(outputs):
+            async for rendered, output in outputs:
+                choices = await self._choices(rendered, output)
+        return self._generation(choices, "mm.generation", last=True)
+
+    async def events(self, outputs: Any) -> AsyncIterator[Generation]:
+        """The answer piece by piece; the last one has the usage."""
+        async with aclosing(outputs):
+            async for rendered, output in outputs:
+                choices = await self._choices(rendered, output)
+                yield self._generation(choices, "mm.generation.chunk", last=output.finished)
+
+    def _generation(self, choices: list[Choice], kind: Any, *, last: bool) -> Generation:
+        ranges, self._ranges = self._ranges, {}
+        return Generation(
             id=self.id,
-            object="mm.generation.chunk" if chunk else "mm.generation",
+            object=kind,
             created=self._created,
             model=self._model,
             choices=choices,
             usage=usage(self._prompt, self._completion, self._cached) if last else None,
+            **ranges,
         )
-        return generation.model_dump_json(exclude_none=True)
 
-    async def _choices(self, output: Any) -> list[Choice]:
+    async def _choices(self, rendered: Mapping[str, Any], output: Any) -> list[Choice]:
+        if self._asked.return_token_ids and not self._prompt:
+            self._ranges = {
+                "prompt_token_ids": list(output.prompt_token_ids),
+                "mm_placeholders": {
+                    name: [Range(offset=place.offset, length=place.length) for place in places]
+                    for name, places in rendered.get("mm_placeholders", {}).items()
+                },
+            }
         self._prompt = len(output.prompt_token_ids or ())
         self._cached = max(self._cached, output.num_cached_tokens or 0)
         self._completion += sum(len(part.token_ids) for part in output.outputs)
@@ -191,100 +240,61 @@ class _Answer:
         ids += new.token_ids
         if new.finish_reason is None:
             return new
-        return new.model_copy(update={"produced": await self._output.produced(ids)})
-
-    async def whole(self, outputs: AsyncIterator[Any]) -> str:
-        """The complete answer, as JSON."""
-        choices: list[Choice] = []
-        async with aclosing(outputs):  # type: ignore[type-var]
-            async for output in outputs:
-                choices = await self._choices(output)
-        return self._json(choices, chunk=False, last=True)
-
-    async def events(self, outputs: AsyncIterator[Any]) -> AsyncIterator[str]:
-        """The answer piece by piece, as JSON; the last one has the usage."""
-        async with aclosing(outputs):  # type: ignore[type-var]
-            async for output in outputs:
-                yield self._json(await self._choices(output), chunk=True, last=output.finished)
+        made = await produced(self._output, ids, self._asked.output_format)
+        return msgspec.structs.replace(new, produced=made)
 
 
-async def _sse(first: str, events: Any, here: Door) -> AsyncIterator[str]:
+async def _sse(first: Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:
     async with aclosing(events):
         try:
-            async with here.alive():
-                yield _event(first)
-                async for event in events:
-                    yield _event(event)
+            event: Any = first
+            while event is not None:
+                yield _event(event)
+                event = await state.unless_over(anext(events, None))
         except Exception as error:
-            yield _event(json.dumps(errors.body(errors.info(error, here.plan, "generate"))))
+            yield _event(ErrorBody(error=errors.info(error, state.plan, "generate")))
             return
-        yield "data: [DONE]\n\n"
+    yield b"data: [DONE]\n\n"
 
 
-def _event(data: str) -> str:
-    return f"data: {data}\n\n"
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-_INLINE = 2**16
-"""Bytes of JSON that are parsed on the event loop; more would hold up the other requests."""
-
-
-async def _parsed(model: type[parsing.M], raw: bytes | bytearray) -> parsing.M:
-    if len(raw) <= _INLINE:
-        return parsing.parse(model, raw)
-    return await asyncio.to_thread(parsing.parse, model, raw)
-
-
-class _Gone(Exception):
-    """The client left."""
-
-
-async def _unless_gone(request: Request, here: Door, work: Awaitable[T]) -> T:
-    """The outcome of some work, which is cancelled if the client leaves.
-
-    Raises:
-        _Gone: it did.
-        EngineDeadError: the engine is over.
-    """
+@asynccontextmanager
+async def _leaving(request: Request) -> AsyncIterator[asyncio.Future[None]]:
+    """What is done when the client has left; nobody else reads its messages then."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    leaving = asyncio.ensure_future(gone())
     try:
-        waited: set[asyncio.Future[Any]] = {working, leaving, here.over}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise EngineDeadError if here.over.done() else _Gone
-        return await working
+        yield leaving
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+
+# -- sessions, and what is none of these -----------------------------------------------------------
 
 
 @router.websocket("/v1/mm/session")
 async def session(socket: WebSocket) -> None:
     """A closed loop; see `mmkit.serve.session`."""
     try:
-        here = door(socket)
-    except NoSpec:
-        await socket.close(POLICY, _NO_SPEC.message[:120])
+        state = _state(socket)
+    except NoSpec as error:
+        await socket.close(POLICY, errors.info(error, None, "session").message[:120])
         return
     # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
-    if not _may_open(socket.headers, here):
+    origin = socket.headers.get("origin")
+    own = origin is None or urlsplit(origin).netloc == socket.headers.get("host")
+    if not own and state.origins.isdisjoint(("*", origin)):
         await socket.close(POLICY, "another origin")
         return
-    await Session(here, socket).run()
-
-
-def _may_open(headers: Mapping[str, str], here: Door) -> bool:
-    """Whether a client is no page, a page of this very server, or one of an allowed origin."""
-    origin = headers.get("origin")
-    if origin is None or urlsplit(origin).netloc == headers.get("host"):
-        return True
-    return not here.origins.isdisjoint(("*", origin))
+    await Session(state, socket).run()
 
 
 @router.api_route(
@@ -295,9 +305,9 @@ def _may_open(headers: Mapping[str, str], here: Door) -> bool:
 async def elsewhere(request: Request, rest: str) -> Response:
     """A path or a method that no route above has."""
     known = rest in {"/generate", "/pooling", "/modalities", "/session"}
-    status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+    status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
     posts = "POST /v1/mm/generate, POST /v1/mm/pooling"
     expected = f"{posts}, GET /v1/mm/modalities or a websocket at /v1/mm/session"
     message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
-    info = protocol.ErrorInfo(message=message, type=errors.kind(status), code=status)
-    return JSONResponse(errors.body(info), status)
+    body = ErrorBody(error=ErrorInfo(message=message, type=kind, code=status))
+    return Response(msgspec.json.encode(body), status, media_type=_JSON)

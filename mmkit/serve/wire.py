@@ -1,4 +1,4 @@
-"""Items in JSON: the forms on the wire, their decoder and their encoder.
+"""What comes in a body, and its weight before anything is built of it: items in JSON.
 
 ====================================================== ===========================================
 form                                                   is
@@ -20,29 +20,77 @@ fields that their layout reads. Nothing is unpickled.
 from __future__ import annotations
 
 import base64
+import binascii
 import io
+import json
 import math
-import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, field
 
 from ..errors import InputError
 from ..items import ItemType
 from ..items.tensor import DTYPES
 from ..items.text import Text
-from .parsing import DEEPEST, FORMS, MEDIA, UnknownField, decoded, decoder, shown
+from ..updates import AlreadyExpanded
+from .protocol import Limits, ModalityInfo, UnknownField, decoded, named, shown
 
-_SHOWN = 40
-_HEADER = 2**16
-"""Bytes of the header of a safetensors file with one tensor, at most."""
+if TYPE_CHECKING:
+    from ..bound.modality import BoundModality
+
+MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+"""The media parts of chat messages, and what they are."""
+
+ITEM_URL = "data:application/vnd.mmkit.item+json;modality="
+"""How the URL of an item begins that stands in an ``image_url`` part, which every gateway passes;
+the modality and the JSON of the item in base64 follow."""
+
+FORMS = (
+    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of '
+    + ", ".join(f'{{"{name}"}}' for name in MEDIA)
+)
+DEEPEST = 32
+FRAMES = 32
+"""Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
+
+_PIECE, _HEADER = 2**16, 2**16
+_WRITTEN_OUT = 32
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def listed(raw: bytes | bytearray | memoryview) -> int:
+    """At least as many values as JSON holds, but one: commas and opening brackets outside of texts.
+    A text is one value."""
+    count, in_text, rest = 0, 0, b""
+    for at in range(0, len(raw), _PIECE):
+        piece = (rest + raw[at : at + _PIECE]).replace(rb"\\", b"")
+        rest = piece[-1:] if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[in_text::2])
+        count += sum(map(outside.count, (b",", b"[", b"{")))
+        in_text ^= (len(parts) - 1) % 2
+    return count
+
+
+def weigh(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> int:
+    """The values in the JSON of a body or a message.
+
+    Raises:
+        TooLarge: it is beyond a limit.
+    """
+    if len(raw) > limits.body_bytes:
+        raise limits.too_large(where, "body_bytes", "bytes")
+    if (count := listed(raw)) > limits.listed:
+        raise limits.too_large(where, "listed", "values in JSON")
+    return count
 
 
 @dataclass(frozen=True)
@@ -57,12 +105,61 @@ class Media:
     kind: str
     url: str
 
+    def pixels(self, frames: int = FRAMES) -> int:
+        """Pixels of an image, or of the frames of a video; 0 for what is no data URL, and for what
+        cannot be told, which vLLM's loader refuses, or bounds by limits of its own
+        (VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_BYTES).
 
-class TooLarge(InputError):
-    """A request beyond a limit of the server."""
+        Args:
+            frames: how many of a video vLLM takes; all of them if it is negative.
+        """
+        start, _, content = self.url.partition(",")
+        if start[:5].lower() != "data:" or self.kind == "audio":
+            return 0
+        if self.kind == "video" and start[5:].partition(";")[0].lower() != "video/jpeg":
+            return _of_video(content, frames)
+        pictures = content.split(",", frames)[: frames if frames > 0 else None]
+        return sum(map(_of_image, pictures if self.kind == "video" else [content]))
 
 
-# -- what msgspec makes of JSON; it stops at the first value of another kind -----------------------
+def _of_image(content: str) -> int:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(content, validate=True))) as image:
+            return image.width * image.height
+    except Image.DecompressionBombError:
+        return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
+    except (OSError, ValueError, SyntaxError, binascii.Error):  # the kinds of plugins differ
+        return 0
+
+
+def _of_video(content: str, frames: int) -> int:
+    try:
+        import cv2
+        from cv2 import videoio_registry
+    except ImportError:
+        return 0
+    try:
+        stream: Any = io.BytesIO(base64.b64decode(content, validate=True))
+        (backend, *_) = videoio_registry.getStreamBufferedBackends()
+        video = cv2.VideoCapture(stream, backend, [])
+    except (ValueError, TypeError, cv2.error):  # an older cv2 reads no streams
+        return 0
+    size = [int(video.get(of)) for of in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
+    count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    return size[0] * size[1] * (min(count, frames) if frames > 0 else count)
+
+
+def media_of(value: Any) -> Iterator[Media]:
+    """The media among a modality's items, or the parts of these, that are still to be loaded."""
+    for one in value if isinstance(value, list) else [value]:
+        for part in one.values() if isinstance(one, dict) else [one]:
+            if isinstance(part, Media):
+                yield part
+
+
+# -- the server's side -----------------------------------------------------------------------------
 
 
 class _Url(Struct):
@@ -72,14 +169,14 @@ class _Url(Struct):
 class _Object(Struct, forbid_unknown_fields=True):
     """An item that is an object; which of the forms it has is seen afterwards."""
 
-    data: bytearray | msgspec.UnsetType = UNSET
-    dtype: str | msgspec.UnsetType = UNSET
-    shape: list[int] | msgspec.UnsetType = UNSET
-    safetensors: bytes | msgspec.UnsetType = UNSET
-    image_url: _Url | msgspec.UnsetType = UNSET
-    video_url: _Url | msgspec.UnsetType = UNSET
-    audio_url: _Url | msgspec.UnsetType = UNSET
-    type: str | msgspec.UnsetType = UNSET
+    data: bytearray | UnsetType = UNSET
+    dtype: str | UnsetType = UNSET
+    shape: list[int] | UnsetType = UNSET
+    safetensors: bytes | UnsetType = UNSET
+    image_url: _Url | UnsetType = UNSET
+    video_url: _Url | UnsetType = UNSET
+    audio_url: _Url | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 def _nested(deepest: int) -> Any:
@@ -90,196 +187,93 @@ def _nested(deepest: int) -> Any:
     return numbers
 
 
-_VALUE: Any = _nested(DEEPEST) | _Object | None
-_PART: Any = _VALUE | str
-"""A part of a record; the spec says which of them are texts."""
+_VALUE: Any = _nested(DEEPEST) | None
 
 
-@cache
-def _named(names: tuple[str, ...], kind: Any) -> Any:
-    fields = [
-        (f"field_{i}", kind, msgspec.field(name=name, default=UNSET))
-        for i, name in enumerate(names)
-    ]
-    return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
+def begins(raw: Raw, sign: bytes) -> bool:
+    """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
+    return bytes(memoryview(raw)[:1]) == sign
 
 
-@cache
-def _any_with(name: str) -> Any:
-    """The type of an object of which one field is asked for."""
-    fields = [("value", Raw, msgspec.field(name=name, default=UNSET))]
-    return msgspec.defstruct("AnyWith", fields)
-
-
-def _type_of(kind: ItemType | None) -> Any:
-    """The type of one item of a list, by its item type; None stands for numbers or media."""
-    if isinstance(kind, Text):
-        return str | None
-    return _named(kind.part_names, _PART) | None if kind and kind.part_names else _VALUE
-
-
-def by_modality(raw: Raw, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
-    """The values of an object whose keys are modalities, in the order of `names`.
+class Decoder:
+    """Decodes the items of one request, and counts what they hold.
 
     Args:
-        raw: its JSON; null is an object without keys.
-        names: the modalities.
-        where: the object in errors.
-        kind: the type of the values.
-
-    Raises:
-        InputError: no such object, or a key that is no modality.
-    """
-    of = decoder(_named(tuple(names), kind) | None)
-    values = decoded(of, raw, where=where)
-    pairs = zip(names, msgspec.structs.astuple(values) if values else (), strict=False)
-    return {name: value for name, value in pairs if value is not UNSET}
-
-
-def _has(raw: Raw, name: str, where: str) -> bool:
-    """Whether JSON is an object with a field."""
-    if bytes(memoryview(raw)[:1]) != b"{":
-        return False
-    return decoded(decoder(_any_with(name)), raw, where=where).value is not UNSET
-
-
-@contextmanager
-def _forms(parts: tuple[str, ...]) -> Iterator[None]:
-    """A context that names the forms of an item, or the parts of a record, in the error for an
-    object with another field."""
-    try:
-        yield
-    except UnknownField as error:
-        if parts and error.object.rpartition(".")[0] == "items":
-            expected, got = " and ".join(parts), f"{error.name!r} as well"
-            raise InputError(error.object, f"a dict of {expected}", f"one with {got}") from None
-        raise InputError(error.object, FORMS, f"an object with {error.name!r}") from None
-
-
-@dataclass
-class Decoder:
-    """Decodes the items of one request.
-
-    Attributes:
-        elements: numbers that the request may still have, all items together.
-        items: items that the request may still have.
+        limits: what they may hold together.
     """
 
-    elements: int
-    items: int
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._left = {"elements": limits.elements, "items": limits.items}
 
-    def __post_init__(self) -> None:
-        self._limits = self.elements, self.items
-
-    def decode(
-        self,
-        items: Mapping[str, Raw],
-        kinds: Mapping[str, ItemType] | None = None,
-        beside: Mapping[str, Iterable[str]] | None = None,
-    ) -> dict[str, Any]:
-        """The value of ``multi_modal_data``; media parts become `Media`.
+    def items(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+        """The value of a modality in ``multi_modal_data``; media parts become `Media`.
 
         Args:
-            items: JSON, by modality.
-            kinds: the item types, by modality; a modality without one takes numbers or media.
-            beside: the fields beside precomputed embeddings, by modality.
+            raw: its JSON.
+            where: its path in errors.
+            kind: the item type; None takes numbers or media.
+            embeds: the fields of precomputed embeddings, that of the rows first.
 
         Raises:
             InputError: names the path of what is malformed.
             TooLarge: more numbers or items than allowed.
         """
-        kinds, beside = kinds or {}, beside or {}
-        return {
-            name: self._modality(
-                raw, f"items.{name}", kinds.get(name), [f"{name}_embeds", *beside.get(name, ())]
-            )
-            for name, raw in items.items()
-        }
+        if begins(raw, b"["):
+            parts = decoded(list[Raw], raw, where)
+            self._take("items", len(parts), where)
+            return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
+        if not begins(raw, b"{") and not (isinstance(kind, Text) and begins(raw, b'"')):
+            got = bytes(memoryview(raw)[:40]).decode(errors="replace")
+            got = "a text" if got.startswith('"') else got
+            raise InputError(where, "a list of items, or one encoded tensor", got)
+        one = self.one(raw, where, kind, embeds)
+        if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one:
+            return one  # a tensor may be a batch, whose items the spec counts
+        return [one]
 
-    def part(self, raw: Raw, where: str, kind: ItemType, embeds: list[str]) -> Any:
-        """One item by itself, or the fields of one precomputed embedding.
+    def one(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+        """One item by itself, or the fields of one precomputed embedding; as for `items`."""
+        if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
+            try:
+                sent = named(raw, embeds, where)
+            except UnknownField:
+                expected = f"{' and '.join(embeds)} alone"
+                raise InputError(where, expected, "others beside it") from None
+            return {name: self._embedding(part, f"{where}.{name}") for name, part in sent.items()}
+        self._take("items", 1, where)
+        return self._item(raw, where, kind)
 
-        Args:
-            raw: its JSON.
-            where: its path in errors.
-            kind: the item type.
-            embeds: the fields of precomputed embeddings, that of the rows first.
-
-        Raises:
-            InputError: names the path of what is malformed.
-            TooLarge: as for `decode`.
-        """
-        parts = kind.part_names
-        with _forms(parts):
-            if _has(raw, embeds[0], where):
-                return self._embeddings(raw, where, embeds)
-            self._take_items(1, where)
-            return self._item(decoded(decoder(_type_of(kind)), raw, where=where), where, parts)
-
-    def _modality(self, raw: Raw, where: str, kind: ItemType | None, embeds: list[str]) -> Any:
-        parts = kind.part_names if kind else ()
-        start = bytes(memoryview(raw)[:1])
-        with _forms(parts):
-            if start == b"{":
-                if _has(raw, embeds[0], where):
-                    return self._embeddings(raw, where, embeds)
-                self._take_items(1, where)  # the spec counts those of a batch
-                of = decoder(_named(parts, _PART) if parts else _Object)
-                item = self._item(decoded(of, raw, where=where), where, parts)
-                return [item] if parts else item
-            if start == b'"' and isinstance(kind, Text):
-                return [decoded(decoder(str), raw, where=where)]
-            return self._tensors(raw, where, partial(self._item, parts=parts), _type_of(kind))
-
-    def _embeddings(self, raw: Raw, where: str, names: list[str]) -> dict[str, Any]:
-        try:
-            sent = by_modality(raw, names, where)
-        except UnknownField:
-            raise InputError(where, f"{' and '.join(names)} alone", "others beside it") from None
-        return {
-            name: self._tensors(value, f"{where}.{name}", self._part)
-            for name, value in sent.items()
-        }
-
-    def _tensors(self, raw: Raw, where: str, item: Callable[..., Any], kind: Any = _VALUE) -> Any:
-        """A list of items, each of a type, or one encoded tensor."""
-        start = bytes(memoryview(raw)[:_SHOWN])
-        if start.startswith(b"["):
-            values = decoded(decoder(list[kind]), raw, where=where)
-            self._take_items(len(values), where)
-            return [item(v, f"{where}[{i}]") for i, v in enumerate(values)]
-        if start.startswith(b"{"):
-            self._take_items(1, where)
-            return item(decoded(decoder(_Object), raw, where=where), where)
-        got = "a text" if start.startswith(b'"') else start.decode()
-        raise InputError(where, "a list of items, or one encoded tensor", got)
-
-    def _item(self, value: Any, where: str, parts: tuple[str, ...] = ()) -> Any:
-        """One item."""
-        if parts and value is not None:
-            record = {name: getattr(value, f"field_{i}") for i, name in enumerate(parts)}
-            return {
-                name: self._item(part, f"{where}.{name}")
-                for name, part in record.items()
-                if part is not UNSET
-            }
-        if isinstance(value, _Object):
-            return self._object(value, where)
-        if value is not None and not isinstance(value, str):
-            self._take(_numbers(value), where)
-        return value
-
-    def _part(self, value: Any, where: str) -> Any:
-        """One part of what precomputed embeddings are."""
-        part = self._item(value, where)
-        if isinstance(part, Media):
-            raise InputError(where, "numbers", f"a part of kind {part.kind}")
+    def _embedding(self, raw: Raw, where: str) -> Any:
+        part = self.items(raw, where, None, [""])
+        if media := next(media_of(part), None):
+            raise InputError(where, "numbers", f"a part of kind {media.kind}")
         return part
 
+    def _item(self, raw: Raw, where: str, kind: ItemType | None) -> Any:
+        if isinstance(kind, Text):
+            return decoded(str | None, raw, where)
+        if kind is not None and kind.part_names and not begins(raw, b"n"):
+            parts: Mapping[str, ItemType] = kind.parts  # type: ignore[attr-defined]
+            try:
+                sent = named(raw, parts, where)
+            except UnknownField as error:
+                expected, got = " and ".join(parts), f"one with {error.name!r} as well"
+                raise InputError(where, f"a dict of {expected}", got) from None
+            return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
+        if begins(raw, b"{"):
+            try:
+                return self._object(decoded(_Object, raw, where), where)
+            except UnknownField as error:
+                raise InputError(where, FORMS, f"an object with {error.name!r}") from None
+        if begins(raw, b'"'):
+            raise InputError(where, FORMS, "a text")
+        self._take("elements", bytes(raw).count(b",") + 1, where)
+        return decoded(_VALUE, raw, where)
+
     def _object(self, value: _Object, where: str) -> Any:
-        match sorted(
-            name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET
-        ):
+        given = [name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET]
+        match sorted(given):
             case ["data", "dtype", "shape"]:
                 return self._raw(value.data, value.dtype, value.shape, where)
             case ["safetensors"]:
@@ -294,9 +288,9 @@ class Decoder:
         if dtype is None:
             raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(name))
         if len(shape) > DEEPEST or any(size < 0 for size in shape):
-            raise InputError(f"{where}.shape", "a list of sizes", reprlib.repr(shape))
+            raise InputError(f"{where}.shape", "a list of sizes", shown(str(shape))[1:-1])
         # a size of 0 does not make the others small
-        self._take(math.prod(max(size, 1) for size in shape), where)
+        self._take("elements", math.prod(max(size, 1) for size in shape), where)
         size = math.prod(shape) * dtype.itemsize
         if len(raw) != size:
             expected = f"{size} bytes for shape {tuple(shape)} of {name}"
@@ -311,42 +305,87 @@ class Decoder:
     def _safetensors(self, raw: Any, where: str) -> torch.Tensor:
         import safetensors.torch
 
+        expected = f"a file with one tensor and a header of at most {_HEADER} bytes"
         if (header := int.from_bytes(raw[:8], "little")) > _HEADER:
-            expected = f"a file with one tensor and a header of at most {_HEADER} bytes"
             raise InputError(where, expected, str(header))
         try:
             tensors = safetensors.torch.load(raw)
         except Exception as error:  # SafetensorError, and KeyError for a dtype that torch lacks
-            got = f"{type(error).__name__}: {error}"[:200]
+            got = f"{type(error).__name__}: {error}"[:200].rstrip(".")
             raise InputError(where, "a safetensors file", got) from None
         if len(tensors) != 1:
             raise InputError(where, "a file with one tensor", str(len(tensors)))
         (tensor,) = tensors.values()
-        self._take(tensor.numel(), where)
+        self._take("elements", tensor.numel(), where)
         return tensor
 
-    def _take(self, count: int, where: str) -> None:
-        self.elements -= count
-        if self.elements < 0:
-            expected = f"at most {self._limits[0]} numbers in one request"
-            remedy = "Send less at once, or raise MMKIT_SERVE_ELEMENTS on the server."
-            raise TooLarge(where, expected, "more", remedy)
-
-    def _take_items(self, count: int, where: str) -> None:
-        self.items -= count
-        if self.items < 0:
-            remedy = "Send less at once, or raise MMKIT_SERVE_ITEMS on the server."
-            raise TooLarge(where, f"at most {self._limits[1]} items in one request", "more", remedy)
+    def _take(self, name: str, count: int, where: str) -> None:
+        self._left[name] -= count
+        if self._left[name] < 0:
+            unit = {"elements": "numbers", "items": "items"}[name]
+            raise self._limits.too_large(where, name, f"{unit} in one request")
 
 
-def _numbers(value: Any) -> int:
-    """The number of numbers in nested lists."""
-    count, level = 0, [value]
-    while level:
-        lists = [part for part in level if isinstance(part, list)]
-        count += len(level) - len(lists)
-        level = [part for inner in lists for part in inner]
-    return count
+def check_kind(value: Any, kind: ItemType, where: str) -> None:
+    """Refuse an image for what is no image.
+
+    Raises:
+        InputError: a medium of an item, or of its parts, is of another kind.
+    """
+    if isinstance(value, Media) and kind.media not in (None, value.kind):
+        raise InputError(where, kind.expected, f"a part of kind {value.kind}")
+    for name, part in getattr(kind, "parts", {}).items() if isinstance(value, dict) else ():
+        check_kind(value.get(name), part, f"{where}.{name}")
+
+
+@cache
+def _having(name: str) -> Any:
+    """The type of an object of which one field is asked for."""
+    return defstruct("Having", [("value", Raw, field(name=name, default=UNSET))])
+
+
+def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
+    """A modality, for clients that have not read its spec."""
+    kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
+    written = set()
+    for value in (*kind.candidates(), *kind.smallest()) if known else ():
+        scope = modality.scope(value, 0, modality.fields_of([value])[0])
+        written.add(tuple(placeholders.alternatives(scope)[0].written))
+    fixed = len(written) == 1 and not placeholders.depends_on_index
+    told = {
+        "name": modality.name,
+        "limit": limit,
+        "largest_tokens": modality.largest()[1] if known else None,
+        "placeholder": list(written.pop()) if fixed else None,
+        "in_place": isinstance(placeholders.updates[0], AlreadyExpanded),
+        "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
+        "embeds_with": {
+            name: {"expected": part.expected, **part.schema()}
+            for name, part in modality.intake.companions.items()
+        },
+        "example": _example(kind),
+        "expected": kind.expected,
+        **kind.schema(),
+    }
+    return msgspec.convert(told, ModalityInfo)
+
+
+def _example(kind: ItemType) -> Any:
+    """A small item in JSON; of one that comes as a file, how the JSON begins."""
+    if kind.mime:
+        return {f"{kind.media}_url": {"url": f"data:{kind.mime};base64,..."}}
+    return _in_json(next(reversed(kind.small()), None))
+
+
+def _in_json(example: Any) -> Any:
+    if isinstance(example, dict):
+        return {name: _in_json(part) for name, part in example.items()}
+    if isinstance(example, torch.Tensor):
+        if example.numel() <= _WRITTEN_OUT:
+            return example.tolist()
+        if example.dtype != torch.bool:  # eight bits are the shortest form that every other takes
+            example = example.to(torch.int8)
+    return encode({"item": [example]})["item"][0]
 
 
 # -- the client's side -----------------------------------------------------------------------------
@@ -362,18 +401,27 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
 
 
-def content_part(modality: str, item: Any, uuid: str | None = None) -> dict[str, Any]:
+def content_part(
+    modality: str, item: Any, uuid: str | None = None, *, as_url: bool = False
+) -> dict[str, Any]:
     """A content part of a chat message with an item, for `/v1/chat/completions`.
 
     Args:
         modality: name of the modality.
         item: as for `encode`; None with a `uuid` for an item that the server has.
         uuid: a name for the server's cache.
+        as_url: whether as a data URL in an ``image_url`` part, for a gateway that passes only the
+            parts of OpenAI's chat.
 
     Raises:
         InputError: as for `encode`.
     """
-    part = {"type": modality, modality: encoded(item, f"items.{modality}[0]")}
+    value = encoded(item, f"items.{modality}[0]")
+    part = {"type": modality, modality: value}
+    if as_url:
+        text = base64.b64encode(json.dumps(value).encode()).decode()
+        url = f"{ITEM_URL}{modality};base64,{text}"
+        part = {"type": "image_url", "image_url": {"url": url}}
     return part if uuid is None else {**part, "uuid": uuid}
 
 

@@ -24,17 +24,16 @@ from random import Random
 from socket import SHUT_RDWR
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
 from safetensors.torch import save as save_safetensors
 from websockets.sync.client import ClientConnection
 
 from examples.terra.world import make_episode
 from mmkit.items.tensor import DTYPES
-from mmkit.serve import parsing
-from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage
+from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
 
 KEY = "a key"
@@ -69,12 +68,23 @@ def prompt_of(episode: int, frames: int) -> list[int]:
 
 
 def good(rng: Random) -> Body:
-    """A body that the door takes; of few tokens."""
+    """A body that the server takes; of few tokens."""
     episode, frames = rng.randrange(len(EPISODES)), rng.randint(1, 3)
     actions = ACTIONS[episode, :frames]
     items = rng.choice((actions.tolist(), raw(actions), [raw(action) for action in actions]))
     prompt = prompt_of(episode, frames)
-    return {"prompt": prompt, "items": {"actions": items}, "max_tokens": rng.randint(1, 4), **GREEDY}
+    return asking(prompt=prompt, items={"actions": items}, max_tokens=rng.randint(1, 4), **GREEDY)
+
+
+def asking(**fields: Any) -> Body:
+    """A body of these fields; what is none of a request is a sampling parameter."""
+    own = {name: fields.pop(name) for name in (*StartMessage.__struct_fields__, "type") if name in fields}
+    return {**own, "sampling_params": fields}
+
+
+def sampled(body: Body, **fields: Any) -> Body:
+    """The sampling parameters of a body, of which some are these."""
+    return {"sampling_params": {**body["sampling_params"], **fields}}
 
 
 def raw(array: Any, **other: Any) -> Body:
@@ -121,31 +131,54 @@ ACTION = array(array(NUMBER, minItems=3, maxItems=3), minItems=STEP, maxItems=ST
 ANY_ITEM = {"anyOf": [ACTION, *encoded({"const": [STEP, 3]}), {"type": "null"}]}
 BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), *encoded(array({"type": "integer"}, minItems=3, maxItems=3))]}
 NULL, NOTHING = {"type": "null"}, {"type": ["array", "object", "null"], "maxItems": 0, "maxProperties": 0}
+INT32 = 2**31 - 1
+SAMPLING: Body = {
+    "n": {"type": "integer", "minimum": 1, "maximum": 16384},
+    "max_tokens": or_null({"type": "integer", "minimum": 1, "maximum": INT32}),
+    "min_tokens": {"type": "integer", "minimum": 0, "maximum": INT32},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": "integer", "minimum": -1, "maximum": INT32},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "seed": or_null({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}),
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "logprobs": or_null({"type": "integer", "minimum": 0, "maximum": 20}),
+    "stop_token_ids": or_null(array(ID)),
+    "allowed_token_ids": or_null(array(ID, minItems=1)),
+    "logit_bias": or_null({"type": "object", "additionalProperties": {"type": "number"}}),
+    "ignore_eos": {"type": "boolean"},
+    "skip_special_tokens": {"type": "boolean"},
+    "structured_outputs": NULL,  # without a tokenizer
+    "stop": NOTHING,
+}
+"""What vLLM takes of `SamplingParams`, as far as it is drawn here."""
 OF_THE_MODEL: Body = {
     "prompt": or_null(array(ID)),
     "items": fields(actions=BATCH),
     "uuids": or_null(fields(actions=or_null(array(or_null({"type": "string", "maxLength": 256}))))),
     "model": {"enum": ["terra", None]},
-    "logprobs": or_null({"type": "integer", "minimum": 0, "maximum": 20}),
-    "stop_token_ids": or_null(array(ID, maxItems=1024)),
-    "allowed_token_ids": or_null(array(ID, minItems=1)),
+    "sampling_params": or_null(fields(**SAMPLING)),
     "output": {"enum": ["frame", None]},
     # without a tokenizer
-    **dict.fromkeys(("messages", "add_generation_prompt", "continue_final_message", "structured_outputs"), NULL),
-    **dict.fromkeys(("stop", "chat_template_kwargs", "mm_processor_kwargs"), NOTHING),
+    **dict.fromkeys(("messages", "add_generation_prompt", "continue_final_message"), NULL),
+    **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), NOTHING),
 }
-"""What is known of a field by the model's spec, as every client can ask for it."""
+"""What is known of a field by the model's spec, as every client can ask for it, and by vLLM."""
 
 
 def published(message: type[Any]) -> Body:
     """The schema of a message of this model: what does not fit it has to be refused."""
-    schema = parsing.schema(message)
-    return {**schema, "properties": {name: OF_THE_MODEL.get(name, of) for name, of in schema["properties"].items()}}
+    told = schema(message)
+    return {**told, "properties": {name: OF_THE_MODEL.get(name, of) for name, of in told["properties"].items()}}
 
 
 SCHEMAS = {message: published(message) for message in (GenerateRequest, StartMessage, NextMessage)}
 SCHEMAS[GenerateRequest] |= {"required": ["prompt"]}
-SCHEMAS[NextMessage]["properties"]["items"] = or_null(OF_THE_MODEL["items"])  # the server takes null for no items
+for properties in (of["properties"] for of in SCHEMAS.values()):
+    properties["items"] = or_null(properties["items"])  # the server takes null for no items
+SCHEMAS[NextMessage]["properties"]["sampling_params"] = or_null(fields(max_tokens=SAMPLING["max_tokens"]))
 
 
 def expected(content: bytes, message: type[Any] = GenerateRequest) -> str:
@@ -212,9 +245,13 @@ def mutate(rng: Random, body: Body, names: Any) -> None:
 def mutated(rng: Random, body: Body, message: type[Any] = GenerateRequest) -> bytes:
     for _ in range(rng.choice((1, 1, 2))):
         mutate(rng, body, SCHEMAS[message]["properties"])
-    most = body.get("max_tokens")
-    if message is not NextMessage and (most is None or (isinstance(most, int) and most > 64)):
-        body["max_tokens"] = 2
+    sampling = body.get("sampling_params")
+    if sampling is None and message is not NextMessage:
+        body["sampling_params"] = {"max_tokens": 2}
+    elif isinstance(sampling, dict):
+        most = sampling.get("max_tokens")
+        if (most is None and message is not NextMessage) or (isinstance(most, int) and most > 64):
+            sampling["max_tokens"] = 2
     return dumped(body)
 
 
@@ -294,15 +331,24 @@ def extremes(schema: Body) -> list[Any]:
     return [bounds.get("minimum", 5e-324), bounds["maximum"]] if "maximum" in bounds else []
 
 
-EXTREMES = {name: ends for name, of in SCHEMAS[GenerateRequest]["properties"].items() if (ends := extremes(of))}
+EXTREMES = {name: ends for name, of in SAMPLING.items() if (ends := extremes(of))}
 NAMES = sorted(EXTREMES.keys() - {"max_tokens", "min_tokens", "n"})  # which contradict others
+
+BEYOND = {"max_tokens": INT32}
+STOPPING = {"min_tokens": 1, "stop_token_ids": [*range(32)], "ignore_eos": False}
+
+
+def extreme(rng: Random) -> Body:
+    """Two sampling parameters at an end of their range."""
+    return {name: rng.choice(EXTREMES[name]) for name in rng.sample(NAMES, 2)}
+
 
 # fmt: off
 CHANGES: dict[str, tuple[str, float, Callable[[Random, Body], Body]]] = {
     "fine": (TAKEN, 10, lambda rng, body: {}),
-    "extremes": (TAKEN, 20, lambda rng, body: {name: rng.choice(EXTREMES[name]) for name in rng.sample(NAMES, 2)}),
-    "beyond_the_model": (TAKEN, 0.3, lambda rng, body: {"prompt": [1] * 1700, "items": {}, "max_tokens": 2**31 - 1}),
-    "only_stops": (TAKEN, 1, lambda rng, body: {"min_tokens": 1, "stop_token_ids": [*range(32)], "ignore_eos": False}),
+    "extremes": (TAKEN, 20, lambda rng, body: sampled(body, **extreme(rng))),
+    "beyond_the_model": (TAKEN, 0.3, lambda rng, body: {"prompt": [1] * 1700, "items": {}, **sampled(body, **BEYOND)}),
+    "only_stops": (TAKEN, 1, lambda rng, body: sampled(body, **STOPPING)),
     "prompt.too_long": (REFUSED, 2, lambda rng, body: {"prompt": [1] * rng.choice((MAX_LEN, 20_000)), "items": {}}),
     "prompt.no_items": (REFUSED, 3, lambda rng, body: {"items": {}}),
     "prompt.no_placeholders": (REFUSED, 3, lambda rng, body: {"prompt": body["prompt"][:64]}),
@@ -331,7 +377,7 @@ BODIES: dict[str, tuple[float, Callable[[Random, bytes], bytes]]] = {
     "deep": (2, lambda rng, text: re.sub(rb"[][]", lambda bracket: bracket[0] * 1000, text)),
     "long_number": (1, lambda rng, text: text[:-1] + b',"n":' + b"9" * rng.choice((30, 4301, 50_000)) + b"}"),
     "too_large": (0.4, lambda rng, text: text[:-1] + b" " * 1_000_001 + b"}"),
-    "bytes": (60, lambda rng, text: flipped(rng, text, text.index(b'"max_tokens"'))),
+    "bytes": (60, lambda rng, text: flipped(rng, text, text.index(b'"sampling_params"'))),
     "mutated": (250, lambda rng, text: mutated(rng, json.loads(text))),
 }
 SAMPLED = {"max_tokens": 2, "min_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "logprobs": 1,
@@ -366,7 +412,8 @@ def stock(rng: Random, path: str, body: Body) -> Post:
 
 
 def leaving(rng: Random) -> Post:
-    body = {**good(rng), "max_tokens": 200, "stream": rng.random() < 0.5}
+    body = good(rng)
+    body |= {**sampled(body, max_tokens=200), "stream": rng.random() < 0.5}
     return Post(dumped(body), EITHER, leave=rng.random() * 0.3)
 
 
@@ -437,26 +484,28 @@ class Talk:
 def wrong_error(body: Any) -> str:
     """What is wrong with the form of a refusal; nothing if it is empty."""
     try:
-        message = ErrorInfo.model_validate(body["error"], strict=True).message
-    except (ValidationError, LookupError, TypeError):
+        message = msgspec.convert(body["error"], ErrorInfo).message
+    except (msgspec.ValidationError, LookupError, TypeError):
         return f"no error body: {body}"[:SHOWN]
     sentence = message and "\n" not in message and "Traceback" not in message and len(message) <= 1000
     return "" if sentence else f"no sentence: {message[:400]!r}"
 
 
-NEXT: Body = {"type": "next", "items": {"actions": [ITEM.tolist()]}, "max_tokens": 2}
+NEXT: Body = {"type": "next", "items": {"actions": [ITEM.tolist()]}, "sampling_params": {"max_tokens": 2}}
 CHUNK: Turn = (NEXT, "chunk")
 CLOSED: Turn = ({"type": "close"}, "closed")
 GARBAGE: tuple[Message, ...] = (
     "", "x", "[]", "null", '{"type":1}', '{"type":[]}', '{"type":"ready"}', '{"type":"close","x":1}', "[" * 100_000,
     '{"a":' * 50_000, "\x00", "NaN", "ü\u2028" * 1000, '{"type":"\\ud800"}', '{"type":"start","type":1}', b"", b"x",
-    '{"type":"start","prompt":[],"max_tokens":1}', '{"type":"start","prompt":[1],"max_tokens":1750}', bytes(1000),
-    '{"type":"start","max_tokens":1,"prompt":[1],"cache_salt":"\\ud800"}', " " * 1_000_001 + "{}",
+    '{"type":"start","prompt":[],"sampling_params":{"max_tokens":1}}', bytes(1000), " " * 1_000_001 + "{}",
+    '{"type":"start","prompt":[1],"sampling_params":{"max_tokens":1750}}',
+    '{"type":"start","sampling_params":{"max_tokens":1},"prompt":[1],"cache_salt":"\\ud800"}',
 )  # fmt: skip
 
 
 def start(rng: Random, **more: Any) -> Body:
-    return {"type": "start", **good(rng), "stream": rng.random() < 0.3, **more}
+    body = good(rng)
+    return {"type": "start", **body, "stream": rng.random() < 0.3, **sampled(body, **more)}
 
 
 def mutated_messages(talk: Talk) -> None:

@@ -7,7 +7,7 @@ import sys
 import pyarrow as pa
 import ray
 
-from mmkit.serve.batch import Generate, Row, run
+from examples.batch import Generate, Row, run
 
 
 class Told(Generate):

@@ -68,7 +68,7 @@ def test_overhead_of_one_model(tmp_path: Path) -> None:
 
 def test_mm_processor_times_the_stages_of_items_of_any_modality():
     options = ("--enforce-eager", "--dtype", "float32")
-    command = ("-m", "mmkit.serve.bench", "mm-processor", "--model", str(CHECKPOINT), "--skip-tokenizer-init")
+    command = ("-m", "benchmarks.vllm_bench", "mm-processor", "--model", str(CHECKPOINT), "--skip-tokenizer-init")
     printed = run(*command, *options, "--num-prompts", "5", "--output-len", "3", MMKIT_MODULES="examples.terra.model")
     assert "Processing 5 requests" in printed
     assert "apply_hf_processor_ms" in printed

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from examples.batch import run as run_batch
 from examples.terra import CHECKPOINT
 from examples.terra.world import make_episode
 from mmkit import MmkitError
-from mmkit.serve.batch import run as run_batch
 from tests import ROOT
 from tests.engine.processes import run
 from tests.engine.terra.rollouts import prompt_of

@@ -1,9 +1,8 @@
-"""Clients that fall silent, and a server that is stopped while they wait."""
+"""Sessions that fall silent, and a server that is stopped while clients wait; test_proxy.py has the other slow ones."""
 
 import base64
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -19,10 +18,6 @@ from tests.night.soak import terra_server
 pytestmark = pytest.mark.timeout(600)
 
 IDLE_SECONDS = 6
-LONGEST = json.dumps(
-    {**clients.good(stream=True, max_tokens=clients.LONG, logprobs=20, n=8), "temperature": 1.0}
-).encode()
-"""A request for a stream of some 8 MB, more than the buffers of both ends take."""
 
 
 @contextmanager
@@ -49,32 +44,23 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_silence(impatient: Server) -> None:
-    """Sessions without a message end after their time, with a word; so do clients that neither read nor say goodbye,
-    streams that nobody reads, and bodies that do not go on. All of them wait at once."""
+    """Sessions without a message end after their time, with a word; so do those whose clients neither read nor say
+    goodbye. All of them wait at once."""
     with ExitStack() as stack:
         silent, begun = (stack.enter_context(clients.opened(impatient)) for _ in range(2))
         clients.start(begun)
         deaf, flooded = (stack.enter_context(shaken(impatient)) for _ in range(2))
         flooded.sendall(framed({"type": "start", **clients.good(stream=True, max_tokens=1000)}))
         assert clients.until(lambda: clients.scraped(impatient)["vllm:generation_tokens_total"] > 4)
-        slow = stack.enter_context(clients.plain(impatient, "POST", GENERATE, "Content-Length: 100"))
-        trickling = stack.enter_context(clients.plain(impatient, "POST", "/v1/completions", "Content-Length: 1000000"))
-        unread = stack.enter_context(clients.plain(impatient, "POST", GENERATE, f"Content-Length: {len(LONGEST)}"))
-        unread.sendall(LONGEST)
-        while not select.select([trickling], [], [], 0.1)[0]:
-            trickling.sendall(b" ")
-        assert trickling.recv(12) == b"HTTP/1.1 408"
         for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
             messages = clients.rest(session)
             assert [message["type"] for message in messages] == types
             assert f"{IDLE_SECONDS} s" in messages[-1]["reason"]
             assert session.close_code == 1001
-        assert slow.recv(12) == b"HTTP/1.1 408"
         assert clients.empties(impatient)
         for connection in (deaf, flooded):
             while connection.recv(4096):  # raises if the server keeps the connection
                 pass
-        assert "data: [DONE]" not in unread.makefile(errors="replace").read()
     assert clients.ask(impatient, clients.good()).status_code == 200
 
 
@@ -82,10 +68,10 @@ def test_stopped(impatient: Server) -> None:
     """SIGTERM: whoever waits is told or cut, and no process stays for a body that does not come."""
     with clients.busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
         paths = (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize")
-        halves = [stack.enter_context(clients.plain(impatient, "POST", path, "Content-Length: 100")) for path in paths]
+        for path in paths:
+            stack.enter_context(clients.plain(impatient, "POST", path, "Content-Length: 100"))
         impatient.process.send_signal(signal.SIGTERM)
         clients.rest_of(lines)
         messages = clients.rest(generating) + clients.rest(waiting)
         assert {message["type"] for message in messages} <= {"tokens", "chunk", "error", "closed"}
         clients.ends(impatient, processes)
-        assert [half.recv(12) for half in halves] == [b"HTTP/1.1 503"] * len(paths)

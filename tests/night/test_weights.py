@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from mmkit.serve.process import Server
-from tests.night.malformed import ACTIONS, GREEDY, HEADERS, KEY, PAD, prompt_of
+from tests.night.malformed import ACTIONS, GREEDY, HEADERS, KEY, PAD, SAMPLING, prompt_of
 from tests.night.soak import metrics
 from tests.night.weights import MIB, Watch, measure, serving
 
@@ -48,7 +48,7 @@ UNREAD = httpx.HTTPTransport(
 
 
 def test_streams_that_nobody_reads(server: Server) -> None:
-    body = {"prompt": [1], "max_tokens": 256, "stream": True, "logprobs": 20, **GREEDY}
+    body = {"prompt": [1], "stream": True, "sampling_params": {"max_tokens": 256, "logprobs": 20, **GREEDY}}
     watch = Watch(server)
     with httpx.Client(timeout=600, transport=UNREAD, headers=HEADERS) as client:
 
@@ -74,14 +74,13 @@ def narrowed(body: dict[str, Any]) -> dict[str, Any]:
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": PAD - 1}, "minItems": 1}
     few = {"type": "integer", "minimum": 1, "maximum": 4}
     nothing = {"type": "null"}
-    bounds = {
-        "max_tokens": few,
-        "n": few,
-        "logprobs": few,
-        "min_tokens": {"enum": [0, 1]},
-        "model": {"enum": ["terra"]},
-    }
-    bounds |= {"stop_token_ids": ids, "allowed_token_ids": ids, "stop": nothing, "mm_processor_kwargs": nothing}
+    sampling = {name: of for name, of in SAMPLING.items() if name not in ("stop", "structured_outputs")}
+    sampling |= {"max_tokens": few, "n": few, "logprobs": few, "min_tokens": {"enum": [0, 1]}}
+    sampling |= {"stop_token_ids": ids, "allowed_token_ids": ids, "logit_bias": nothing}
+    bounds = {"model": {"enum": ["terra"]}, "mm_processor_kwargs": nothing, "output": nothing, "messages": nothing}
+    bounds["sampling_params"] = {
+        "type": "object", "properties": sampling, "required": ["max_tokens"], "additionalProperties": False
+    }  # fmt: skip
     number = {"type": "number", "minimum": -1000, "maximum": 1000}
     action = of_length(ACTIONS.shape[-2], of_length(ACTIONS.shape[-1], number))
     items = {"type": "object", "required": ["actions"], "properties": {"actions": of_length(1, action)}}
@@ -89,7 +88,7 @@ def narrowed(body: dict[str, Any]) -> dict[str, Any]:
     names = {"type": "object", "properties": {"actions": of_length(1, {"type": ["string", "null"], "minLength": 1})}}
     alone = {"prompt": {**ids, "maxItems": 20}, "items": {"const": {}}, "uuids": nothing}
     with_names = {**with_items, "uuids": {**names, "additionalProperties": False}}
-    needed = ["prompt", "max_tokens"]
+    needed = ["prompt", "sampling_params"]
     kinds = ((alone, needed), (with_names, [*needed, "items"]))
     properties = {**body["properties"], **bounds}
     return {"anyOf": [{**body, "properties": {**properties, **kind}, "required": names} for kind, names in kinds]}

@@ -1,6 +1,6 @@
 """What the routes refuse before an engine is asked, and what they say of one that is over.
 
-The routes, the door and the processor are the real ones; tests/engine/terra_server has the refusals of a server.
+The routes, their state and the processor are the real ones; tests/engine/terra_server has the refusals of a server.
 """
 
 import asyncio
@@ -9,8 +9,10 @@ import functools
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from fastapi import FastAPI
 from hypothesis import given
@@ -19,18 +21,21 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from vllm import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
-from mmkit.serve import errors, routes, weigh
-from mmkit.serve.door import Door
-from mmkit.serve.engine import Engine, EngineDeadError, Lost
-from mmkit.serve.gate import Gate
-from mmkit.serve.limits import Limits
+from mmkit.serve import errors, routes, wire
+from mmkit.serve.engine import Engine
+from mmkit.serve.errors import Lost
+from mmkit.serve.plugin import Gate
 from mmkit.serve.process import Server
+from mmkit.serve.protocol import Limits
+from mmkit.serve.state import ServerState
+from mmkit.serve.wire import listed
 
-START = {"type": "start", "prompt": [1], "max_tokens": 1}
+START = {"type": "start", "prompt": [1], "sampling_params": {"max_tokens": 1}}
 
 
 @functools.cache
@@ -65,11 +70,11 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
-        door = Door(engine(), limits, ["terra"])
+        state = ServerState(engine(), limits, ["terra"])
         if spec:
-            app.state.mmkit_door = door
+            app.state.mmkit = state
         yield
-        door._watch.cancel()
+        state.watch.cancel()
 
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(Gate)
@@ -85,14 +90,23 @@ def test_a_model_without_a_spec(method, path):
         answer = client.request(method, path)
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == (
-        "server: expected a model with an mmkit spec, got one without. Use vLLM's own routes."
+        "server: expected a model with an mmkit spec, got one without. Use vLLM's routes."
     )
 
 
 BODIES = {
-    "sampling: expected parameters that vLLM takes, got min_tokens must be less than or equal to max_tokens=1, "
-    "got 5.": {"min_tokens": 5, "max_tokens": 1},
-    'n: expected a whole number, got "111111111111111111111111111111111111111....': {"n": "1" * 100},
+    "sampling_params: expected parameters that vLLM takes, got min_tokens must be less than or equal to max_tokens=1, "
+    "got 5.": {"sampling_params": {"min_tokens": 5, "max_tokens": 1}},
+    "sampling_params.temperature: expected parameters that vLLM takes, got temperature must be non-negative, got "
+    "-1.0.": {"sampling_params": {"temperature": -1}},
+    "sampling_params.n: expected int, got str.": {"sampling_params": {"n": "1"}},
+    "sampling_params.stop_token_ids[1]: expected int, got float.": {"sampling_params": {"stop_token_ids": [1, 1.5]}},
+    "sampling_params.logit_bias: expected int, got str.": {"sampling_params": {"logit_bias": {"x": 1}}},
+    "sampling_params.seed: expected a number from -9223372036854775808 to 9223372036854775807, got one beyond it.": {
+        "sampling_params": {"seed": 2**63}
+    },
+    "sampling_params.output_kind: expected no field of that name, got one. Its /docs list the fields; those of "
+    "sampling stand in sampling_params.": {"sampling_params": {"output_kind": 1}},
     "items.actions[0].safetensors: expected a safetensors file, got SafetensorError: Error while deserializing: "
     "header too small.": {"items": {"actions": [{"safetensors": "AAAA"}]}},
     "items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.": {
@@ -118,22 +132,8 @@ def test_values_in_json_are_counted_outside_of_texts(value, step, ascii):
         return 1 + sum(map(values, part)) if isinstance(part, list) else 1
 
     raw = json.dumps({"a": value}, ensure_ascii=ascii).encode()
-    scale = weigh.Scale(Limits(), "body")
-    for at in range(0, len(raw), step):
-        scale.add(raw[at : at + step])
-    assert values(value) <= scale.listed + 1 <= 2 * values(value) + 2
-    with pytest.raises(InputError, match=r"at most 3 values"):
-        weigh.Scale(Limits(listed=3), "body").add('"' * 2**10)
-
-
-def test_a_body_that_takes_too_long():
-    async def silent():
-        await asyncio.Event().wait()
-
-    with pytest.raises(errors.Slow) as caught:
-        asyncio.run(weigh.read(silent, Limits(idle_seconds=0.01)))
-    assert str(caught.value) == "body: expected more of it within 0.01 s, got nothing."
-    assert errors.info(caught.value, None, "generate").code == 408
+    with mock.patch.object(wire, "_PIECE", step):
+        assert values(value) <= listed(raw) + 1 <= 2 * values(value) + 2
 
 
 STOPPING = RuntimeError("cannot schedule new futures after shutdown")
@@ -159,7 +159,7 @@ STOPPING = RuntimeError("cannot schedule new futures after shutdown")
             "expected a living engine, got one that is dead or stopped. Send it to another server.",
         ),
         (STOPPING, 503, "expected to serve the request, got the order to stop. Send it to another one."),
-        (Lost(), 503, "expected an item in its cache, got none, several times. Send the request again."),
+        (Lost(), 503, "expected an item in its cache, got none, several times. Send it again."),
     ],
 )
 def test_errors_of_the_server(error, code, message):
@@ -169,7 +169,7 @@ def test_errors_of_the_server(error, code, message):
 
 def test_an_error_is_short_whatever_was_sent():
     info = errors.info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
-    assert len(json.dumps(errors.body(info))) < 2048
+    assert len(msgspec.json.encode(info)) < 2048
 
 
 def test_a_mistake_that_vllm_finds_is_the_callers():
@@ -190,16 +190,16 @@ OTHERS = [
         413,
         "body: expected at most 16384 values in JSON beside those of a prompt, got",
     ),
-    ({"prompt": [*MANY, {}]}, 400, "prompt[20000]: expected a whole number, a text or a list, got an object."),
+    ({"prompt": [*MANY, {}]}, 400, "prompt[20000]: expected int | str | array, got object."),
     ({"prompt": [*MANY, "a"]}, 400, "prompt: expected a list of ids, of texts or of lists of ids, got a mixed one."),
     (
         {"response_format": {"a": COMMAS}, "messages": []},
         413,
-        "response_format: expected a constraint of at most 16384 bytes, got 4000008. Ask for less, or raise",
+        "response_format: expected at most 16384 bytes, got more. Send less at once, or raise",
     ),
     ({"tools": [COMMAS], "text": COMMAS, "tool_choice": "auto"}, 200, ""),
-    ({"tools": [COMMAS], "tool_choice": "required"}, 413, "tools: expected a constraint of at most 16384 bytes"),
-    ({"text": {"format": COMMAS}}, 413, "text: expected a constraint of at most 16384 bytes"),
+    ({"tools": [COMMAS], "tool_choice": "required"}, 413, "tools: expected at most 16384 bytes"),
+    ({"text": {"format": COMMAS}}, 413, "text: expected at most 16384 bytes"),
     ({"prompt": [[1] * 2**20]}, 413, "body: expected at most 1048576 values in JSON, got more."),
 ]
 
@@ -214,9 +214,6 @@ def test_vllms_own_routes_are_behind_the_gate(body, code, message):
         assert client.post("/v1/other", files={"file": b"\0,[" * 10**6}).status_code == 200
         wide = client.post("/v1/other", content='{"∀":[]}'.encode("utf-16"))  # U+2200 has the byte of a quote
         assert (wide.status_code, wide.json()["error"]["message"][:31]) == (400, "body: expected JSON in UTF-8, g")
-        for length in (10, 10**6):
-            answer = client.post("/v1/other", content=b"x" * length, headers={"wanted": "404"})
-            assert (answer.status_code, len(answer.content) < 2048) == (404, True)
 
 
 def test_messages_of_a_session():
@@ -227,7 +224,7 @@ def test_messages_of_a_session():
             "message: expected at most 200 bytes, got more. Send less at once, or raise MMKIT_SERVE_BODY_BYTES on "
             "the server."
         )
-        socket.send_json({"type": "start", "max_tokens": 1})
+        socket.send_json({"type": "start", "sampling_params": {"max_tokens": 1}})
         assert socket.receive_json()["error"]["message"] == (
             "prompt: expected at least one token in the first message, got none."
         )
@@ -245,7 +242,7 @@ def test_a_page_of_another_origin_opens_no_session():
     others = [({"origin": "http://good"}, True), ({"origin": "http://evil"}, False)]
     for headers, opens in [({}, True), (own, True), *others]:
         with serving() as client:
-            client.app.state.mmkit_door.origins = frozenset({"http://good"})
+            client.app.state.mmkit.origins = frozenset({"http://good"})
             context = contextlib.nullcontext() if opens else pytest.raises(WebSocketDisconnect)
             with context, client.websocket_connect("/v1/mm/session", headers=headers):
                 pass

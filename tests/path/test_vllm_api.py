@@ -17,7 +17,7 @@ import vllm
 
 import mmkit.vllm_api
 from mmkit.errors import SpecError, VllmApiError
-from mmkit.serve.urls import Connector
+from mmkit.serve.engine import Connector
 from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.hooks import complaints, unknown
 from mmkit.vllm_api.moved import NEWEST_TESTED, newer

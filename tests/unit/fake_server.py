@@ -27,7 +27,7 @@ from examples.terra.world import (
     make_action,
 )
 from mmkit import InputError
-from mmkit.serve import parsing, protocol, wire
+from mmkit.serve import protocol, wire
 
 PAD, ROOM, STEP = 31, 1750, 70
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -120,7 +120,7 @@ class Fake:
         raw = await request.body()
         self.seen.append(json.loads(raw))
         try:
-            asked = parsing.parse(protocol.GenerateRequest, raw)
+            asked = protocol.decoded(protocol.GenerateRequest, raw)
         except InputError as error:
             info = {"message": str(error), "type": "BadRequestError", "param": error.where, "code": 400}
             return JSONResponse({"error": info}, 400)
@@ -179,7 +179,7 @@ class Fake:
                 return await end("no message for 300 s", 1001)
             kind = self.seen[-1]["type"]
             try:
-                asked: Any = parsing.parse(protocol.MESSAGES[kind], raw)
+                asked: Any = protocol.decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, raw)
             except InputError as error:
                 await say("error", error={"message": str(error), "type": "B", "code": 400}, fatal=False)
                 continue
@@ -200,15 +200,18 @@ class Fake:
                 await ws.send_text("{}")
                 continue
             if kind == "start":
-                stream, chunk_tokens = asked.stream, asked.max_tokens
+                stream = asked.stream
                 frame = list(asked.prompt)[:-6][-TOKENS_PER_FRAME:]
+            most = self.seen[-1].get("sampling_params", {}).get("max_tokens", chunk_tokens)
+            chunk_tokens = most if kind == "start" else chunk_tokens
             remaining -= len(asked.prompt) if kind == "start" else 6
             tokens = [1, 2]
             if len(frame) == TOKENS_PER_FRAME:
-                named = wire.by_modality(asked.items, ["actions"], "items")
-                actions = wire.Decoder(10**6, 100).decode(named).get("actions") or [make_action(0, 0)]
+                actions = [make_action(0, 0)]
+                for items in protocol.named(asked.items, ["actions"], "items").values():
+                    actions = wire.Decoder(protocol.Limits()).items(items, "items", None, [""])
                 frame = following(frame, np.asarray(actions[-1]))
-                tokens = frame[: asked.max_tokens or chunk_tokens]
+                tokens = frame[:most]
             remaining -= len(tokens)
             for token in tokens[: 3 * stream]:
                 await say("tokens", index=index, token_ids=[token])

@@ -24,9 +24,12 @@ from examples.llava_like import ARCHITECTURE
 from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
-from mmkit.serve import Client, RequestError
+from examples.llava_like.spec import LLAVA_LIKE
+from mmkit.serve import Client, RequestError, content_part
 from mmkit.serve.process import Server
-from mmkit.serve.wire import encode
+from mmkit.serve.wire import ITEM_URL, encode
+from mmkit.testing import of_spec
+from tests.profiles import scaled
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -87,6 +90,23 @@ def test_embeddings_computed_before(client: Client, reference: Reference) -> Non
     assert (caught.value.code, caught.value.param) == (400, "items.image[0]")
 
 
+def test_answers_tell_the_whole_prompt(client: Client, cases: list[Case], tokenizer: Any, checkpoint: Path) -> None:
+    """Its ids are what the plan expands the request to, and the ranges are those of its items."""
+    plan = of_spec(LLAVA_LIKE, checkpoint).processor.plan
+    for case in cases[: scaled(24)]:
+        written = tokenizer.encode(case.prompt) if isinstance(case.prompt, str) else case.prompt
+        images: Any = {"image": case.images} if case.images else None
+        told = client.generate(case.prompt, images, max_tokens=1, return_token_ids=True)
+        assert plan.unexpand(told.prompt_token_ids, images or {}) == written
+        ranges = told.mm_placeholders.get("image", [])
+        inside = [told.prompt_token_ids[place.offset : place.offset + place.length] for place in ranges]
+        assert [set(ids) for ids in inside] == [{PLACEHOLDER}] * len(case.images)
+        assert sum(map(len, inside)) == told.prompt_token_ids.count(PLACEHOLDER)
+        events = list(client.stream(case.prompt, images, max_tokens=2, ignore_eos=True, return_token_ids=True))
+        assert [event.prompt_token_ids is not None for event in events] == [True, *[False] * (len(events) - 1)]
+        assert client.generate(case.prompt, images, max_tokens=1).mm_placeholders is None
+
+
 def test_an_end_of_a_render_process_costs_one_request(server: Server, client: Client, llava: Any) -> None:
     """The other requests get their answers, and soon there are as many processes as before."""
     pictures = [draw_picture(seed) for seed in range(100, 136)]
@@ -115,7 +135,6 @@ def test_an_end_of_a_render_process_costs_one_request(server: Server, client: Cl
 # -- what the text must be ---------------------------------------------------------------------------------------------
 
 ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}
 TO_THE_END = {"max_tokens": 64, "ignore_eos": False}
 NO_SPACE = {"logit_bias": {4: -100.0, 5: -100.0}}
 """No line breaks and blanks, of which JSON may have any number."""
@@ -129,8 +148,6 @@ NO_SPACE = {"logit_bias": {4: -100.0, 5: -100.0}}
         ({"structured_outputs": {"grammar": 'root ::= "y" | "no"'}}, "y|no"),
         ({"structured_outputs": {"json": ONE}, **NO_SPACE}, r'\{"a":1\}'),
         ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
-        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
-        ({"response_format": FORMAT, **NO_SPACE}, r'\{"a":1\}'),
     ],
 )
 def test_what_the_text_must_be(client: Client, options: dict[str, Any], pattern: str) -> None:
@@ -139,9 +156,7 @@ def test_what_the_text_must_be(client: Client, options: dict[str, Any], pattern:
 
 
 def test_a_constraint_that_costs_too_much_is_refused(client: Client) -> None:
-    with pytest.raises(
-        RequestError, match="structured_outputs: expected a constraint of at most 16384 bytes"
-    ) as caught:
+    with pytest.raises(RequestError, match=r"structured_outputs: expected at most 16384 bytes") as caught:
         client.generate(QUESTION, structured_outputs={"choice": [f"a cat {i}" for i in range(2000)]})
     assert caught.value.code == 413
 
@@ -167,7 +182,6 @@ CONSTRAINED = "structured_outputs: expected a constraint that"
         ({"logit_bias": {-1: 1.0}}, "logit_bias: expected ids from 0 to 99, got -1."),
         ({"structured_outputs": {}}, "structured_outputs: expected exactly one of json, regex, "),
         ({"structured_outputs": {"json": "{}", "regex": "a"}}, "structural_tag, got json and regex."),
-        ({"structured_outputs": {"choice": ["a"]}, "response_format": FORMAT}, "response_format: expected none beside"),
         ({"structured_outputs": {"regex": "[a"}}, f"{CONSTRAINED} vLLM takes, got Grammar error"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, f"{CONSTRAINED} vLLM takes, got Invalid grammar"),
         ({"structured_outputs": {"choice": []}}, f"{CONSTRAINED} vLLM takes, got Choice"),
@@ -220,7 +234,7 @@ BOMB, HALF_A_BOMB = Image.new("1", (6000, 6000)), Image.new("1", (5000, 5000))
 )
 def test_what_is_no_image_or_too_much(server: Server, images: list[Any], code: int, words: str) -> None:
     """Pictures are weighed before they are decoded."""
-    body = {"prompt": QUESTION, "items": {"image": images}, **SAMPLING}
+    body = {"prompt": QUESTION, "items": {"image": images}, "sampling_params": SAMPLING}
     response = httpx.post(f"{server.url}/v1/mm/generate", json=body, timeout=240)
     assert (response.status_code, words in response.text) == (code, True), response.text
 
@@ -265,12 +279,18 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
     rows = encode({"rows": [reference.embed([picture])[0] for picture in PICTURES]})["rows"]
     embeds = [{"type": "image", "image": {"image_embeds": one}} for one in rows]
     assert chat(server, embeds) == text(*PICTURES)
+    through = [content_part("image", picture, as_url=True) for picture in PICTURES]
+    assert chat(server, [through[0], *own(PICTURES[1]), through[2]]) == text(*PICTURES)
     theirs = [{"type": "image_embeds", "image_embeds": as_file(reference.embed([one])[0])} for one in PICTURES]
     assert chat(server, theirs) == text(*PICTURES)
     status, refusal = chat(server, [*embeds[:2], *own(PICTURES[1])])
     assert status == 400
     assert "image: expected image_embeds in all parts, with the same fields, got others as well." in refusal
     assert chat(server, urls(PICTURES[0])) == text(PICTURES[0])
+
+
+def of_url(rest: str) -> dict[str, Any]:
+    return {"type": "image_url", **at(f"{ITEM_URL}{rest}")}
 
 
 @pytest.mark.parametrize(
@@ -280,9 +300,11 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
         (urls(*[HALF_A_BOMB] * 2), "?", "messages: expected at most 33554432 pixels in one request, got more."),
         (urls(PICTURES[0]), "<image> or <image>?", "placeholder"),
         ([], "<image>?", "placeholder"),
-        ([{"type": "image", "image": {"image_url": 1}}], "?", "items.image[0].image_url: expected an object, got"),
+        ([{"type": "image", "image": {"image_url": 1}}], "?", "items.image[0].image_url: expected object, got"),
+        ([of_url("image;base64,*")], "?", "messages: expected base64 in the URL of an item, got another text."),
+        ([of_url("video;base64,AAAA")], "?", "messages: expected one of image as the modality of a URL, got 'video'."),
     ],
-    ids=["pixels", "pixels of all", "another placeholder", "no picture", "no url"],
+    ids=["pixels", "pixels of all", "another placeholder", "no picture", "no url", "no base64", "no modality"],
 )
 def test_chats_that_are_refused(server: Server, images: list[Any], text: str, words: str) -> None:
     status, refusal = chat(server, images, text)

@@ -12,10 +12,10 @@ import vllm
 from vllm import SamplingParams
 from vllm.config import CompilationMode
 
+from examples.batch import Generate
 from examples.terra import CHECKPOINT, batch
 from examples.terra.reference import LlamaActionForCausalLM
 from examples.terra.world import make_episode
-from mmkit.serve.batch import Generate
 
 from .rollouts import PAD, generate, request, shuffled, stacked
 

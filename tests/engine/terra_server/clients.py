@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from mmkit.serve.process import Server
-from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION, prompt_of, raw
+from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION, asking, prompt_of, raw
 from tests.night.soak import GAUGES, metrics
 
 WAIT = 240
@@ -23,7 +23,8 @@ LONG = MAX_LEN - 100
 
 
 def good(**more: Any) -> dict[str, Any]:
-    return {"prompt": prompt_of(0, 1), "items": {"actions": raw(ACTIONS[0, :1])}, "max_tokens": 4, **GREEDY, **more}
+    plain = {"prompt": prompt_of(0, 1), "items": {"actions": raw(ACTIONS[0, :1])}, "max_tokens": 4}
+    return asking(**{**plain, **GREEDY, **more})
 
 
 def ask(

@@ -2,16 +2,16 @@
 
 import pytest
 
+from benchmarks.vllm_bench import requests
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
-from mmkit.serve.bench import requests
 from mmkit.testing import of_spec
 from tests.engine.processes import run
 from tests.night.malformed import KEY
 
 pytestmark = pytest.mark.timeout(600)
 
-BENCH, MODEL = ("-m", "mmkit.serve.bench"), ("--model", str(CHECKPOINT), "--skip-tokenizer-init")
+BENCH, MODEL = ("-m", "benchmarks.vllm_bench"), ("--model", str(CHECKPOINT), "--skip-tokenizer-init")
 FEW = ("--num-prompts", "5", "--output-len", "3")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmkit.serve.process import Server
-from tests.night.malformed import ACTIONS, GENERATE, GREEDY, LIMITS, PAD, prompt_of, raw, wrong_error
+from tests.night.malformed import ACTIONS, GENERATE, GREEDY, LIMITS, PAD, asking, prompt_of, raw, wrong_error
 
 from . import clients
 
@@ -19,6 +19,7 @@ NO_ITEM = (
     'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
 )
 BIG = "terra.prompt[1]: expected a token id from 0 to 31, got 2147483648. Check the tokenizer."
+PARAMS = "sampling_params"
 NO_TOKENIZER = "since the server has no tokenizer, got"
 NO_ROUTE = (
     "path: expected POST /v1/mm/generate, POST /v1/mm/pooling, GET /v1/mm/modalities or a websocket at "
@@ -42,7 +43,7 @@ class Refusal(NamedTuple):
 
 def of(sentence: str, param: str = "", code: int = 400, **body: Any) -> Refusal:
     """A refusal of our own route, of a prompt with one thing wrong."""
-    return Refusal(sentence, {"prompt": [1], **body}, param, code)
+    return Refusal(sentence, asking(**{"prompt": [1], **body}), param, code)
 
 
 def of_frame(sentence: str, **body: Any) -> Refusal:
@@ -73,11 +74,11 @@ REFUSALS = [
     of(f"messages: expected a prompt, {NO_TOKENIZER} messages.", prompt=None, messages=CHAT),
     of("add_generation_prompt: expected messages beside it, got none.", add_generation_prompt=False),
     of("model: expected one of terra, got 'gpt'.", model="gpt"),
-    of(f"stop: expected stop_token_ids, {NO_TOKENIZER} texts.", stop=["x"]),
-    of(f"structured_outputs: expected none, {NO_TOKENIZER} a constraint.", structured_outputs={"choice": ["x"]}),
-    of(f"response_format: expected none, {NO_TOKENIZER} a constraint.", response_format={"type": "json_object"}),
-    of("logit_bias: expected ids from 0 to 31, got 32.", logit_bias={"32": 1}),
-    of("stop_token_ids: expected ids from 0 to 31, got 32.", stop_token_ids=[32]),
+    of(f"{PARAMS}.stop: expected stop_token_ids, {NO_TOKENIZER} texts.", stop=["x"]),
+    of(f"{PARAMS}.structured_outputs: expected none, {NO_TOKENIZER} a constraint.", structured_outputs={"regex": "x"}),
+    of(f"{PARAMS}.response_format: expected no field of that name, got one.", response_format={"type": "json_object"}),
+    of(f"{PARAMS}.logit_bias: expected ids from 0 to 31, got 32.", logit_bias={"32": 1}),
+    of(f"{PARAMS}.stop_token_ids: expected ids from 0 to 31, got 32.", stop_token_ids=[32]),
     of(COSTLY, mm_processor_kwargs={"a": 1}),
     of(NAMED, uuids=actions(["a"])),
     of("output: expected one of frame, got 'film'.", output="film"),
@@ -117,10 +118,11 @@ def test_a_refusal_is_one_sentence_with_its_path(server: Server, refusal: Refusa
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
-START = {"prompt": prompt_of(0, 3), "items": actions(raw(ACTIONS[0, :3])), "max_tokens": 64, **GREEDY}
+FRAMES = {"prompt": prompt_of(0, 3), "items": actions(raw(ACTIONS[0, :3]))}
+START = asking(**FRAMES, max_tokens=64, **GREEDY)
 FOURTH = raw(ACTIONS[0, 3:4])
 NO_GRAMMAR = (
-    "response_format: expected none in a session, where vLLM begins no grammar anew with a chunk, got one. "
+    f"{PARAMS}.structured_outputs: expected none in a session, which vLLM resumes for each chunk, got one. "
     "Ask /v1/mm/generate, with all that came before."
 )
 
@@ -130,7 +132,7 @@ def start(**more: Any) -> dict[str, Any]:
 
 
 def following(items: Any = FOURTH, **more: Any) -> dict[str, Any]:
-    return {"type": "next", "items": actions(items), **more}
+    return {"type": "next", "items": actions(items), "sampling_params": more}
 
 
 def zeros(count: int) -> Any:
@@ -139,15 +141,16 @@ def zeros(count: int) -> Any:
 
 MALFORMED = [
     (b"x", "message: expected JSON text, got bytes. Send text frames."),
-    ("x", "message: expected JSON, got invalid character (byte 0)."),
-    ({"type": "x"}, "type: expected one of start, next, close, got 'x'."),
+    ("x", "body: expected JSON, got invalid character (byte 0)."),
+    ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
     (following(), 'type: expected "start" as the first message, got "next".'),
-    ({"type": "start"}, "max_tokens: expected a value, got none."),
-    (start(response_format={"type": "json_object"}), NO_GRAMMAR),
-    (start(window=3), "window: expected an object or null, got 3."),
+    ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
+    (start(sampling_params={"structured_outputs": {"regex": "x"}}), NO_GRAMMAR),
+    (start(sampling_params={"n": 2}), f"{PARAMS}.n: expected none in a session"),
+    (start(window=3), "window: expected object | null, got int."),
     (start(window={}), "window.keep: expected a value, got none."),
-    (start(window={"keep": 0}), "window.keep: expected a whole number >= 1, got another one."),
-    (start(window={"keep": 3, "cut": "frame"}), "window.cut: expected one of its values, got 'frame'."),
+    (start(window={"keep": 0}), "window.keep: expected int >= 1, got another."),
+    (start(window={"keep": 3, "cut": "frame"}), "window.cut: expected a valid value, got invalid enum value 'frame'."),
     (start(window={"keep": 3, "size": 4}), "window.size: expected no field of that name, got one."),
     (start(window={"keep": 9, "items": 5}), "window.keep: expected at most the 5 of window.items, got 9."),
     (start(window={"keep": 2, "items": 2}), "items: expected at most the 2 of window.items, got 3."),
@@ -160,7 +163,10 @@ WHOLE = [
     (start(), 'type: expected "next" or "close" in a session that has started, got "start".'),
     (following([ZEROS[:5]]), FIVE),
     (following(zeros(22), max_tokens=1), "items.actions: expected at most 24 item(s) in one session, got 25"),
-    ({"type": "next", "prompt": [1] * 1500}, "max_tokens: expected at most 1476 more tokens in this session, got 1500"),
+    (
+        {"type": "next", "prompt": [1] * 1500},
+        f"{PARAMS}.max_tokens: expected at most 1476 more tokens in this session, got 1500",
+    ),
     ({"type": "next", "prompt": [99]}, "terra.prompt[0]: expected a token id from 0 to 31, got 99"),
     (following(), "chunk"),
     ({"type": "close"}, "closed"),
@@ -170,7 +176,10 @@ SLIDING = [
     (following(max_tokens=10), "max_tokens: expected 64 or none beside output 'frame', got 10"),
     (following(zeros(25)), "terra.actions: expected fewer items, got 25. At most 24"),
     # the last frame is what is left at least
-    ({"type": "next", "prompt": [1] * 1700}, "max_tokens: expected at most 1686 more tokens in this window, got 1700"),
+    (
+        {"type": "next", "prompt": [1] * 1700},
+        f"{PARAMS}.max_tokens: expected at most 1686 more tokens in this window, got 1700",
+    ),
     (following([ZEROS[:5]]), FIVE),
     (following(), "chunk"),
 ]

@@ -152,5 +152,5 @@ def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
     assert client.generate([PAD] * STEP, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
     paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
     body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "items", "max_tokens", "stream"} <= set(body["properties"])
+    assert {"prompt", "items", "sampling_params", "stream"} <= set(body["properties"])
     assert "/v1/mm/modalities" in paths

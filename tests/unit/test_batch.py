@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from PIL import Image
 
+from examples import batch
 from mmkit import InputError, MmkitError
-from mmkit.serve import batch
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=5), array_shapes(max_dims=3, max_side=4))

@@ -1,4 +1,4 @@
-"""``python -m mmkit.serve.bench serve|mm-processor --model DIR ...``: vLLM's benchmark of that
+"""``python -m benchmarks.vllm_bench serve|mm-processor --model DIR ...``: vLLM's benchmark of that
 name, with requests that are drawn from the model's spec.
 
 The data sets of ``vllm bench`` hold texts, images, videos and audio, and `mm-processor` takes
@@ -20,12 +20,12 @@ from typing import Any
 import hypothesis
 from hypothesis import Phase, given
 
-from ..errors import MmkitError, VllmApiError
-from ..testing import Request, Subject, of_registered, of_spec
-from ..testing.drawing import quiet
-from ..testing.subject import NO_KWARGS
-from ..vllm_api import harness
-from .client import AsyncClient
+from mmkit.errors import MmkitError, VllmApiError
+from mmkit.serve import AsyncClient
+from mmkit.testing import Request, Subject, of_registered, of_spec
+from mmkit.testing.drawing import quiet
+from mmkit.testing.subject import NO_KWARGS
+from mmkit.vllm_api import harness
 
 _OUTPUT = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -180,7 +180,9 @@ def main() -> None:
     """Run vLLM's command."""
     kind, *options = sys.argv[1:] or [""]
     if kind not in _KINDS:
-        sys.exit(f"python -m mmkit.serve.bench: expected one of {', '.join(_KINDS)}, got {kind!r}.")
+        sys.exit(
+            f"python -m benchmarks.vllm_bench: expected one of {', '.join(_KINDS)}, got {kind!r}."
+        )
     from vllm.entrypoints.cli.main import main as vllm
     from vllm.plugins import load_general_plugins
 

@@ -1,6 +1,6 @@
 """Batch inference without a server: parquet in, parquet out, by engines in actors of Ray Data.
 
-``python -m mmkit.serve.batch MODEL INPUTS OUTPUTS``; needs ``vllm-mmkit[ray]``.
+``python -m examples.batch MODEL INPUTS OUTPUTS``; needs ``vllm-mmkit[ray]``.
 
 ========== =====================================================================================
 column     holds
@@ -30,7 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-from ..errors import DISTRIBUTION, InputError, MmkitError
+from mmkit.errors import DISTRIBUTION, InputError, MmkitError
 
 if "RAY_ADDRESS" not in os.environ:
     # read when Ray is imported: what it starts here listens on 127.0.0.1, not on all interfaces
@@ -333,20 +333,14 @@ def _left_of(files: list[Path], done: pa.Array, batch_size: int) -> Any:
 
 
 def main(
-    model: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="Directory of a checkpoint.")
-    ],
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a checkpoint.")],
     inputs: Annotated[Path, typer.Argument(help="Parquet file, or a folder of them.")],
     outputs: Annotated[Path, typer.Argument(help="Folder for the part files.")],
     engine: Annotated[Any, typer.Option(parser=json.loads, help="Of vllm.LLM, in JSON.")] = "{}",
-    sampling: Annotated[
-        Any, typer.Option(parser=json.loads, help="Of vllm.SamplingParams, in JSON.")
-    ] = "{}",
+    sampling: Annotated[Any, typer.Option(parser=json.loads, help="Of vllm.SamplingParams, in JSON.")] = "{}",
     engines: Annotated[int, typer.Option(min=1, help="Engines, each in an actor.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that an engine takes at once.")] = 64,
-    gpus: Annotated[
-        int | None, typer.Option(help="Of an engine; else 1 where Ray has any.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Of an engine; else 1 where Ray has any.")] = None,
 ) -> None:
     """Answer the rows of a dataset with a model in vLLM. A run that was stopped goes on where it
     was, and a row that cannot be answered gets one sentence."""
@@ -368,6 +362,6 @@ def command(inputs: Path, outputs: Path, *arguments: Any, **options: Any) -> Non
 
 if __name__ == "__main__":
     # by the name of its module: what belongs to __main__ would travel by value
-    from mmkit.serve import batch
+    from examples import batch
 
     typer.run(batch.main)

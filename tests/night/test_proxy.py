@@ -1,0 +1,312 @@
+"""The attacks that a proxy is for, through the real nginx with deploy/nginx.conf: good clients do not notice them.
+
+The attackers have another address than the good clients, since limits count by address.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+
+from mmkit.serve.process import Server
+from tests.engine.terra_server import clients
+from tests.night.malformed import GENERATE, HEADERS, KEY, SESSION
+from tests.night.proxy import NGINX, Proxy
+from tests.night.soak import terra_server
+from tests.night.weights import MIB, Watch
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(NGINX is None, reason="needs nginx: apt-get install nginx-light"),
+]
+
+ATTACKER = ("127.0.0.2", 0)
+SECONDS = 8
+"""How long an attack goes on that has no end of its own."""
+MOST_SESSIONS = 8
+"""Of one address, in deploy/nginx.conf."""
+ROOM = 150 * MIB
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    limits = {"SESSIONS": 16, "BODY_BYTES": 2**26, "IDLE_SECONDS": 300}
+    with terra_server(tmp_path_factory.mktemp("server") / "log", **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with Proxy(server, tmp_path_factory.mktemp("proxy")) as proxy:
+        yield proxy
+
+
+def raw(proxy: Proxy) -> socket.socket:
+    """A connection of the attacker."""
+    connection = socket.create_connection(("127.0.0.1", proxy.port), timeout=60, source_address=ATTACKER)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return connection
+
+
+def head(method: str, path: str, *lines: str) -> bytes:
+    fixed = (f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: {HEADERS['authorization']}")
+    return "\r\n".join([*fixed, *lines, "", ""]).encode()
+
+
+UPGRADE = head(
+    "GET", SESSION, "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)  # fmt: skip
+
+
+def session(proxy: Proxy, **options: Any) -> Any:
+    options = {"proxy": None, "max_size": None, "ping_interval": None, "open_timeout": 60, **options}
+    headers = {"authorization": HEADERS["authorization"]}
+    url = f"ws://127.0.0.1:{proxy.port}{SESSION}"
+    return connect(url, additional_headers=headers, local_addr=ATTACKER, **options)
+
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+
+def silent_sessions(proxy: Proxy) -> Any:
+    """Some are let in, the others are not."""
+
+    async def open_all() -> Counter[int]:
+        async def one() -> int:
+            try:
+                async with session(proxy) as ws:
+                    await ws.recv()
+                    await asyncio.sleep(SECONDS)
+                    return 101
+            except InvalidStatus as refused:
+                return refused.response.status_code
+
+        return Counter(await asyncio.gather(*(one() for _ in range(3 * MOST_SESSIONS))))
+
+    told = asyncio.run(open_all())
+    assert told == {101: MOST_SESSIONS, 429: 2 * MOST_SESSIONS}
+    return told
+
+
+MESSAGES = {
+    "small": ('{"x":1}', 200_000),
+    "big": (json.dumps({"type": "next", "x": "a" * 1_000_000}), 300),
+    "binary": (b"x" * 1000, 50_000),
+    "deep": ("[" * 500_000, 100),
+}
+
+
+def messages(kind: str) -> Callable[[Proxy], Any]:
+    """Messages whose refusals nobody reads."""
+
+    def flood(proxy: Proxy) -> Any:
+        message, count = MESSAGES[kind]
+
+        async def send() -> int:
+            sent = 0
+            async with session(proxy) as ws:
+                with suppress(TimeoutError, ConnectionClosed):
+                    async with asyncio.timeout(SECONDS):
+                        for _ in range(count):
+                            await ws.send(message)
+                            sent += 1
+                ws.transport.abort()
+            return sent
+
+        return asyncio.run(send())
+
+    return flood
+
+
+def compressed(proxy: Proxy) -> Any:
+    """No server behind the proxy agrees to it."""
+
+    async def negotiate() -> Any:
+        async with session(proxy, compression="deflate") as ws:
+            return ws.protocol.extensions
+
+    assert asyncio.run(negotiate()) == []
+
+
+def storm(proxy: Proxy) -> Any:
+    """Sessions and requests that are begun and aborted."""
+
+    async def one(number: int) -> str:
+        try:
+            async with session(proxy) as ws:
+                await ws.recv()
+                await ws.send(json.dumps({"type": "start", **clients.good(max_tokens=300)}))
+                await asyncio.sleep(0.02 * (number % 5))
+                ws.transport.abort()
+                return "begun"
+        except (InvalidStatus, ConnectionClosed, OSError):
+            return "refused"
+
+    async def post(number: int) -> str:
+        body = json.dumps(clients.good(max_tokens=300, stream=number % 2 == 0)).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port, local_addr=ATTACKER)
+        writer.write(head("POST", GENERATE, f"Content-Length: {len(body)}") + body)
+        await asyncio.sleep(0.01 * (number % 7))
+        writer.transport.abort()
+        return "posted"
+
+    async def all_of_them() -> Counter[str]:
+        outcomes: Counter[str] = Counter()
+        for begin in range(0, 500, 25):
+            outcomes.update(await asyncio.gather(*(ask(begin + i) for i in range(25) for ask in (one, post))))
+        return outcomes
+
+    return asyncio.run(all_of_them())
+
+
+BODY = json.dumps(clients.good()).encode()
+LENGTH = f"Content-Length: {len(BODY)}"
+ODD = {
+    "two lengths": head("POST", GENERATE, "Content-Length: 4", "Transfer-Encoding: chunked") + b"0\r\n\r\nGET /health",
+    "an unknown coding": head("POST", GENERATE, "Transfer-Encoding: xchunked") + BODY,
+    "a sign": head("POST", GENERATE, f"Content-Length: +{len(BODY)}") + BODY,
+    "a long header": head("POST", GENERATE, "X: " + "a" * 1_000_000),
+    "10,000 headers": head("POST", GENERATE, *(f"X{i}: 1" for i in range(10_000)), LENGTH) + BODY,
+    "a long path": head("GET", "/v1/mm/" + "a" * 60_000),
+    "TRACE": head("TRACE", GENERATE),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "an upgrade of another route": UPGRADE.replace(SESSION.encode(), GENERATE.encode()),
+    "another origin": UPGRADE[:-2] + b"Origin: http://evil.example\r\n\r\n",
+    "too large": head("POST", GENERATE, f"Content-Length: {2**27}"),
+    "another path": head("POST", "/invocations", LENGTH) + BODY,
+    "no key": UPGRADE.replace(KEY.encode(), b"none"),
+}
+
+
+def odd_requests(proxy: Proxy) -> Any:
+    """Nothing of them is answered as if it were right."""
+    told = {}
+    for name, data in ODD.items():
+        with raw(proxy) as connection, suppress(ConnectionError):
+            connection.sendall(data)
+            told[name] = connection.recv(12).decode()
+        assert told.get(name, "")[9:10] in ("4", "5", ""), name
+    return told
+
+
+def slow(proxy: Proxy) -> Any:
+    """2,000 connections that send nothing, half a head or half a body: few are kept, and those not for long."""
+    with ExitStack() as stack:
+        waiting = []
+        for number in range(2000):
+            with suppress(OSError):
+                connection = stack.enter_context(raw(proxy))
+                begun = head("POST", GENERATE, "Content-Length: 1000")
+                connection.sendall((b"", begun[:-2], begun + b"{")[number % 3])
+                waiting.append(connection)
+        time.sleep(15)
+        alive = 0
+        for connection in waiting:
+            connection.setblocking(False)
+            try:
+                while connection.recv(4096):
+                    pass
+            except BlockingIOError:
+                alive += 1
+            except OSError:
+                pass
+        assert alive < 100
+        return alive
+
+
+def frames(first: bytes, one: bytes) -> Callable[[Proxy], Any]:
+    """Frames that make no message, as fast as they are taken; the answers are not read."""
+
+    def flood(proxy: Proxy) -> Any:
+        count, end = 0, time.monotonic() + SECONDS
+        with raw(proxy) as connection:
+            connection.sendall(UPGRADE)
+            assert connection.recv(12) == b"HTTP/1.1 101"
+            connection.settimeout(2)
+            with suppress(OSError):
+                connection.sendall(first)
+                while time.monotonic() < end:
+                    connection.sendall(one * 2000)
+                    count += 2000
+        return f"{count} frames"
+
+    return flood
+
+
+BEGINNING = Frame(Opcode.TEXT, b"", fin=False).serialize(mask=True)
+ATTACKS: dict[str, Callable[[Proxy], Any]] = {
+    "silent sessions": silent_sessions,
+    **{f"{kind} messages": messages(kind) for kind in MESSAGES},
+    "compressed messages": compressed,
+    "a storm": storm,
+    "odd requests": odd_requests,
+    "slow clients": slow,
+    "pings": frames(b"", Frame(Opcode.PING, b"p" * 125).serialize(mask=True)),
+    "empty fragments": frames(BEGINNING, Frame(Opcode.CONT, b"", fin=False).serialize(mask=True)),
+    "fragments": frames(BEGINNING, Frame(Opcode.CONT, b"a", fin=False).serialize(mask=True)),
+}
+
+
+class Good:
+    """A client that asks the same again and again, and one that asks whether the server is well."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.over = url, threading.Event()
+        self.wrong: list[Any] = []
+        self.seconds: dict[str, list[float]] = {"answers": [], "/health": []}
+        self.expected = self._answer(httpx.Client())
+
+    def _answer(self, client: httpx.Client) -> Any:
+        answer = client.post(self.url + GENERATE, json=clients.good(), headers=HEADERS, timeout=clients.WAIT)
+        return answer.json()["choices"][0]["token_ids"] if answer.status_code == 200 else answer.text
+
+    def _again(self, name: str, ask: Callable[[httpx.Client], Any], expected: Any) -> None:
+        with httpx.Client() as client:
+            while not self.over.wait(0.02):
+                begun = time.perf_counter()
+                try:
+                    told = ask(client)
+                except httpx.HTTPError as error:
+                    told = repr(error)
+                self.seconds[name].append(time.perf_counter() - begun)
+                if told != expected:
+                    self.wrong.append((name, told))
+
+    def __enter__(self) -> "Good":
+        def health(client: httpx.Client) -> int:
+            return client.get(f"{self.url}/health", timeout=clients.WAIT).status_code
+
+        of = (("answers", self._answer, self.expected), ("/health", health, 200))
+        self.threads = [threading.Thread(target=self._again, args=args) for args in of]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_good_clients_do_not_notice(server: Server, proxy: Proxy, name: str) -> None:
+    with Watch(server).watching() as peaks, Good(proxy.url) as good:
+        outcome = ATTACKS[name](proxy)
+    assert good.wrong == []
+    assert clients.empties(server)
+    grown = peaks["peak"]
+    slowest = {of: round(max(seconds, default=0), 3) for of, seconds in good.seconds.items()}
+    print(f"{name}: {outcome}; slowest {slowest}; {grown / MIB:+.0f} MiB")
+    assert grown < ROOM
