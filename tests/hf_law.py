@@ -8,15 +8,15 @@ of text; `unexpand` gives the prompt back. What one refuses, the other does, too
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import AutoConfig
 
 from examples import terra
@@ -92,8 +92,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
 
 def same(served: Any, processed: Any, where: str) -> None:
     """Refuse what differs, vLLM's first."""
-    difference = differences(served, processed, where)
-    assert not difference, difference
+    assert not (difference := differences(served, processed, where)), difference
 
 
 def _outcome(run: Callable[[], Any]) -> tuple[Any, str]:
@@ -141,28 +140,23 @@ EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": _terra, "series": _ser
 """Subjects of models that vLLM's authors did not write."""
 
 
-def main() -> None:
+def main(systems: Annotated[list[str] | None, typer.Argument()] = None, examples: int = 10_000) -> None:
     from tests.path.test_project_specs import SYSTEMS, subject
 
-    parser = argparse.ArgumentParser(prog="python -m tests.hf_law")
-    parser.add_argument("systems", nargs="*", default=[*SYSTEMS, *EXAMPLES])
-    parser.add_argument("--examples", type=int, default=10_000)
-    options = parser.parse_args()
     torch.set_num_threads(1)
-    failed = 0
-    for name in options.systems:
+    failed = False
+    for name in systems or [*SYSTEMS, *EXAMPLES]:
         start = time.perf_counter()
         try:
-            of_name = EXAMPLES[name]() if name in EXAMPLES else subject(name)
-            took, refused = check(of_name, options.examples)
+            took, refused = check(EXAMPLES[name]() if name in EXAMPLES else subject(name), examples)
         except AssertionError as error:
             print(f"{name}: {error}", flush=True)
-            failed += 1
-            continue
-        seconds = time.perf_counter() - start
-        print(f"{name}: {took} taken, {refused} refused, 0 differences, {seconds:.0f} s", flush=True)
-    sys.exit(failed > 0)
+            failed = True
+        else:
+            seconds = time.perf_counter() - start
+            print(f"{name}: {took} taken, {refused} refused, 0 differences, {seconds:.0f} s", flush=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from hypothesis import Phase, given, settings
 from transformers import AutoTokenizer
 
 from examples.llava_like import ARCHITECTURE
@@ -20,6 +19,7 @@ from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit.serve.process import Server
 from mmkit.testing import of_spec
+from mmkit.testing.drawing import for_each
 from mmkit.testing.laws.law import differences
 from mmkit.testing.strategies import Request
 from mmkit.vllm_api import harness
@@ -50,39 +50,21 @@ pickle.dump(results, open(sys.argv[3], "wb"))
 
 def test_drawn_requests(tmp_path: Path) -> None:
     """Ids, ranges, hashes and fields; a package's laws come along."""
-    checkpoint, outcomes = oracles.SYSTEMS["llava"].checkpoint, []
-    requests = [(list(r.prompt), r.data(), dict(r.kwargs)) for r in drawn(checkpoint)]
-    processor = of_spec(LLAVA_LIKE, checkpoint).processor
-    for request in requests:
-        ours = harness.run(processor, *request)
+    checkpoint = oracles.SYSTEMS["llava"].checkpoint
+    subject, requests, outcomes = of_spec(LLAVA_LIKE, checkpoint), [], []
+
+    def collect(request: Request) -> None:
+        requests.append((list(request.prompt), request.data(), dict(request.kwargs)))
+        ours = harness.run(subject.processor, *requests[-1])
         outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
+
+    for_each(subject.requests(most=2), collect, max_examples=scaled(15), database=None)
     (tmp_path / "requests").write_bytes(pickle.dumps(requests))
     environment = ejected(tmp_path, "llava_like", laws="import mmkit.testing as testing\n")
     run("-c", RUN, checkpoint, "requests", "results", cwd=tmp_path, **environment)
     source, theirs = pickle.loads((tmp_path / "results").read_bytes())
     assert source.endswith("examples/llava_like/_mmkit/generated/examples/llava_like/spec/LLAVA_LIKE.py")
     assert differences(outcomes, theirs) is None
-
-
-def drawn(checkpoint: str) -> list[Request]:
-    requests: list[Request] = []
-
-    @settings(max_examples=scaled(15), phases=[Phase.generate])
-    @given(of_spec(LLAVA_LIKE, checkpoint).requests(most=2))
-    def collect(request: Request) -> None:
-        requests.append(request)
-
-    collect()
-    return requests
-
-
-def test_terra_in_an_engine(tmp_path: Path) -> None:
-    environment = ejected(tmp_path, "terra")
-    options = ("--out", "out", "--streams", "2", "--frames", "2")
-    run("-m", "examples.terra", *options, cwd=tmp_path, **environment)
-    report = json.loads((tmp_path / "out" / "terra.json").read_text())
-    assert report["identical_tokens"]
-    assert report["vLLM"]["psnr_db"] > 25
 
 
 def test_two_copies_in_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

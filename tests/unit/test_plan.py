@@ -15,6 +15,7 @@ from mmkit import (
     ModelSpec,
     SpecError,
     Tensor,
+    Video,
     already_expanded,
     batched,
     between,
@@ -77,6 +78,14 @@ def test_item_numbered_targets_are_not_confused_by_the_cache():
     assert plan.preview([181, 5, 182], items).prompt_token_ids == [7, 7, 5, 7, 7]
     with pytest.raises(InputError):
         plan.preview([182, 5, 181], items)
+
+
+@pytest.mark.parametrize(("metadata", "rows"), [(None, 4), ({"n": 2}, 2)])
+def test_where_guards_a_fact_that_may_be_missing(metadata, rows):
+    layout = embed(5) * where(item.metadata == None, 4, item.metadata["n"])  # noqa: E711
+    video = bound(item=Video(largest=(2, 4, 4)), layout=layout)
+    scope = video.scope(SimpleNamespace(index=0, metadata=metadata), 0)
+    assert len(video.placeholders.alternatives(scope)[0].placeholder) == rows
 
 
 def test_the_largest_item():
