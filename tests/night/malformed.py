@@ -129,7 +129,8 @@ ID = {"type": "integer", "minimum": 0, "maximum": VOCAB - 1}
 NUMBER = {"type": "number", "minimum": -1000, "maximum": 1000}
 ACTION = array(array(NUMBER, minItems=3, maxItems=3), minItems=STEP, maxItems=STEP)
 ANY_ITEM = {"anyOf": [ACTION, *encoded({"const": [STEP, 3]}), {"type": "null"}]}
-BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), *encoded(array({"type": "integer"}, minItems=3, maxItems=3))]}
+SHAPE = array({"type": "integer"}, minItems=2, maxItems=3)  # of one item, or of a batch
+BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), *encoded(SHAPE)]}
 NULL, NOTHING = {"type": "null"}, {"type": ["array", "object", "null"], "maxItems": 0, "maxProperties": 0}
 INT32 = 2**31 - 1
 SAMPLING: Body = {
