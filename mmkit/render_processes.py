@@ -41,6 +41,9 @@ NICENESS = 10
 PATIENCE = 120.0
 """Seconds without an answer after which a process counts as one that hangs, and is ended."""
 
+START = 300.0
+"""Seconds in which a process has to be ready: it gives way to all others, and imports torch."""
+
 _CONTEXT = get_context("spawn")
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
@@ -188,7 +191,7 @@ class RenderProcesses:
             remedy = "Send the request again; the server's log may tell why."
             got = "one that ended"
             if isinstance(error, TimeoutError):
-                got = f"one that was silent for {PATIENCE:g} s and was ended"
+                got = "one that was silent for minutes and was ended"
             raise MmkitError(self._where, "one that answers", got, remedy) from error
 
 
@@ -212,19 +215,19 @@ class _Process:
         """Return when it is ready."""
         if self._is_ready:
             return
-        if (problem := self._received()) is not None:
+        if (problem := self._received(START)) is not None:
             raise MmkitError(where, "one that starts", problem)
         self._is_ready = True
 
     def run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
         self._connection.send(pack(items, self._folder))
-        answer = unpack(self._received())
+        answer = unpack(self._received(PATIENCE))
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[no-any-return]
 
-    def _received(self) -> Any:
-        if not self._connection.poll(PATIENCE):
+    def _received(self, patience: float) -> Any:
+        if not self._connection.poll(patience):
             raise TimeoutError
         return self._connection.recv()
 

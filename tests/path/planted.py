@@ -510,14 +510,18 @@ def field_left_out(inherited, modality, own, *rest):
     return inherited(modality, {name: value for name, value in own.items() if name != "version"}, *rest)
 
 
-def sizes_in_the_wrong_order(inherited, *request):
-    done = inherited(*request)
-    for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
-        sizes = [len(part["values"]) for part in parts[::-1]]
-        rows = torch.cat([part["values"] for part in parts]).split(sizes)
-        for part, own in zip(parts, rows, strict=True):
-            part["values"] = own
-    return done
+def _split(change: Callable[[torch.Tensor, list[int]], Any]) -> Callable[..., Any]:
+    """The rows of all series are cut otherwise, by a function of them and of the number of each."""
+
+    def processing(inherited: Any, *request: Any) -> Any:
+        done = inherited(*request)
+        for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
+            rows = [part["values"] for part in parts]
+            for part, own in zip(parts, change(torch.cat(rows), [*map(len, rows)]), strict=True):
+                part["values"] = own
+        return done
+
+    return processing
 
 
 def surplus_items_accepted(inherited, inputs, timing):
@@ -932,8 +936,11 @@ BUGS = [
         "processor.item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
     Bug("L8", "flat_sizes_in_the_wrong_order", "A flat field is split by the sizes of the items in reverse.",
-        PROCESSING, sizes_in_the_wrong_order,
+        PROCESSING, _split(lambda rows, sizes: rows.split(sizes[::-1])),
         r"split by the spec and by vLLM: series\[0\]\['values'\]: .*\(\d, 2\) and .*\(\d, 2\)"),
+    Bug("L8", "split_along_another_dimension", "A flat field is split along its second dimension.",
+        PROCESSING, _split(lambda rows, sizes: rows.chunk(len(sizes), dim=1) if len(sizes) == 2 else rows.split(sizes)),
+        r"split by the spec and by vLLM: series\[0\]\['values'\]: .*"),
     Bug("L9", "surplus_items_accepted", "Items without a placeholder are dropped silently.", "processor.apply",
         surplus_items_accepted, r"one item of frames too many: accepted"),
     Bug("L9", "missing_items_accepted", "Placeholders without an item are dropped silently.", "processor.apply",
