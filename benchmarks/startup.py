@@ -1,8 +1,9 @@
 """What mmkit costs before the first request: ``python -m benchmarks.startup --help``.
 
 Import times are those of new processes, in turns, that have imported torch and numpy before. What
-torch makes leaves a full collection due: the next import of any size waits for the collector to
-look at all of it. So mmkit's is measured with that done before, and right after torch.
+torch makes may leave a full collection due: the next import of any size then waits until the
+collector has looked at all of it. So mmkit's is measured with that done before, and right after
+torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from . import measure
 IMPORTS = {
     "mmkit": ("gc.collect()", "mmkit"),
     "mmkit, right after torch": ("pass", "mmkit"),
-    "pydantic": ("gc.collect()", "pydantic"),
 }
 """What is done before the clock starts, and what is imported then."""
 

@@ -54,10 +54,10 @@ class Alternatives(tuple[Alternative, ...]):
     what a search for them needs is computed once.
 
     Attributes:
-        has_positions: whether the declared positions of an item were compared with its layout.
+        positions_checked: whether the declared positions of an item were compared with its layout.
     """
 
-    has_positions = False
+    positions_checked = False
 
     @cached_property
     def begins(self) -> frozenset[int]:
@@ -72,7 +72,7 @@ class Alternatives(tuple[Alternative, ...]):
 
     def sought(self, reading: Reading, runs: Runs) -> list[Sought]:
         """The ids that stand for the item under a reading of the prompt."""
-        key = reading, id(runs)
+        key = reading, runs
         if key not in self._known:
             self._known[key] = [one for one in self._sought(reading, runs) if one.text]
         return self._known[key]

@@ -106,7 +106,7 @@ class Plan:
             for placeholder in fixed + modality.rehearse():
                 for token in placeholder.embed_ids:
                     owners.setdefault(token, []).append(modality.name)
-        self._owners, self._bare = owners, Memo(CONFIGURED)
+        self._owners = owners
         self.embed_ids = frozenset(owners)
         self._check_embed_ids(vocabulary)
         known = Scope(cfg=config, tok=vocabulary)
@@ -498,8 +498,10 @@ class Plan:
         Raises:
             InputError: names the modality and how many placeholder ids there are.
         """
-        bare = self._bare.get(frozenset(present), partial(self._owned_by_others, present))
-        if bare and not bare.isdisjoint(prompt):
+        bare = {
+            token for token, names in self._owners.items() if not any(n in present for n in names)
+        }
+        if not bare.isdisjoint(prompt):
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
@@ -510,11 +512,6 @@ class Plan:
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
             refuse_reserved(prompt, self._reserved, self.spec.name)
-
-    def _owned_by_others(self, present: Collection[str]) -> frozenset[int]:
-        """The placeholder ids that none of some modalities has."""
-        own = self._owners.items()
-        return frozenset(token for token, names in own if not set(names).intersection(present))
 
     def place(
         self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]]

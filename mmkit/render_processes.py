@@ -191,7 +191,7 @@ class RenderProcesses:
             remedy = "Send the request again; the server's log may tell why."
             got = "one that ended"
             if isinstance(error, TimeoutError):
-                got = "one that was silent for minutes and was ended"
+                got = f"one that was silent for {error.args[0]:g} s and was ended"
             raise MmkitError(self._where, "one that answers", got, remedy) from error
 
 
@@ -228,7 +228,7 @@ class _Process:
 
     def _received(self, patience: float) -> Any:
         if not self._connection.poll(patience):
-            raise TimeoutError
+            raise TimeoutError(patience)
         return self._connection.recv()
 
     def end(self) -> None:

@@ -98,10 +98,10 @@ class BoundModality:
             fields: its processed fields.
             known: its alternatives, which share the layout.
         """
-        if self.positions is None or (known.has_positions and self._checks_once):
+        if self.positions is None or (known.positions_checked and self._checks_once):
             return
         self.positions.check(fields, known[0].placeholder)
-        known.has_positions = True
+        known.positions_checked = True
 
     def alternatives(
         self,

@@ -54,7 +54,8 @@ from .seam import Processor as Processor  # noqa: E402
 check(HOOKS)
 
 if newer():
-    news = f" New in it, and of no effect here: {', '.join(unknown())}." if unknown() else ""
+    parts = ", ".join(unknown())
+    news = f" New in it, and unknown to mmkit: {parts}." if parts else ""
     warnings.warn(
         f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that "
         f"mmkit overrides; check your spec with mmkit.testing.{news}",

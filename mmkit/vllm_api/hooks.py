@@ -39,8 +39,7 @@ call them."""
 def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
     """The mistakes in the marked methods of mmkit's classes: where, expected, got.
 
-    Each class is checked with all that it inherits, and not again as a base of another class. A
-    class with ``name = None`` no longer has that method, whatever its bases have.
+    Each class is checked with all that it inherits, and not again as a base of another class.
     """
     listed = list(dict.fromkeys(classes))
     bases = {base for cls in listed for base in cls.__mro__[1:]}
@@ -122,8 +121,8 @@ REQUEST_FIELDS = {
 
 
 def unknown() -> list[str]:
-    """The steps of a request through vLLM's processor, and the parts of one, that mmkit does not
-    know: it would leave them out."""
+    """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
+    know: it takes no such step, and only hashes such an option."""
     import vllm.multimodal.processing.processor as theirs
 
     calls = set(re.findall(r"\bcache\.(\w+)\(", inspect.getsource(theirs))) - CACHE_CALLS

@@ -220,7 +220,7 @@ class Rendered(MultiModalKwargsItems):
     """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
 
 
-def rendered(
+def engine_input(
     ids: list[int],
     items: Mapping[str, Sequence[MultiModalKwargsItem]],
     hashes: Mapping[str, Sequence[str]],

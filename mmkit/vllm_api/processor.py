@@ -32,7 +32,15 @@ from ..training.processor import own_processor
 from ..training.saving import announce
 from ..updates import Insert
 from .hashes import Hashes, check_name
-from .items import Layouts, Parser, RequestItems, embeds_size, kwargs_item, rendered, vllm_fields
+from .items import (
+    Layouts,
+    Parser,
+    RequestItems,
+    embeds_size,
+    engine_input,
+    kwargs_item,
+    vllm_fields,
+)
 from .moved import RELEASES, TOUCHES, BaseDummyInputsBuilder, SenderCache, hasher_algorithm
 from .names import shared_file
 
@@ -41,8 +49,6 @@ if TYPE_CHECKING:
 
 Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Layouts]
 """What vLLM's cache has of an item: its fields, None where the engine has them, and its layouts."""
-
-Entries: TypeAlias = dict[str, list[Entry]]
 
 _DEAD = {
     name
@@ -268,7 +274,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             raise
         self._hashes.keep(names)
         items = {name: [item for item, _ in own] for name, own in entries.items()}
-        return rendered(ids, items, hashes, placements)
+        return engine_input(ids, items, hashes, placements)
 
     def _hashed(
         self, request: Request, uncached: set[str]

@@ -25,7 +25,7 @@ from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..process import Identity
 from ..spec import Modality
-from .items import rendered
+from .items import engine_input
 from .moved import find
 from .processor import CommonProcessor
 
@@ -101,7 +101,7 @@ def checked(processor: CommonProcessor, prompt: Mapping[str, Any]) -> dict[str, 
         for name, known in items.items()
     }
     placements = _placements(plan, list(ids), rewritten, items, ranges)
-    return {**prompt, **rendered(ids, fields, hashes, placements)}
+    return {**prompt, **engine_input(ids, fields, hashes, placements)}
 
 
 def _by_modality(

@@ -57,7 +57,6 @@ also those that mmkit does not know."""
 _COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
 """Whether embed positions count; before 0.13 the length of a layout does."""
 
-
 _GUARDS: tuple[type, ...] = ()
 if _GUARDS_PROMPTS:
     from .tok_params import GuardedTokenizeParams
