@@ -35,7 +35,8 @@ def save_video(rows: Rows, arrows: np.ndarray, gif: Path, mp4: Path, context: in
         context: how many frames the model was given.
     """
     sheets = list(_sheets(rows, arrows, context))
-    colours = [sheet.quantize(64, dither=Image.Dither.NONE) for sheet in sheets]
+    # the palette has the bright colours of small things, too
+    colours = [sheet.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for sheet in sheets]
     colours[0].save(gif, save_all=True, append_images=colours[1:], duration=FRAME_MILLISECONDS, loop=0)
     with av.open(mp4, "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(1000, FRAME_MILLISECONDS))
@@ -48,7 +49,7 @@ def save_video(rows: Rows, arrows: np.ndarray, gif: Path, mp4: Path, context: in
 
 
 def _sheets(rows: Rows, arrows: np.ndarray, context: int) -> Iterator[Image.Image]:
-    """A picture per frame, with all sources, and the action that led to it between their names."""
+    """A picture per frame, with all sources, and above the first of them the action that led there."""
     width, height = next(iter(rows.values()))[0].size
     count = len(next(iter(rows.values())))
     for index in range(count):
@@ -62,7 +63,7 @@ def _sheets(rows: Rows, arrows: np.ndarray, context: int) -> Iterator[Image.Imag
                 note = "context" if index < context else f"frame {index + 1}"
                 pen.text((left + width - pen.textlength(note, _font()), 6), note, FAINT, _font())
         if index:
-            _draw_arrow(pen, (sheet.width / 2, LABEL_HEIGHT / 2), arrows[index - 1])
+            _draw_arrow(pen, (MARGIN + width / 2, LABEL_HEIGHT / 2), arrows[index - 1])
         yield sheet
 
 

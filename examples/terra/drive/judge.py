@@ -70,6 +70,7 @@ def main(
     videos = {
         "world model": dream(actions, "true actions"),
         "world model, actions shuffled": dream(shuffled(actions), "shuffled"),
+        "world model, actions of another drive": dream(of_others(actions), "others'"),
         "last frame": np.broadcast_to(last[:, None], shape),
         "empty scene": np.broadcast_to(render([]), shape),
         "tokenizer alone": np.stack(
@@ -135,6 +136,13 @@ def shuffled(actions: np.ndarray) -> np.ndarray:
     other = actions.copy()
     for drive in other:
         rng.shuffle(drive[CONTEXT_FRAMES - 1 :])
+    return other
+
+
+def of_others(actions: np.ndarray) -> np.ndarray:
+    """Actions (drives, frames - 1, ...), after the context those of the drive before."""
+    other = actions.copy()
+    other[:, CONTEXT_FRAMES - 1 :] = np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]
     return other
 
 
