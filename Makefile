@@ -44,7 +44,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
-	@echo "make drive   record drives of a simulator, train a world model on them, judge it (75 minutes)"
+	@echo "make drive   record drives of a simulator, train a world model on them, judge it (15 minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
@@ -71,10 +71,8 @@ demo: $(VENV)/.installed
 serve-demo: $(VENV)/.installed
 	$(IN_OWN_FOLDER) $(BIN)/python -m examples.terra.serve_demo $(DEMOARGS)
 
-# Records drives, trains a tokenizer and a world model on them, and judges the model.
-drive: $(VENV)/.installed $(VENV)/.drive
-	$(BIN)/python -m examples.terra.drive.record --processes $(JOBS)
-	$(BIN)/python -m examples.terra.drive.train_tokenizer --threads $(JOBS)
+# Records drives, trains a world model on them, and judges it.
+drive: $(VENV)/.installed
 	$(BIN)/python -m examples.terra.drive.train --threads $(JOBS)
 	$(BIN)/python -m examples.terra.drive.judge --threads $(JOBS)
 
@@ -158,7 +156,7 @@ venv: $(VENV)/.installed
 $(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
 	@$(PYTHON) requirements/install.py $(VENV)
 
-$(VENV)/.night $(VENV)/.drive $(VENV)/.release: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
+$(VENV)/.night $(VENV)/.release: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
 	$(PIP) install --quiet --no-deps -r $<
 	@touch $@
 

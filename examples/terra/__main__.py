@@ -18,8 +18,9 @@ from .world import CONTEXT_FRAMES
 
 FIGURES = {
     "token_accuracy": "{:.2%} of the tokens right",
-    "psnr_db": "{:.1f} dB PSNR",
+    "persistence": "{:.0%} of the vehicles there",
     "ego_in_place": "ego vehicle in place in {:.0%} of the frames",
+    "psnr_db": "{:.1f} dB PSNR",
 }
 """How the figures of `World.compare` are printed."""
 
@@ -45,8 +46,8 @@ def main(
 ) -> None:
     """Roll a Terra world model out in vLLM: three context frames, then one frame per action.
 
-    Writes a video as GIF and MP4 and a PNG strip (ground truth, vLLM and the Hugging Face reference side by side), and
-    a JSON report.
+    Writes a video of the ground truth and vLLM side by side as GIF and MP4, a PNG strip of both and the Hugging Face
+    reference, and a JSON report.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
@@ -96,7 +97,8 @@ def main(
     for name, tokens in videos.items():
         pictures[name] = np.concatenate([shown[:CONTEXT_FRAMES], world.pictures(tokens[0])])
     rows = {name: enlarged(video) for name, video in pictures.items()}
-    save_video(rows, out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
+    side_by_side = {name: rows[name] for name in ("ground truth", "vLLM")}
+    save_video(side_by_side, world.arrows(episodes[0].actions), out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
     save_strip(rows, out / "terra.png", CONTEXT_FRAMES)
     (out / "terra.json").write_text(json.dumps(report, indent=2) + "\n")
     print_report(report, list(results), out)

@@ -11,11 +11,11 @@ from PIL import Image, ImageDraw, ImageFont
 Rows = dict[str, list[Image.Image]]
 """Per source, its frames, the context first."""
 
-LARGE = 200
+LARGE = 380
 """About the height that a frame is drawn with, in pixels."""
 MARGIN, LABEL_HEIGHT = 12, 26
 PAPER, INK, FAINT = "#ffffff", "#20242b", "#8a919c"
-FRAME_MILLISECONDS = 450
+FRAME_MILLISECONDS = 400
 
 
 def enlarged(frames: np.ndarray) -> list[Image.Image]:
@@ -25,10 +25,18 @@ def enlarged(frames: np.ndarray) -> list[Image.Image]:
     return [Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames]
 
 
-def save_video(rows: Rows, gif: Path, mp4: Path, context: int) -> None:
-    """All sources side by side, one picture per frame, as GIF and as MP4 (H.264)."""
-    sheets = list(_sheets(rows, context))
-    colours = [sheet.quantize(64, dither=Image.Dither.NONE) for sheet in sheets]
+def save_video(rows: Rows, arrows: np.ndarray, gif: Path, mp4: Path, context: int) -> None:
+    """All sources side by side, one picture per frame, as GIF and as MP4 (H.264).
+
+    Args:
+        rows: the frames of each source.
+        arrows: float (frames - 1, 2), where each action leads, (right, down), at most 1 long.
+        gif, mp4: the files.
+        context: how many frames the model was given.
+    """
+    sheets = list(_sheets(rows, arrows, context))
+    # the palette has the bright colours of small things, too
+    colours = [sheet.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for sheet in sheets]
     colours[0].save(gif, save_all=True, append_images=colours[1:], duration=FRAME_MILLISECONDS, loop=0)
     with av.open(mp4, "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(1000, FRAME_MILLISECONDS))
@@ -40,8 +48,8 @@ def save_video(rows: Rows, gif: Path, mp4: Path, context: int) -> None:
         container.mux(stream.encode())
 
 
-def _sheets(rows: Rows, context: int) -> Iterator[Image.Image]:
-    """A picture per frame, with all sources."""
+def _sheets(rows: Rows, arrows: np.ndarray, context: int) -> Iterator[Image.Image]:
+    """A picture per frame, with all sources, and above the first of them the action that led there."""
     width, height = next(iter(rows.values()))[0].size
     count = len(next(iter(rows.values())))
     for index in range(count):
@@ -54,7 +62,22 @@ def _sheets(rows: Rows, context: int) -> Iterator[Image.Image]:
             if column == len(rows) - 1:
                 note = "context" if index < context else f"frame {index + 1}"
                 pen.text((left + width - pen.textlength(note, _font()), 6), note, FAINT, _font())
+        if index:
+            _draw_arrow(pen, (MARGIN + width / 2, LABEL_HEIGHT / 2), arrows[index - 1])
         yield sheet
+
+
+def _draw_arrow(pen: ImageDraw.ImageDraw, middle: tuple[float, float], arrow: np.ndarray) -> None:
+    """An arrow through a point; a dot if it leads nowhere."""
+    length = float(np.linalg.norm(arrow))
+    if length < 0.05:
+        pen.circle(middle, 3, INK)
+        return
+    along = arrow / length
+    across, half = np.array([-along[1], along[0]]), (LABEL_HEIGHT / 2 - 3) * (0.4 + 0.6 * length)
+    tip, neck = np.array(middle) + along * half, np.array(middle) + along * (half - 6)
+    pen.line([tuple(np.array(middle) - along * half), tuple(neck)], INK, 3)
+    pen.polygon([tuple(tip), tuple(neck + 5 * across), tuple(neck - 5 * across)], INK)
 
 
 def save_strip(rows: Rows, path: Path, context: int, shown: int = 8) -> None:

@@ -4,14 +4,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import world as tiles
 from .drive import tokenizer
-from .drive.drives import HELD_OUT, METRES_NEAR, Drive, load
-from .drive.metrics import ego_distance, psnr
+from .drive.drives import CELL_METRES, FRAME_SECONDS, HELD_OUT_DRIVES, VIEW_METRES
+from .drive.metrics import METRES_NEAR, blobs, ego_distance, kept, psnr
+from .drive.simulator import CELLS, EGO, EXITS, JUNCTIONS, UNITS, heading_at, record, render
 
 if TYPE_CHECKING:
     from .configuration import LlamaActionConfig
@@ -40,6 +41,9 @@ class Episode:
 class World(ABC):
     """A world."""
 
+    axes = np.array([[1, 0], [0, -1]])
+    """How the x and the y of waypoints are drawn, (right, down) each."""
+
     @property
     @abstractmethod
     def num_episodes(self) -> int:
@@ -60,6 +64,12 @@ class World(ABC):
         Raises:
             ValueError: a picture that no tokens have.
         """
+
+    def arrows(self, actions: np.ndarray) -> np.ndarray:
+        """Where actions (actions, num_action_tokens, action_dim) lead: float (actions, 2), (right, down), at most 1
+        long."""
+        ends = actions[:, -1, :2] @ self.axes
+        return np.asarray(ends / max(1e-9, np.linalg.norm(ends, axis=-1).max()))
 
     def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
         """Figures of generated frames beside what happened.
@@ -99,37 +109,60 @@ class TileWorld(World):
 
 
 class DriveWorld(World):
-    """Camera frames of a simulator, by way of a learned tokenizer.
+    """Camera frames of a simulator, by way of a learned codebook.
 
     Args:
         folder: of the checkpoint, with its tokenizer.
     """
+
+    axes = np.array([[0, -1], [-1, 0]])  # ahead is upwards
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = tokenizer.of_checkpoint(folder)
 
     @property
     def num_episodes(self) -> int:
-        return len(_held_out())
+        return HELD_OUT_DRIVES
 
     def episode(self, seed: int) -> Episode:
-        drive = _held_out()[seed]
-        return Episode(tokenizer.encode_frames(self._tokenizer, drive.frames), drive.actions, drive.frames)
+        drive = record(seed)
+        return Episode(self.tokens(drive.frames), drive.actions, drive.frames)
 
     def pictures(self, tokens: np.ndarray) -> np.ndarray:
-        return tokenizer.decode_frames(self._tokenizer, np.asarray(tokens))
+        return self._tokenizer.decode(np.asarray(tokens), CELLS)
 
     def tokens(self, pictures: np.ndarray) -> np.ndarray:
-        return tokenizer.encode_frames(self._tokenizer, pictures)
+        return self._tokenizer.encode(pictures)
 
     def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
-        frames = self.pictures(tokens)
-        places = truth.actions[first - 1 : first - 1 + len(frames), -1, :2]
-        distances = [ego_distance(frame, place) for frame, place in zip(frames, places, strict=True)]
-        ratios = psnr(frames, truth.pictures[first : first + len(frames)])
+        frames, pictures = self.pictures(tokens), truth.pictures[first : first + len(tokens)]
+        shown, true = ([blobs(frame) for frame in video] for video in (frames, pictures))
+        distances = [ego_distance(*pair) for pair in zip(shown, true, strict=True)]
         return {
-            "psnr_db": float(ratios.mean()),
+            "persistence": float(np.mean([kept(*pair) for pair in zip(shown, true, strict=True)])),
             "ego_in_place": float(np.mean([distance <= METRES_NEAR for distance in distances])),
+            "psnr_db": psnr(frames, pictures),
+        }
+
+    def steering(self, episode: Episode, known: int) -> dict[str, Any]:
+        """What the page steers by, from the frame after `known` ones on: where the ego vehicle is and heads for, where
+        the streets lead, and what they look like when they are empty."""
+        (ego,) = (blob for blob in blobs(episode.pictures[known - 1]) if blob.colour == EGO)
+        row, col = np.round(((ego.place[::-1] + VIEW_METRES / 2) / CELL_METRES - 0.5) * UNITS).astype(int).tolist()
+        down, right = heading_at((row, col))
+        ahead, left = np.round(episode.actions[known - 1][-1, :2] / CELL_METRES * UNITS).astype(int).tolist()
+        row, col = row + ahead * down - left * right, col + ahead * right + left * down
+        return {
+            "kind": "streets",
+            "place": [row, col],
+            "heading": heading_at((row, col)),
+            "units": UNITS,
+            "metres": CELL_METRES / UNITS,
+            "seconds": FRAME_SECONDS,
+            "grid": CELLS,
+            "exits": [EXITS.get(divmod(cell, CELLS), []) for cell in range(CELLS**2)],
+            "junctions": [row * CELLS + col for row, col in JUNCTIONS],
+            "empty": self.tokens(render([])[None])[0].tolist(),
         }
 
 
@@ -176,12 +209,6 @@ def of_config(config: "LlamaActionConfig") -> World:
     if config.image_tokenizer == DRIVE:
         return DriveWorld(Path(config._name_or_path))
     raise ValueError(f"image_tokenizer {config.image_tokenizer!r} is unknown")
-
-
-@cache
-def _held_out() -> list[Drive]:
-    """Read once for all worlds: a request for an output makes a world of its own."""
-    return load(HELD_OUT)
 
 
 def _tiles(pictures: np.ndarray) -> np.ndarray:

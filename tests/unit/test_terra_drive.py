@@ -1,5 +1,7 @@
-"""Terra on camera frames: the recorded drives, the image tokenizer, the windows of the training, the figures."""
+"""Terra on camera frames: the town, the codebook, the windows of the training, the figures of the judge, the page."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,76 +9,111 @@ import pytest
 import torch
 
 from examples.terra.drive import CHECKPOINT
-from examples.terra.drive.data import Tokens
+from examples.terra.drive.data import Tokens, recorded
 from examples.terra.drive.drives import (
     CONTEXT_FRAMES,
     FRAME_PIXELS,
     FRAME_SECONDS,
-    HELD_OUT,
-    METRES_NEAR,
     NUM_FRAMES,
+    NUM_WAYPOINTS,
+    VIEW_METRES,
     Drive,
-    load,
 )
-from examples.terra.drive.metrics import ego_distance, ego_place, psnr
-from examples.terra.drive.tokenizer import PUBLISHED, SMALL, Tokenizer, TokenizerConfig
+from examples.terra.drive.judge import FIGURES, judge, markdown
+from examples.terra.drive.metrics import METRES_NEAR, MOST_DB, VEHICLE_METRES, blobs, kept, mass, psnr, ssim, unity
+from examples.terra.drive.simulator import (
+    CELL_PIXELS,
+    CELLS,
+    COLOURS,
+    EAST,
+    EGO,
+    Town,
+    Vehicle,
+    record,
+    render,
+    waypoints,
+)
+from examples.terra.drive.tokenizer import Tokenizer
 from examples.terra.page import steering
 from examples.terra.worlds import DriveWorld
+
+PAGE = Path(__file__).parents[2] / "docs/terra-drive.md"
 
 
 @pytest.fixture(scope="module")
 def drives() -> list[Drive]:
-    return load(HELD_OUT)
+    return [record(seed) for seed in range(6)]
 
 
-def test_held_out_drives_show_the_ego_vehicle_where_its_waypoints_lead(drives: list[Drive]) -> None:
-    assert len(drives) >= 20
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(CHECKPOINT)
+
+
+def test_a_drive_shows_every_vehicle_where_it_is(drives: list[Drive]) -> None:
     for drive in drives:
         assert drive.frames.shape == (NUM_FRAMES, FRAME_PIXELS, FRAME_PIXELS, 3)
-        assert np.allclose(drive.actions[:, :, 2], drive.actions[0, :, 2])
-        distances = [ego_distance(frame, place) for frame, place in zip(drive.frames, drive.places, strict=True)]
-        assert max(distances) <= METRES_NEAR / 2
+        for frame, places in zip(drive.frames, drive.places, strict=True):
+            shown = blobs(frame)
+            assert sorted(blob.colour for blob in shown) == sorted(drive.colours)
+            distances = [min(np.linalg.norm(blob.place - place) for blob in shown) for place in places]
+            assert max(distances) < METRES_NEAR / 4
 
 
-def test_a_frame_without_the_ego_vehicle() -> None:
-    grey = np.full((FRAME_PIXELS, FRAME_PIXELS, 3), 100, np.uint8)
-    assert (ego_place(grey), ego_distance(grey, np.zeros(2)), psnr(grey, grey)) == (None, np.inf, np.inf)
-    assert psnr(grey, grey + 10) == pytest.approx(20 * np.log10(255 / 10))
+def test_an_action_leads_the_ego_vehicle_ahead_to_its_next_place(drives: list[Drive]) -> None:
+    for drive in drives:
+        assert drive.actions.shape == (NUM_FRAMES - 1, NUM_WAYPOINTS, 3)
+        ways = np.diff(drive.places[:, 0], axis=0)
+        assert np.allclose(np.linalg.norm(drive.actions[:, -1, :2], axis=-1), np.linalg.norm(ways, axis=-1))
+        assert (drive.actions[:, :, 0] >= 0).all()
 
 
-@pytest.mark.parametrize("config", [SMALL, PUBLISHED])
-def test_an_id_is_that_of_its_own_patch(config: TokenizerConfig) -> None:
-    torch.manual_seed(0)
-    tokenizer = Tokenizer(config).eval()
-    frames = torch.randint(0, 256, (1, config.height, config.width, 3), dtype=torch.uint8)
+def test_an_action_is_ahead_and_to_the_left() -> None:
+    corner = Vehicle(EGO, {}, 2, (0, 6), EAST, EAST, 1)
+    assert np.allclose(waypoints([corner, corner.on()])[-1], [2, 0, FRAME_SECONDS])
+    assert np.allclose(waypoints([corner, corner.on(), corner.on().on()])[[2, -1], :2], [[2, 0], [2, -2]])
+    assert np.allclose(waypoints([corner])[:, :2], 0)
+
+
+def test_vehicles_keep_apart_and_in_view() -> None:
+    for seed in range(20):
+        town = Town(seed)
+        for _ in range(60):
+            town.advance()
+            places = np.stack([vehicle.position for vehicle in town.vehicles])
+            distances = np.linalg.norm(places[:, None] - places, axis=-1)
+            assert distances[~np.eye(len(places), dtype=bool)].min() > VEHICLE_METRES
+            assert np.abs(places).max() < VIEW_METRES / 2
+
+
+def test_frames_never_seen_come_back_as_they_were(tokenizer: Tokenizer) -> None:
+    frames = record(1000).frames
     ids = tokenizer.encode(frames)
-    assert ids.shape == (1, config.rows * config.cols)
-    assert 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size
-    assert tokenizer.decode(ids).shape == frames.shape
-    patch = config.height // config.rows
-    frames[:, patch : 2 * patch, :patch] = 255 - frames[:, patch : 2 * patch, :patch]
-    (changed,) = (tokenizer.encode(frames)[0] != ids[0]).nonzero(as_tuple=True)
-    assert set(changed.tolist()) <= {config.cols}
+    assert ids.shape == (NUM_FRAMES, CELLS**2)
+    assert 0 <= ids.min() <= ids.max() < len(tokenizer.codebook)
+    assert np.array_equal(tokenizer.decode(ids, CELLS), frames)
 
 
-def test_every_id_has_a_code_of_its_own() -> None:
-    tokenizer = Tokenizer(SMALL)
-    ids = torch.arange(SMALL.vocab_size)
-    codes = ids[:, None] // tokenizer.strides % tokenizer.levels
-    assert len(codes.unique(dim=0)) == SMALL.vocab_size
-    assert torch.equal((codes * tokenizer.strides).sum(1), ids)
-    # whole numbers stay, and the ends can be reached
-    far = torch.full((1, len(SMALL.levels), 1, 1), 50.0)
-    assert torch.equal(tokenizer.quantize(far).flatten(), tokenizer.levels - 1.0)
-    assert torch.equal(tokenizer.quantize(-far).flatten(), torch.zeros(len(SMALL.levels)))
+def test_an_id_is_that_of_its_own_patch(tokenizer: Tokenizer) -> None:
+    frame = render([]).copy()
+    ids = tokenizer.encode(frame)
+    frame[CELL_PIXELS : 2 * CELL_PIXELS, :CELL_PIXELS] = 255
+    (changed,) = (tokenizer.encode(frame) != ids).nonzero()
+    assert changed.tolist() == [CELLS]
 
 
-def test_a_saved_tokenizer_comes_back(tmp_path: Path, drives: list[Drive]) -> None:
-    tokenizer = Tokenizer(SMALL).half().float()  # as the file has it
+def test_a_small_codebook_has_what_differs_most(drives: list[Drive]) -> None:
+    frames = drives[0].frames
+    small, whole = (Tokenizer.learned(frames, CELL_PIXELS, most) for most in (4, 1024))
+    assert len(small.codebook) == 4 < len(whole.codebook) < 1024
+    assert psnr(small.decode(small.encode(frames), CELLS), frames) < MOST_DB
+    assert np.array_equal(whole.decode(whole.encode(frames), CELLS), frames)
+
+
+def test_a_saved_tokenizer_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(tmp_path)
-    frames = torch.from_numpy(drives[0].frames[:2])
-    assert torch.equal(Tokenizer.load(tmp_path).encode(frames), tokenizer.encode(frames))
-    sentence = r"^image tokenizer: expected image_tokenizer/config\.json in the checkpoint's folder"
+    assert np.array_equal(Tokenizer.load(tmp_path).codebook, tokenizer.codebook)
+    sentence = r"^image tokenizer: expected image_tokenizer/codebook\.safetensors in the checkpoint's folder"
     with pytest.raises(ValueError, match=sentence):
         DriveWorld(tmp_path / "elsewhere")
 
@@ -90,11 +127,70 @@ def test_windows_keep_actions_beside_their_frames() -> None:
     assert set(moments.flatten().tolist()) == set(range(NUM_FRAMES - CONTEXT_FRAMES))
 
 
-def test_the_page_steers_on_from_where_the_vehicle_is(drives: list[Drive]) -> None:
+def test_tokens_are_read_again_only_if_they_are_of_the_same_drives(tmp_path: Path) -> None:
+    file = tmp_path / "drives.npz"
+    tokens, tokenizer = recorded([3, 4], file)
+    assert np.array_equal(tokenizer.decode(tokens.frames[0].numpy(), CELLS), record(3).frames)
+    written = file.stat().st_mtime_ns
+    again, known = recorded([3, 4], file)
+    assert torch.equal(again.frames, tokens.frames)
+    assert np.array_equal(known.codebook, tokenizer.codebook)
+    assert file.stat().st_mtime_ns == written
+    assert not torch.equal(recorded([5, 6], file)[0].frames, tokens.frames)
+
+
+def test_the_judge_is_not_gamed(drives: list[Drive]) -> None:
+    """Only the truth has all figures: the empty scene wins no vehicle, a frozen video no life, ghosts no mass."""
+    drive = drives[0]
+    truth = drive.frames[CONTEXT_FRAMES:]
+    right = judge(truth, drive)
+    assert min(right["persistence"]) == min(right["ego"]) == 100
+    assert right["life"] == min(right["mass"]) == max(right["mass"]) == min(right["unity"]) == 1
+    assert right["psnr"] == MOST_DB
+    empty = judge(np.broadcast_to(render([]), truth.shape), drive)
+    assert max(empty["persistence"]) == max(empty["ego"]) == max(empty["mass"]) == empty["life"] == 0
+    frozen = judge(np.broadcast_to(drive.frames[CONTEXT_FRAMES - 1], truth.shape), drive)
+    assert frozen["life"] == 0
+    assert np.mean(frozen["persistence"]) < 60
+    ghosts = judge(np.minimum(truth, np.roll(truth, 2 * CELL_PIXELS, axis=1)), drive)
+    assert max(ghosts["mass"]) > 1.25
+
+
+def test_a_vehicle_counts_once_in_its_own_colour(drives: list[Drive]) -> None:
+    truth = blobs(drives[0].frames[0])
+    ego = [blob for blob in truth if blob.colour == EGO]
+    assert kept(truth, truth) == 1
+    assert kept(ego, truth) == 1 / len(truth)
+    assert kept(ego, [*ego, *ego]) == 0.5
+    elsewhere = [replace(blob, colour=next(iter(set(COLOURS) - {blob.colour}))) for blob in ego]
+    assert kept(elsewhere, ego) == 0
+    assert kept([replace(ego[0], area=ego[0].area // 3)], ego) == 0
+    assert mass(ego, truth) == pytest.approx(1 / len(truth), rel=0.1)
+    assert unity([*ego, *ego], ego) == 0.5
+
+
+def test_errors_of_pixels(drives: list[Drive]) -> None:
+    frames = drives[0].frames[:2]
+    grey = np.full_like(frames, 100)
+    assert psnr(grey, grey) == MOST_DB
+    assert psnr(grey, grey + 10) == pytest.approx(20 * np.log10(255 / 10))
+    assert ssim(frames[0], frames[0]) == pytest.approx(1)
+    assert ssim(frames[0], grey[0]) < 0.6 < ssim(frames[0], render([])) < 1
+
+
+def test_the_docs_have_the_figures_of_the_judge() -> None:
+    assert markdown(json.loads(FIGURES.read_text())) in PAGE.read_text()
+
+
+def test_the_page_steers_on_from_where_the_vehicle_is(tokenizer: Tokenizer) -> None:
     world = DriveWorld(CHECKPOINT)
-    wheels = steering(world, world.episode(0))
-    assert wheels["kind"] == "wheels"
-    assert np.allclose([wheels["x"], wheels["y"]], drives[0].places[CONTEXT_FRAMES])
-    travelled = drives[0].places[CONTEXT_FRAMES] - drives[0].places[CONTEXT_FRAMES - 1]
-    assert wheels["speed"] == pytest.approx(np.linalg.norm(travelled) / FRAME_SECONDS, rel=0.1)
-    assert abs(np.arctan2(*travelled[::-1]) - wheels["heading"]) < 0.3
+    for seed in range(6):
+        town = Town(seed)
+        for _ in range(CONTEXT_FRAMES):
+            town.advance()
+        ego = town.vehicles[0]
+        streets = steering(world, world.episode(seed))
+        assert streets["kind"] == "streets"
+        assert tuple(streets["place"]) == ego.place
+        assert streets["heading"] == ego.came
+        assert streets["empty"] == tokenizer.encode(render([])).tolist()

@@ -1,7 +1,8 @@
 """Recorded drives as tokens, and the windows that a world model is trained on."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .drives import FIRST_TRAINING_SEED, NUM_FRAMES, load
-from .tokenizer import Tokenizer, encode_frames
+from .drives import NUM_FRAMES
+from .simulator import CELL_PIXELS, record
+from .tokenizer import Tokenizer
+
+CODEBOOK_DRIVES = 60
+"""Drives whose frames the codebook is learned from."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +44,27 @@ class Tokens:
         return self.frames[drives, steps].long(), self.actions[drives, steps[:, :-1]], moments
 
 
-def read(paths: Iterable[Path], tokenizer: Tokenizer) -> Tokens:
-    """Turn recordings into tokens, with a progress bar."""
+def recorded(seeds: Sequence[int], file: Path) -> tuple[Tokens, Tokenizer]:
+    """Record drives, learn a codebook from the first of them and turn all into tokens, with a progress bar; or read
+    what an earlier run wrote.
+
+    Args:
+        seeds: of the drives.
+        file: NPZ. It is read only if it is of the same seeds.
+    """
+    if file.exists():
+        with np.load(file) as arrays:
+            if np.array_equal(arrays["seeds"], seeds):
+                tokens = Tokens(*(torch.from_numpy(arrays[name]) for name in ("frames", "actions")))
+                return tokens, Tokenizer(arrays["codebook"])
+    drives = (record(seed) for seed in tqdm(seeds, "recording", unit="drive"))
+    first = list(islice(drives, CODEBOOK_DRIVES))
+    tokenizer = Tokenizer.learned(np.concatenate([drive.frames for drive in first]), CELL_PIXELS)
     frames, actions = [], []
-    for path in tqdm(list(paths), "reading", unit="file"):
-        drives = load(path)
-        tokens = np.concatenate([encode_frames(tokenizer, drive.frames)[None] for drive in drives])
-        frames.append(tokens.astype(np.int16))
-        actions.append(np.stack([drive.actions for drive in drives]))
-    return Tokens(torch.from_numpy(np.concatenate(frames)), torch.from_numpy(np.concatenate(actions)))
-
-
-def training_files(data: Path) -> list[Path]:
-    """Recordings to train on."""
-    return sorted(path for path in data.glob("*.npz") if int(path.stem) >= FIRST_TRAINING_SEED)
+    for drive in chain(first, drives):
+        frames.append(tokenizer.encode(drive.frames).astype(np.int16))
+        actions.append(drive.actions)
+    columns = {"frames": np.stack(frames), "actions": np.stack(actions)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(file, seeds=seeds, codebook=tokenizer.codebook, **columns)
+    return Tokens(*(torch.from_numpy(column) for column in columns.values())), tokenizer

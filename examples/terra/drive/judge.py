@@ -1,90 +1,133 @@
 """Judge the world model on drives never seen: `python -m examples.terra.drive.judge --help`.
 
-Every figure is of generated frames, decoded to pixels, against the recorded ones.
+Every figure is of generated frames, decoded to pixels, against the recorded ones; see `metrics`.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from skimage.metrics import structural_similarity
 from tqdm import tqdm
 
 from ..reference import LlamaActionForCausalLM
 from . import CHECKPOINT
-from .drives import CONTEXT_FRAMES, HELD_OUT, METRES_NEAR, METRES_PER_PIXEL, NUM_FRAMES, VIEW_METRES, Drive, load
-from .metrics import ego_distance, psnr
-from .tokenizer import Tokenizer, decode_frames, encode_frames
+from .drives import CONTEXT_FRAMES, NUM_FRAMES, Drive
+from .metrics import METRES_NEAR, blobs, ego_distance, kept, mass, psnr, ssim, unity
+from .simulator import record, render
+from .tokenizer import Tokenizer
 
 GENERATED = NUM_FRAMES - CONTEXT_FRAMES
-CUT_METRES = 4.0
-"""Half the side of the square that is moved with the ego vehicle."""
+FIGURES = Path(__file__).parent / "figures.json"
+"""Those of docs/terra-drive.md."""
+MARK = "<!-- figures.json -->"
+"""Stands before and behind the table on the page."""
+KEEP = 13
+"""Frames that a drive goes on from when the model is full."""
 
-Video = np.ndarray
-"""uint8 (drives, GENERATED, height, width, 3)."""
+COLUMNS = {
+    "persistence": "vehicles there, %",
+    "ego": "ego in place, %",
+    "mass": "mass",
+    "unity": "unity",
+    "life": "life",
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+}
 
 
 def main(
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint.")] = CHECKPOINT,
-    drives: Annotated[int, typer.Option(min=1, help="Drives to judge, from seed 0 on.")] = 24,
+    drives: Annotated[int, typer.Option(min=1, help="Drives to judge.")] = 24,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first one.")] = 0,
+    frames: Annotated[int, typer.Option(min=NUM_FRAMES, help="Frames of a drive.")] = NUM_FRAMES,
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("out/drive-judge.json"),
+    page: Annotated[Path | None, typer.Option(help="A page whose table of figures to replace.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
 ) -> None:
-    """Generate 22 frames of every drive after three of context, and print the figures beside those of baselines."""
+    """Generate all frames of every drive after three of context, and print the figures beside those of baselines."""
     torch.set_num_threads(threads)
-    judged = load(HELD_OUT)[:drives]
+    judged = [record(seed, frames) for seed in tqdm(range(first, first + drives), "recording", unit="drive")]
     tokenizer = Tokenizer.load(model)
     world_model = LlamaActionForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    frames = np.stack([drive.frames for drive in judged])
-    truth = frames[:, CONTEXT_FRAMES:]
-    tokens = torch.from_numpy(encode_frames(tokenizer, frames))
+    rows = world_model.config.grid[0]
+    context = torch.from_numpy(np.stack([tokenizer.encode(drive.frames[:CONTEXT_FRAMES]) for drive in judged]))
+    count = frames - CONTEXT_FRAMES
+
+    def dream(actions: np.ndarray, label: str) -> np.ndarray:
+        steps = world_model.rollout(context, torch.from_numpy(actions), count, keep=KEEP)
+        ids = torch.stack(list(tqdm(steps, label, count, unit="frame")), dim=1)
+        return tokenizer.decode(ids.numpy(), rows)
+
     actions = np.stack([drive.actions for drive in judged])
-
-    def dream(actions: np.ndarray, label: str) -> Video:
-        context = tokens[:, :CONTEXT_FRAMES]
-        steps = world_model.rollout(context, torch.from_numpy(actions), GENERATED)
-        ids = torch.stack(list(tqdm(steps, label, GENERATED, unit="frame")), dim=1)
-        return decode_frames(tokenizer, ids.numpy())
-
-    videos: dict[str, Video] = {
+    last = np.stack([drive.frames[CONTEXT_FRAMES - 1] for drive in judged])
+    shape = (len(judged), count, *last.shape[1:])
+    videos = {
         "world model": dream(actions, "true actions"),
         "world model, actions shuffled": dream(shuffled(actions), "shuffled"),
-        "last frame": np.broadcast_to(frames[:, CONTEXT_FRAMES - 1 : CONTEXT_FRAMES], truth.shape),
-        "last frame, ego vehicle moved": np.stack([moved(drive, empty_scene(frames)) for drive in judged]),
-        "empty scene": np.broadcast_to(empty_scene(frames), truth.shape),
-        "tokenizer alone": decode_frames(tokenizer, tokens[:, CONTEXT_FRAMES:].numpy()),
+        "world model, actions of another drive": dream(of_others(actions), "others'"),
+        "last frame": np.broadcast_to(last[:, None], shape),
+        "empty scene": np.broadcast_to(render([]), shape),
+        "tokenizer alone": np.stack(
+            [tokenizer.decode(tokenizer.encode(drive.frames[CONTEXT_FRAMES:]), rows) for drive in judged]
+        ),
     }
-    places = np.stack([drive.places[CONTEXT_FRAMES:] for drive in judged])
-    figures = {name: judge(video, truth, places) for name, video in videos.items()}
+    per_drive: dict[str, list[Any]] = {
+        name: [judge(*pair) for pair in tqdm(zip(video, judged, strict=True), name, len(judged), unit="drive")]
+        for name, video in videos.items()
+    }
+    persistence = np.mean([each["persistence"] for each in per_drive["world model"]], axis=0)
+    report = {
+        "first": first,
+        "drives": drives,
+        "generated": count,
+        "figures": {name: summary(each) for name, each in per_drive.items()},
+        "persistence by frame": persistence.round(1).tolist(),
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"drives": len(judged), "figures": figures}, indent=2) + "\n")
-    show(figures, len(judged))
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    show(report)
+    if page is not None:
+        before, _, after = page.read_text().split(MARK)
+        page.write_text(f"{before}{MARK}\n{markdown(report)}\n{MARK}{after}")
 
 
-def judge(video: Video, truth: Video, places: np.ndarray) -> dict[str, list[float]]:
-    """Mean and standard deviation over drives of three figures.
+def judge(video: np.ndarray, drive: Drive) -> dict[str, Any]:
+    """The figures of one drive: of every frame where they are of frames.
 
     Args:
-        video, truth: generated and recorded frames.
-        places: float32 (drives, GENERATED, 2), where the ego vehicle is, in metres.
+        video: uint8 (generated frames, height, width, 3).
+        drive: what happened.
     """
-    per_frame: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
-        "PSNR, dB": lambda frame, true, place: float(psnr(frame, true)),
-        "SSIM": lambda frame, true, place: float(structural_similarity(frame, true, channel_axis=-1)),
-        "ego in place, %": lambda frame, true, place: 100.0 * (ego_distance(frame, place) <= METRES_NEAR),
+    truth = drive.frames[CONTEXT_FRAMES:]
+    pairs = [(blobs(frame), blobs(true)) for frame, true in zip(video, truth, strict=True)]
+    moves, lives = ([not np.array_equal(*pair) for pair in pairwise(frames)] for frames in (truth, video))
+    return {
+        "persistence": [100 * kept(*pair) for pair in pairs],
+        "ego": [100.0 * (ego_distance(*pair) <= METRES_NEAR) for pair in pairs],
+        "mass": [mass(*pair) for pair in pairs],
+        "unity": [unity(*pair) for pair in pairs],
+        "life": float(np.mean([life for life, move in zip(lives, moves, strict=True) if move])),
+        "psnr": psnr(video, truth),
+        "ssim": [ssim(*pair) for pair in zip(video, truth, strict=True)],
     }
+
+
+def summary(drives: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Mean and standard deviation over drives of each figure; of the mass the median, the least and the most of all
+    frames."""
     figures = {}
-    for name, figure in per_frame.items():
-        drives = zip(video, truth, places, strict=True)
-        means = [np.mean([figure(*step) for step in zip(*drive, strict=True)]) for drive in drives]
-        figures[name] = [round(float(np.mean(means)), 3), round(float(np.std(means)), 3)]
-    return figures
+    for name in COLUMNS:
+        values = [np.mean(drive[name]) for drive in drives]
+        figures[name] = [float(np.mean(values)), float(np.std(values))]
+    masses = [drive["mass"] for drive in drives]
+    figures["mass"] = [float(value) for value in (np.median(masses), np.min(masses), np.max(masses))]
+    return {name: [round(value, 4) for value in values] for name, values in figures.items()}
 
 
 def shuffled(actions: np.ndarray) -> np.ndarray:
@@ -96,44 +139,43 @@ def shuffled(actions: np.ndarray) -> np.ndarray:
     return other
 
 
-def empty_scene(frames: np.ndarray) -> np.ndarray:
-    """What stands still in frames (drives, frames, height, width, 3): uint8 (height, width, 3)."""
-    return np.median(frames[:, 0], axis=0).astype(np.uint8)
+def of_others(actions: np.ndarray) -> np.ndarray:
+    """Actions (drives, frames - 1, ...), after the context those of the drive before."""
+    other = actions.copy()
+    other[:, CONTEXT_FRAMES - 1 :] = np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]
+    return other
 
 
-def moved(drive: Drive, scene: np.ndarray) -> Video:
-    """The last frame of the context with the ego vehicle moved, without turning, to where each action leads."""
-    last = drive.frames[CONTEXT_FRAMES - 1]
-    half = round(CUT_METRES / METRES_PER_PIXEL)
-    corners = ((drive.places + VIEW_METRES / 2) / METRES_PER_PIXEL).round().astype(int)[:, ::-1]
-    padding = ((half, half), (half, half), (0, 0))
-    rest, start = np.pad(last, padding, mode="edge"), corners[CONTEXT_FRAMES - 1]
-    padded_scene = np.pad(scene, padding, mode="edge")
-
-    def cut(picture: np.ndarray, corner: np.ndarray) -> np.ndarray:
-        return picture[corner[0] : corner[0] + 2 * half, corner[1] : corner[1] + 2 * half]
-
-    vehicle = cut(rest, start).copy()
-    differs = (np.abs(vehicle.astype(int) - cut(padded_scene, start)).max(-1) > 15)[..., None]
-    cut(rest, start)[:] = cut(padded_scene, start)
-
-    def frames() -> Iterator[np.ndarray]:
-        for corner in corners[CONTEXT_FRAMES:]:
-            frame = rest.copy()
-            target = cut(frame, corner)
-            target[:] = np.where(differs, vehicle, target)
-            yield frame[half:-half, half:-half]
-
-    return np.stack(list(frames()))
+def cells(figures: dict[str, list[float]]) -> list[str]:
+    """The figures of a row, as the table shows them."""
+    digits = {"persistence": 1, "ego": 1, "psnr": 1}
+    shown = []
+    for name, (first, *rest) in figures.items():
+        form = f".{digits.get(name, 2)}f"
+        spread = f" ({rest[0]:{form}} to {rest[1]:{form}})" if name == "mass" else f" ± {rest[0]:{form}}"
+        shown.append(f"{first:{form}}{spread}")
+    return shown
 
 
-def show(figures: dict[str, dict[str, list[float]]], drives: int) -> None:
+def title(report: dict[str, Any]) -> str:
+    """What the figures are of."""
+    drives = f"{report['drives']} drives never seen, from seed {report['first']}"
+    return f"{report['generated']} frames of each of {drives}: mean ± standard deviation over drives"
+
+
+def show(report: dict[str, Any]) -> None:
     """Print the figures as a table."""
-    title = f"{GENERATED} frames of each of {drives} drives never seen: mean ± standard deviation over drives"
-    table = Table("", *next(iter(figures.values())), title=title)
-    for name, row in figures.items():
-        table.add_row(name, *(f"{mean:.2f} ± {spread:.2f}" for mean, spread in row.values()))
+    table = Table("", *COLUMNS.values(), title=title(report))
+    for name, figures in report["figures"].items():
+        table.add_row(name, *cells(figures))
     Console().print(table)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The figures as a table of a page."""
+    lines = [[title(report), *COLUMNS.values()], ["---"] * (1 + len(COLUMNS))]
+    lines += [[name, *cells(figures)] for name, figures in report["figures"].items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

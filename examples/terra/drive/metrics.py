@@ -1,57 +1,143 @@
-"""How near generated frames are to true ones."""
+"""What generated frames show, beside what happened."""
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .drives import METRES_PER_PIXEL, VIEW_METRES
+from .simulator import COLOURS, EGO, render
 
-EGO_GREEN = 40
-"""How much more green than red and blue a pixel of the ego vehicle has."""
-EGO_PIXELS = 4
-"""A smaller green spot is no vehicle."""
+DIFFERENCE = 40
+"""A pixel shows a vehicle if one of its values differs so much from the empty scene's."""
+LEAST_PIXELS = 4
+"""A smaller spot is no vehicle."""
+VEHICLE_METRES = 3.5
+"""Length of a vehicle."""
+METRES_NEAR = 2.0
+"""The ego vehicle is in place if it is at most so far from there: about half of its length."""
+MOST_DB = 60.0
+"""PSNR of frames without an error."""
 
 
-def psnr(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Peak signal to noise ratio of each frame, in dB.
+@dataclass(frozen=True)
+class Blob:
+    """Pixels that touch each other and show a vehicle.
 
-    Args:
-        frames, truth: uint8 (..., height, width, 3).
-
-    Returns:
-        float64 (...); infinite where a frame is the true one.
+    Attributes:
+        colour: that of most of them, a key of `simulator.COLOURS`.
+        area: how many.
+        place: float64 (2,), their middle, (x, y) in metres from the middle of the view.
     """
-    errors = np.square(frames.astype(np.float64) - truth).mean(axis=(-3, -2, -1))
-    with np.errstate(divide="ignore"):
-        ratios: np.ndarray = 10 * np.log10(255**2 / errors)
-    return ratios
+
+    colour: str
+    area: int
+    place: np.ndarray
 
 
-def ego_place(frame: np.ndarray) -> np.ndarray | None:
-    """Where a frame shows the ego vehicle, which is green.
-
-    Args:
-        frame: uint8 (height, width, 3).
-
-    Returns:
-        float64 (2,), (x, y) in metres from the middle of the view; None where it shows none.
-    """
-    red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
-    excess = np.clip(green - np.maximum(red, blue) - EGO_GREEN, 0, None)
-    rows, cols = np.nonzero(excess)
-    if len(rows) < EGO_PIXELS:
-        return None
-    weights = excess[rows, cols]
-    middle = np.array([np.average(cols, weights=weights), np.average(rows, weights=weights)]) + 0.5
-    return middle * METRES_PER_PIXEL - VIEW_METRES / 2
-
-
-def ego_distance(frame: np.ndarray, place: np.ndarray) -> float:
-    """How far from a place a frame shows the ego vehicle, in metres; infinite where it shows none.
+def blobs(frame: np.ndarray) -> list[Blob]:
+    """The vehicles that a frame shows.
 
     Args:
         frame: uint8 (height, width, 3).
-        place: float (2,), (x, y) in metres from the middle of the view.
     """
-    seen = ego_place(frame)
-    return math.inf if seen is None else float(np.linalg.norm(seen - place))
+    shows = np.abs(frame.astype(int) - render([])).max(-1) > DIFFERENCE
+    return [_blob(frame, pixels) for pixels in _touching(shows) if len(pixels) >= LEAST_PIXELS]
+
+
+def _touching(mask: np.ndarray) -> list[np.ndarray]:
+    """The connected parts of a mask: integers (pixels, 2), row and column."""
+    left = set(zip(*(places.tolist() for places in mask.nonzero()), strict=True))
+    parts = []
+    while left:
+        part = [left.pop()]
+        for row, col in part:  # grows while it is read
+            near = {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)} & left
+            left -= near
+            part.extend(near)
+        parts.append(np.array(part))
+    return parts
+
+
+def _blob(frame: np.ndarray, pixels: np.ndarray) -> Blob:
+    colours = frame[tuple(pixels.T)].astype(int)
+    distances = np.abs(colours[:, None] - np.array(list(COLOURS.values()))).sum(-1)
+    votes = np.bincount(distances.argmin(1), distances.min(1) < 3 * DIFFERENCE, len(COLOURS))
+    middle = (pixels[:, ::-1].mean(0) + 0.5) * METRES_PER_PIXEL - VIEW_METRES / 2
+    return Blob(list(COLOURS)[int(votes.argmax())], len(pixels), middle)
+
+
+def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
+    """Which share of the true vehicles is shown: within a vehicle's length, of its colour, with half of its area. What
+    is shown counts for one vehicle only."""
+    left, count = list(shown), 0
+    for vehicle in truth:
+        near = [
+            blob
+            for blob in left
+            if blob.colour == vehicle.colour
+            and blob.area >= vehicle.area / 2
+            and np.linalg.norm(blob.place - vehicle.place) <= VEHICLE_METRES
+        ]
+        if near:
+            nearest = min(near, key=lambda blob: float(np.linalg.norm(blob.place - vehicle.place)))
+            left = [blob for blob in left if blob is not nearest]
+            count += 1
+    return count / len(truth)
+
+
+def mass(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
+    """Area of the vehicles shown, over that of the true ones."""
+    return sum(blob.area for blob in shown) / sum(blob.area for blob in truth)
+
+
+def unity(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
+    """Which share of what is shown lies in as many parts, the largest of each colour, as there are vehicles of it."""
+    whole = 0
+    for colour in COLOURS:
+        areas = sorted((blob.area for blob in shown if blob.colour == colour), reverse=True)
+        whole += sum(areas[: sum(vehicle.colour == colour for vehicle in truth)])
+    return whole / max(1, sum(blob.area for blob in shown))
+
+
+def ego_distance(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
+    """How far from its true place the ego vehicle is shown, in metres; infinite where it is not."""
+    there, place = (
+        max((blob for blob in frame if blob.colour == EGO), key=lambda blob: blob.area, default=None)
+        for frame in (shown, truth)
+    )
+    return float(np.linalg.norm(there.place - place.place)) if there and place else np.inf
+
+
+def psnr(frames: np.ndarray, truth: np.ndarray) -> float:
+    """Peak signal to noise ratio in dB, at most MOST_DB, of all frames together.
+
+    Args:
+        frames, truth: uint8 (frames, height, width, 3).
+    """
+    error = np.square(frames.astype(np.float64) - truth).mean()
+    return float(min(MOST_DB, 10 * np.log10(255**2 / error))) if error else MOST_DB
+
+
+def ssim(frame: np.ndarray, truth: np.ndarray, window: int = 7) -> float:
+    """Structural similarity of two pictures, over square windows, mean over colours.
+
+    Wang, Bovik, Sheikh, Simoncelli, "Image Quality Assessment: From Error Visibility to Structural Similarity", 2004.
+
+    Args:
+        frame, truth: uint8 (height, width, 3).
+        window: side of the windows, in pixels.
+    """
+    x, y = frame.astype(np.float64), truth.astype(np.float64)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = np.pad(values.cumsum(0).cumsum(1), ((1, 0), (1, 0), (0, 0)))
+        corners = sums[window:, window:] - sums[:-window, window:] - sums[window:, :-window] + sums[:-window, :-window]
+        return corners / window**2
+
+    mean_x, mean_y = mean(x), mean(y)
+    variances = mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2
+    covariance = mean(x * y) - mean_x * mean_y
+    small, smaller = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    similar = (2 * mean_x * mean_y + small) * (2 * covariance + smaller)
+    return float((similar / ((mean_x**2 + mean_y**2 + small) * (variances + smaller))).mean())

@@ -1,47 +1,191 @@
-"""The world that Terra sees: highway-env's roundabout from a fixed camera, with drivers of several kinds.
+"""The town that Terra sees: one-way streets from a fixed camera, and vehicles whose colour says where they drive.
 
-The road, the vehicles, their physics and their pictures are highway-env's
-(https://github.com/Farama-Foundation/HighwayEnv). This module places vehicles, lets them drive, and records what the
-camera sees and where the ego vehicle, drawn green, goes. Needs `requirements/drive.txt`.
+All that moves is known from what is visible: a vehicle of a colour drives its line, at its speed, keeps its distance,
+and gives way to the right. The ego vehicle, drawn green, goes where its actions say.
 """
 
-from functools import cached_property
-from itertools import count
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
-import gymnasium
-import highway_env  # noqa: F401  # registers its environments
 import numpy as np
-import pygame
-from highway_env.road.graphics import RoadGraphics, WorldSurface
-from highway_env.vehicle.behavior import IDMVehicle
-from highway_env.vehicle.controller import MDPVehicle
-from highway_env.vehicle.graphics import VehicleGraphics
-from highway_env.vehicle.kinematics import Vehicle
+from PIL import Image, ImageDraw
 
-from .drives import FRAME_PIXELS, FRAME_SECONDS, NUM_FRAMES, NUM_WAYPOINTS, VIEW_METRES, Drive
+from .drives import CELL_METRES, FRAME_PIXELS, FRAME_SECONDS, NUM_FRAMES, NUM_WAYPOINTS, VIEW_METRES, Drive
 
-SECONDS_PER_STEP = FRAME_SECONDS / NUM_WAYPOINTS
-"""Time of a step of the simulation: as many as waypoints lead from one frame to the next."""
-MARGIN_METRES = 3.0
-"""The ego vehicle stays at least so far inside the view."""
+Cell = tuple[int, int]
+"""Row and column."""
+Colour = tuple[int, int, int]
+
+CELLS = round(VIEW_METRES / CELL_METRES)
+"""Cells of the town, along each side."""
+UNITS = 2
+"""Places of a vehicle from the middle of a cell to the middle of the next one: one every two metres."""
+CELL_PIXELS = FRAME_PIXELS // CELLS
 SUPERSAMPLING = 4
 """Pixels that are drawn for each pixel of a frame, along each side."""
 
-RING = ("se", "ex", "ee", "nx", "ne", "wx", "we", "sx")
-"""Nodes of the ring in the direction of travel."""
-ENTRIES = (("ses", "se"), ("ees", "ee"), ("nes", "ne"), ("wes", "we"))
-EGO_SPEEDS = (0.0, 4.0, 8.0, 12.0)
-"""Target speeds of the restless driver, in m/s."""
-DRIVERS = {"lane": 0.45, "restless": 0.25, "wanderer": 0.3}
-"""How often each kind of driver steers the ego vehicle.
+NORTH, EAST, SOUTH, WEST = (-1, 0), (0, 1), (1, 0), (0, -1)
+STREETS: Sequence[tuple[Cell, Cell]] = (
+    # the first cell, and a heading in which the street goes on for as long as the town
+    ((0, 0), EAST),
+    ((0, 7), SOUTH),
+    ((7, 7), WEST),
+    ((7, 0), NORTH),
+    ((3, 7), WEST),
+    ((0, 4), SOUTH),
+)
+JUNCTIONS = ((0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
+"""Cells that two streets lead into or out of."""
+GAP = UNITS + 1
+"""The least places from the middle of a vehicle to that of the one ahead, so that no patch shows parts of both."""
 
-lane: highway-env's IDM and MOBIL models. restless: changes its lane and its target speed at random. wanderer: steers
-at random, on the road and off it.
-"""
+Line = Mapping[Cell, Cell]
+"""The headings in which a vehicle leaves cells; it goes straight on in the others, or where the street goes."""
+LINES: dict[str, tuple[Line, int]] = {
+    "red": ({(0, 4): SOUTH}, 1),
+    "blue": ({(3, 7): WEST}, 1),
+    "yellow": ({}, 2),
+}
+"""By colour: the line, and the most places from one frame to the next."""
+CHOICES = {(0, 4): (EAST, SOUTH), (3, 7): (SOUTH, WEST), (3, 4): (SOUTH, WEST)}
+"""Where the ego vehicle can choose."""
+EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.1, 0.4, 0.5)
+"""The most places from one frame to the next that the ego vehicle's driver chooses from, and how often each."""
+EGO_CHANGES = 0.2
+"""How often the driver chooses."""
+LEAST_OTHERS, MOST_OTHERS = 3, 5
+
+EGO = "green"
+COLOURS: dict[str, Colour] = {
+    EGO: (30, 205, 70),
+    "red": (225, 45, 45),
+    "blue": (50, 95, 230),
+    "yellow": (250, 205, 40),
+}
+GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
 
-class Roundabout:
-    """A roundabout with traffic.
+def _exits() -> dict[Cell, list[Cell]]:
+    exits: dict[Cell, list[Cell]] = {}
+    for (row, col), (down, right) in STREETS:
+        for step in range(CELLS - 1):
+            exits.setdefault((row + step * down, col + step * right), []).append((down, right))
+    return exits
+
+
+EXITS = _exits()
+"""The headings in which each cell of the streets can be left."""
+
+
+@dataclass(frozen=True)
+class Vehicle:
+    """A vehicle at one of the places of the streets.
+
+    Attributes:
+        colour: a key of COLOURS.
+        line, speed: see LINES.
+        cell: the last one whose middle was reached.
+        entered, leaves: the headings in which it came there and goes on.
+        units: places from there, below UNITS.
+    """
+
+    colour: str
+    line: Line
+    speed: int
+    cell: Cell
+    entered: Cell
+    leaves: Cell
+    units: int = 0
+
+    @property
+    def place(self) -> Cell:
+        """Row and column, counted in places."""
+        return self.cell[0] * UNITS + self.leaves[0] * self.units, self.cell[1] * UNITS + self.leaves[1] * self.units
+
+    @property
+    def position(self) -> np.ndarray:
+        """float64 (2,), (x, y) in metres from the middle of the view."""
+        return (np.array(self.place[::-1]) / UNITS + 0.5) * CELL_METRES - VIEW_METRES / 2
+
+    @property
+    def came(self) -> Cell:
+        """The heading in which it came where it is."""
+        return self.leaves if self.units else self.entered
+
+    @property
+    def degrees(self) -> float:
+        """The heading, counter-clockwise from east: half-way between two in a corner, where nobody can choose."""
+        down, right = self.leaves
+        if self.units == 0:
+            down, right = self.entered
+            if self.cell not in CHOICES:
+                down, right = down + self.leaves[0], right + self.leaves[1]
+        return math.degrees(math.atan2(-down, right))
+
+    @property
+    def ahead(self) -> Cell:
+        """The next cell."""
+        return self.cell[0] + self.leaves[0], self.cell[1] + self.leaves[1]
+
+    def entering(self, junction: Cell) -> bool:
+        """Whether it is past the last cell before a junction, and not yet in its middle."""
+        return self.units > 0 and self.ahead == junction
+
+    def on(self) -> "Vehicle":
+        """One place further."""
+        if self.units + 1 < UNITS:
+            return replace(self, units=self.units + 1)
+        exits = EXITS[self.ahead]
+        straight = self.leaves if self.leaves in exits else exits[0]
+        leaves = self.line.get(self.ahead, straight)
+        return replace(self, cell=self.ahead, entered=self.leaves, leaves=leaves, units=0)
+
+    def moves(self, others: Sequence["Vehicle"]) -> list["Vehicle"]:
+        """The places up to the next frame, as far as the traffic lets it go.
+
+        Args:
+            others: the other vehicles, as they are now.
+        """
+        way = [self]
+        for _ in range(self.speed + GAP):
+            way.append(way[-1].on())
+        taken = {other.place for other in others}
+        clear = next((n for n, there in enumerate(way[1:], 1) if there.place in taken), len(way))
+        steps = way[1 : 1 + max(0, min(self.speed, clear - GAP))]
+        for number, there in enumerate(steps):
+            for junction in JUNCTIONS:
+                if there.entering(junction) and not self.entering(junction) and self._waits(junction, there, others):
+                    return steps[:number]
+        return steps
+
+    @staticmethod
+    def _waits(junction: Cell, at_line: "Vehicle", others: Sequence["Vehicle"]) -> bool:
+        """Whether a junction is taken, or will be by a vehicle from the right."""
+        down, right = at_line.leaves
+        from_right = -right, down  # the heading of who comes from there
+        last = junction[0] - from_right[0], junction[1] - from_right[1]
+        for other in others:
+            if other.cell == junction or (other.entering(junction) and other.leaves != at_line.leaves):
+                return True
+            if other.leaves == from_right and last in (other.cell, other.ahead):
+                return True
+        return False
+
+
+def heading_at(place: Cell) -> Cell:
+    """The heading in which the streets lead to a place, given by row and column counted in places."""
+    for heading in (NORTH, EAST, SOUTH, WEST):
+        for units in range(1, UNITS + 1):
+            row, col = (there - units * step for there, step in zip(place, heading, strict=True))
+            if row % UNITS == col % UNITS == 0 and heading in EXITS.get((row // UNITS, col // UNITS), ()):
+                return heading
+    raise ValueError(f"place {place} is off the streets")
+
+
+class Town:
+    """The town with traffic.
 
     Args:
         seed: of everything that is drawn; equal seeds give equal drives.
@@ -49,140 +193,137 @@ class Roundabout:
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        env = gymnasium.make("roundabout-v1", config={"offscreen_rendering": True}, disable_env_checker=True)
-        env.reset(seed=int(self._rng.integers(2**31)))
-        self.road = env.unwrapped.road
-        self.road.vehicles = []
-        for _ in range(int(self._rng.integers(2, 6))):
-            self._place_other()
-        self.driver = str(self._rng.choice(list(DRIVERS), p=list(DRIVERS.values())))
-        self.ego = self._place_ego()
-        # no crash may end a drive, so vehicles do not collide; the drivers' models keep them apart
-        for vehicle in self.road.vehicles:
-            vehicle.check_collisions = False
-        self._steering = 0.0
+        self.vehicles = [self._placed(EGO, self._way(), 2, [])]
+        for _ in range(int(self._rng.integers(LEAST_OTHERS, MOST_OTHERS + 1))):
+            colour = str(self._rng.choice(list(LINES)))
+            self.vehicles.append(self._placed(colour, *LINES[colour], self.vehicles))
 
-    # -- vehicles ----------------------------------------------------------------------------------
+    def _way(self) -> Line:
+        return {cell: headings[int(self._rng.integers(2))] for cell, headings in CHOICES.items()}
 
-    def _free_place(self) -> tuple[tuple[str, str, int], float]:
-        """A lane and a place on it, away from the vehicles that are there."""
-        roads = [*zip(RING, RING[1:] + RING[:1], strict=True), *ENTRIES]
+    def _placed(self, colour: str, line: Line, speed: int, others: Sequence[Vehicle]) -> Vehicle:
+        """A vehicle somewhere on its line, away from the others."""
+        vehicle = Vehicle(colour, line, speed, (0, 0), NORTH, EAST)
         while True:
-            start, end = roads[int(self._rng.integers(len(roads)))]
-            lanes = self.road.network.graph[start][end]
-            index = (start, end, int(self._rng.integers(len(lanes))))
-            lane = self.road.network.get_lane(index)
-            along = float(self._rng.uniform(0.0, lane.length))
-            place = lane.position(along, 0)
-            if all(np.linalg.norm(vehicle.position - place) > 9.0 for vehicle in self.road.vehicles):
-                return index, along
-
-    def _place_other(self) -> None:
-        index, along = self._free_place()
-        vehicle = IDMVehicle.make_on_lane(self.road, index, along, speed=float(self._rng.uniform(5.0, 10.0)))
-        vehicle.target_speed = float(self._rng.uniform(6.0, 12.0))
-        vehicle.randomize_behavior()
-        self.road.vehicles.append(vehicle)
-
-    def _place_ego(self) -> Vehicle:
-        index, along = self._free_place()
-        speed = float(self._rng.uniform(3.0, 10.0))
-        if self.driver == "lane":
-            ego = IDMVehicle.make_on_lane(self.road, index, along, speed=speed)
-            ego.target_speed = float(self._rng.uniform(4.0, 12.0))
-        elif self.driver == "restless":
-            ego = MDPVehicle.make_on_lane(self.road, index, along, speed=speed)
-            ego.target_speeds = np.array(EGO_SPEEDS)
-            ego.speed_index = ego.speed_to_index(speed)
-        else:
-            reach = VIEW_METRES / 2 - 2 * MARGIN_METRES
-            place = self._rng.uniform(-reach, reach, size=2)
-            ego = Vehicle(self.road, place, heading=float(self._rng.uniform(-np.pi, np.pi)), speed=speed)
-        ego.color = VehicleGraphics.EGO_COLOR
-        self.road.vehicles.insert(0, ego)
-        return ego
-
-    def _decide(self) -> None:
-        """What the ego vehicle's driver decides once per frame; the lane driver decides in every step by itself."""
-        if self.driver == "restless":
-            weights = {"IDLE": 0.55, "FASTER": 0.15, "SLOWER": 0.15, "LANE_LEFT": 0.075, "LANE_RIGHT": 0.075}
-            self.ego.act(str(self._rng.choice(list(weights), p=list(weights.values()))))
-        elif self.driver == "wanderer":
-            self._steering = float(np.clip(0.7 * self._steering + self._rng.normal(0.0, 0.2), -0.6, 0.6))
-            homewards = np.arctan2(-self.ego.position[1], -self.ego.position[0]) - self.ego.heading
-            homewards = (homewards + np.pi) % (2 * np.pi) - np.pi
-            if np.abs(self.ego.position).max() > VIEW_METRES / 2 - 4 * MARGIN_METRES:
-                self._steering = float(np.clip(homewards, -0.6, 0.6))
-            acceleration = float(self._rng.normal(0.4 * (6.0 - self.ego.speed), 2.0))
-            if self.ego.speed < 0.5:
-                acceleration = abs(acceleration)
-            self.ego.act({"steering": self._steering, "acceleration": acceleration})
+            for _ in range(int(self._rng.integers(1, 40 * UNITS))):
+                vehicle = vehicle.on()
+            distances = [np.abs(vehicle.position - other.position).sum() for other in others]
+            if min(distances, default=np.inf) > 2 * CELL_METRES:
+                return vehicle
 
     def advance(self) -> np.ndarray:
         """Drive to the next frame.
 
         Returns:
-            float32 (NUM_WAYPOINTS, 3), the ego vehicle's waypoints (x, y, t): metres to the east and to the south of
-            the middle of the view, and seconds from the last frame.
+            float32 (NUM_WAYPOINTS, 3), the ego vehicle's waypoints; see `Drive`.
         """
-        self._decide()
-        waypoints = []
-        for step in range(NUM_WAYPOINTS):
-            self.road.act()
-            self.road.step(SECONDS_PER_STEP)
-            self.ego.speed = max(self.ego.speed, 0.0)
-            waypoints.append([*self.ego.position, (step + 1) * SECONDS_PER_STEP])
-        return np.array(waypoints, dtype=np.float32)
+        ego = self.vehicles[0]
+        if self._rng.random() < EGO_CHANGES:
+            ego = replace(ego, speed=int(self._rng.choice(EGO_SPEEDS, p=EGO_SHARES)))
+        if ego.cell in CHOICES and ego.units > 0:
+            ego = replace(ego, line=self._way())
+        now = [ego, *self.vehicles[1:]]
+        moves = [vehicle.moves(now[:index] + now[index + 1 :]) for index, vehicle in enumerate(now)]
+        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, moves, strict=True)]
+        return waypoints([ego, *moves[0]])
 
-    def sees_ego(self) -> bool:
-        """Whether the ego vehicle is inside the view."""
-        return bool(np.abs(self.ego.position).max() <= VIEW_METRES / 2 - MARGIN_METRES)
 
-    # -- pictures ----------------------------------------------------------------------------------
-
-    @cached_property
-    def _ground(self) -> WorldSurface:
-        """The road without vehicles, which no frame changes."""
-        surface = self._surface()
-        RoadGraphics.display(self.road, surface)
-        return surface
-
-    def _surface(self) -> WorldSurface:
-        size = (FRAME_PIXELS * SUPERSAMPLING,) * 2
-        surface = WorldSurface(size, 0, pygame.Surface(size))
-        surface.scaling = size[0] / VIEW_METRES
-        surface.centering_position = (0.5, 0.5)
-        surface.move_display_window_to(np.zeros(2))
-        return surface
-
-    def render(self) -> np.ndarray:
-        """What the camera sees: uint8 (FRAME_PIXELS, FRAME_PIXELS, 3), RGB."""
-        surface = self._surface()
-        surface.blit(self._ground, (0, 0))
-        for vehicle in reversed(self.road.vehicles):  # the ego vehicle is on top
-            VehicleGraphics.display(vehicle, surface, offscreen=True)
-        pixels = pygame.surfarray.array3d(surface).swapaxes(0, 1).astype(np.float32)
-        blocks = pixels.reshape(FRAME_PIXELS, SUPERSAMPLING, FRAME_PIXELS, SUPERSAMPLING, 3)
-        return blocks.mean(axis=(1, 3)).round().astype(np.uint8)
+def waypoints(way: Sequence[Vehicle]) -> np.ndarray:
+    """The action along places from one frame to the next, the first place first: float32 (NUM_WAYPOINTS, 3)."""
+    times = np.arange(1, NUM_WAYPOINTS + 1) / NUM_WAYPOINTS
+    down, right = way[0].came
+    axes = np.array([[right, down], [down, -right]])  # forwards and to the left
+    places = np.stack([axes @ (vehicle.position - way[0].position) for vehicle in way])
+    marks = np.linspace(0.0, 1.0, len(places)) if len(places) > 1 else np.zeros(1)
+    x, y = (np.interp(times, marks, places[:, axis]) for axis in range(2))
+    return np.stack([x, y, times * FRAME_SECONDS], axis=1).astype(np.float32)
 
 
 def record(seed: int, num_frames: int = NUM_FRAMES) -> Drive:
-    """Record the drive of a seed: the first one that stays in view, of those that the seed gives.
+    """Record the drive of a seed.
 
     Args:
         seed: below `drives.HELD_OUT_DRIVES` for judging, from `drives.FIRST_TRAINING_SEED` on for training.
         num_frames: frames of the drive, which has one action fewer.
     """
-    drives = (_drive(Roundabout(seed * 1000 + attempt), num_frames) for attempt in count())
-    return next(drive for drive in drives if len(drive.frames) == num_frames)
+    town = Town(seed)
+    frames, actions, places = [render(town.vehicles)], [], [[vehicle.position for vehicle in town.vehicles]]
+    for _ in range(num_frames - 1):
+        actions.append(town.advance())
+        frames.append(render(town.vehicles))
+        places.append([vehicle.position for vehicle in town.vehicles])
+    colours = tuple(vehicle.colour for vehicle in town.vehicles)
+    return Drive(np.array(frames), np.array(actions), np.array(places, np.float32), colours)
 
 
-def _drive(world: Roundabout, num_frames: int) -> Drive:
-    """Drive until the ego vehicle leaves the view, or there are so many frames."""
-    start = world.ego.position.astype(np.float32)
-    frames, actions = [], []
-    while world.sees_ego() and len(frames) < num_frames:
-        frames.append(world.render())
-        if len(frames) < num_frames:
-            actions.append(world.advance())
-    return Drive(np.array(frames), np.array(actions), start, world.driver)
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def render(vehicles: Sequence[Vehicle]) -> np.ndarray:
+    """Vehicles in the town: uint8 (FRAME_PIXELS, FRAME_PIXELS, 3), RGB."""
+    picture = _ground().copy()
+    for vehicle in vehicles:
+        sprite = _sprite(vehicle.colour, vehicle.degrees)
+        row, col = ((np.array(vehicle.place) / UNITS + 0.5) * CELL_PIXELS).astype(int) - sprite.width // 2
+        picture.paste(sprite, (int(col), int(row)), sprite)
+    return np.asarray(picture)
+
+
+def _down(image: Image.Image) -> Image.Image:
+    return image.resize((image.width // SUPERSAMPLING, image.height // SUPERSAMPLING), Image.Resampling.BOX)
+
+
+@cache
+def _sprite(colour: str, degrees: float) -> Image.Image:
+    """A vehicle seen from above: RGBA, a square."""
+    side, dark = 20, tuple(value * 7 // 10 for value in COLOURS[colour])
+    image = Image.new("RGBA", (side * SUPERSAMPLING,) * 2)
+    pen = ImageDraw.Draw(image)
+
+    def box(left: float, top: float, right: float, bottom: float, fill: tuple[int, ...], radius: float = 0) -> None:
+        corners = [(side / 2 + value) * SUPERSAMPLING for value in (left, top, right, bottom)]
+        corners[2:] = [value - 1 for value in corners[2:]]
+        pen.rounded_rectangle(corners, radius * SUPERSAMPLING, fill)
+
+    box(-7, -4, 7, 4, dark, 2)
+    box(-6.5, -3.5, 6.5, 3.5, COLOURS[colour], 2)
+    box(0.5, -3, 3, 3, (40, 46, 56), 0.5)
+    box(-5.5, -3, -4, 3, (40, 46, 56), 0.5)
+    for top in (-3.5, 1.5):
+        box(6, top, 7, top + 2, (255, 250, 220))
+    turned = image.rotate(degrees, Image.Resampling.BICUBIC)
+    return _down(turned)
+
+
+@cache
+def _ground() -> Image.Image:
+    """The town without vehicles."""
+    scale = CELL_PIXELS * SUPERSAMPLING
+    image = Image.new("RGB", (CELLS * scale,) * 2, GRASS)
+    pen = ImageDraw.Draw(image)
+
+    def disc(row: float, col: float, radius: float, fill: Colour) -> None:
+        pen.circle((col * scale, row * scale), radius * scale, fill)
+
+    def box(top: float, left: float, bottom: float, right: float, fill: Colour) -> None:
+        pen.rectangle([value * scale for value in (left, top)] + [value * scale - 1 for value in (right, bottom)], fill)
+
+    for margin, fill in ((0.12, KERB), (0.0, ASPHALT)):
+        for (row, col), (down, right) in STREETS:
+            rows, cols = (sorted((first, first + step * (CELLS - 1))) for first, step in ((row, down), (col, right)))
+            box(rows[0] - margin, cols[0] - margin, rows[1] + 1 + margin, cols[1] + 1 + margin, fill)
+    for row in range(CELLS):
+        for col in range(CELLS):
+            if (row, col) in EXITS:
+                continue
+            kind = (row * 7 + col * 5 + row * col) % 4
+            if kind == 0:  # a tree
+                disc(row + 0.5, col + 0.5, 0.34, (112, 146, 104))
+                disc(row + 0.45, col + 0.45, 0.2, (134, 164, 122))
+            elif kind == 1:  # a house
+                box(row + 0.2, col + 0.2, row + 0.8, col + 0.8, (186, 140, 116))
+                box(row + 0.2, col + 0.2, row + 0.5, col + 0.8, (164, 118, 98))
+            elif kind == 2:  # bushes
+                for south, east in ((0.3, 0.3), (0.65, 0.6)):
+                    disc(row + south, col + east, 0.18, (122, 152, 112))
+    return _down(image)

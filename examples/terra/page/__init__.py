@@ -62,7 +62,7 @@ def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, 
 
 
 def steering(here: World, episode: Episode) -> dict[str, Any]:
-    """How the page makes actions of keys: in whole cells, or on wheels from a place and a heading."""
+    """How the page makes actions of keys: in whole cells, or along streets."""
     if isinstance(here, TileWorld):
         from ..world import CAR_COL, CAR_ROW, CARS, FRAME_SECONDS, GRID, MAX_SPEED, NUM_TILES, ROADS
 
@@ -70,20 +70,7 @@ def steering(here: World, episode: Episode) -> dict[str, Any]:
         size = {"grid": GRID, "car": CAR_ROW * GRID + CAR_COL, "most": MAX_SPEED}
         return {"kind": "cells", "roads": roads, "seconds": FRAME_SECONDS, **size}
     if isinstance(here, DriveWorld):
-        from ..drive.drives import FRAME_SECONDS, VIEW_METRES
-
-        (x, y), (before_x, before_y) = episode.actions[CONTEXT_FRAMES - 1][[-1, 0], :2].astype(float)
-        steps = len(episode.actions[0]) - 1
-        seconds = FRAME_SECONDS / len(episode.actions[0])
-        return {
-            "kind": "wheels",
-            "x": x,
-            "y": y,
-            "heading": float(np.arctan2(y - before_y, x - before_x)),
-            "speed": float(np.hypot(x - before_x, y - before_y)) / (steps * seconds),
-            "seconds": FRAME_SECONDS,
-            "view": VIEW_METRES,
-        }
+        return here.steering(episode, CONTEXT_FRAMES)
     raise HTTPException(404, "terra: expected a checkpoint with an image tokenizer, got one without.")
 
 
