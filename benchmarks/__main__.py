@@ -19,7 +19,6 @@ ALL = (
     "stages",
     "growth",
     "terra_cpu",
-    "terra_drafts",
     "terra_session",
     "serve_load",
     "text_latency",

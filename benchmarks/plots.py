@@ -12,6 +12,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import ScalarFormatter
 
+from .terra_cpu import KINDS
+
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLOURS = ["#3264a8", "#d1732a", "#4a9a5d", "#8a5aa3", "#777777", "#b04a5a", "#2a9d9d"]
@@ -85,23 +87,16 @@ def growth(report: dict[str, Any]) -> Any:
 
 
 def terra_cpu(report: dict[str, Any]) -> Any:
-    """Seconds per frame in vLLM and in the reference."""
-    rows = report["rows"]
+    """Milliseconds per frame in vLLM and in the reference."""
     figure, axes = plt.subplots(figsize=(6, 2.6))
-    bars: list[float] = []
-    labels, colours = [], []
-    for streams in sorted({row["streams"] for row in rows}, reverse=True):
-        own = [row for row in rows if row["streams"] == streams]
-        parts = [(COLOURS[1], "HF", own[0]["together"]["hf_ms"])]
-        parts += [
-            (COLOURS[0], f"vLLM{', drafts' * (row['drafts'] > 0)}", row["vllm_ms"]) for row in own
-        ]
-        for colour, label, value in parts:
-            labels.append(f"{label}, {streams} stream{'s' * (streams > 1)}")
-            bars.append(value)
-            colours.append(colour)
-    axes.barh(labels, bars, color=colours)
-    for index, value in enumerate(bars):
+    bars = [
+        (f"{name}, {row['streams']} stream{'s' * (row['streams'] > 1)}", row["ms"][kind])
+        for row in reversed(report["rows"])
+        for kind, name in KINDS.items()
+    ]
+    colours = [COLOURS[kind == "hf"] for _ in report["rows"] for kind in KINDS]
+    axes.barh(*zip(*bars, strict=True), color=colours)
+    for index, (_, value) in enumerate(bars):
         axes.text(value, index, f" {value:.0f} ms", va="center", fontsize=9)
     axes.set_xlabel("ms per frame of all streams")
     return figure

@@ -9,8 +9,8 @@ from typing import Any
 
 from . import measure
 from . import stages as stages_
+from . import terra_cpu as terra_cpu_
 from . import text_latency as text_latency_
-from .terra_drafts import KINDS
 
 PARTS = {
     "uncached": "uncached",
@@ -81,47 +81,9 @@ def startup(report: dict[str, Any]) -> str:
 
 
 def terra_cpu(report: dict[str, Any]) -> str:
-    rows = [
-        [str(r["streams"]), str(r["drafts"] or ""), f"{r['steps']:.0f}",
-         f"{r['vllm_ms']:.0f} ms", f"{r['together']['hf_ms']:.0f} ms",
-         measure.shown(r["together"]), measure.shown(r["each"]) if r["streams"] > 1 else "",
-         "identical" if r["identical"] else "different", f"{r['cached']:.1%}"]
-        for r in report["rows"]
-    ]  # fmt: skip
-    head = [
-        "streams",
-        "drafts",
-        "steps",
-        "vLLM, per frame",
-        "HF, per frame",
-        "times as fast",
-        "than one by one",
-        "ids",
-    ]
-    return markdown([*head, "prefix cache"], rows)
-
-
-def terra_drafts(report: dict[str, Any]) -> str:
-    rows = []
-    for row in report["rows"]:
-        for kind, name in KINDS.items():
-            ms, times = row["ms"][kind], row["times"].get(kind)
-            rows.append(
-                [str(row["streams"]), name, f"{row['steps'][kind]:.1f}",
-                 f"{ms:.0f} ms", f"{1000 * row['streams'] / ms:.0f}",
-                 measure.shown(times) if times else "",
-                 "identical" if row["identical"] else "different"]
-            )  # fmt: skip
-    head = [
-        "streams",
-        "drafts",
-        "steps",
-        "per frame",
-        "frames/s",
-        "times as fast with frames",
-        "ids",
-    ]
-    return markdown(head, rows)
+    return markdown(
+        terra_cpu_.COLUMNS, [line for row in report["rows"] for line in terra_cpu_.lines(row)]
+    )
 
 
 def render(report: dict[str, Any]) -> str:
@@ -150,7 +112,6 @@ MAKERS = {
     "growth": growth,
     "startup": startup,
     "terra_cpu": terra_cpu,
-    "terra_drafts": terra_drafts,
 }
 
 

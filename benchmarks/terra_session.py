@@ -62,7 +62,6 @@ def main(
             "tokens read again, per frame",
             "cached",
             "cached, as requests",
-            "right",
         ],
         [
             [
@@ -74,7 +73,6 @@ def main(
                 f"{row['again']:.0f}",
                 f"{row['cached']:.1%}",
                 f"{row['resubmitted_cached']:.1%}",
-                f"{row['right']:.2%}",
             ]
             for row in rows
         ],
@@ -89,9 +87,9 @@ def pair(first: float, last: float) -> list[str]:
 def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
     """The figures of one session."""
     from examples.terra.serve_demo import SAMPLING, prompt_of
-    from examples.terra.world import CONTEXT_FRAMES, make_episode
+    from examples.terra.worlds import CONTEXT_FRAMES, make_episode
 
-    episode = make_episode(keep, num_frames=CONTEXT_FRAMES + frames)
+    episode = make_episode(keep, CONTEXT_FRAMES + frames)
     context, actions = episode.frames[:CONTEXT_FRAMES], episode.actions
     prompt = prompt_of(client, context)
     items = {"actions": actions[:CONTEXT_FRAMES]}
@@ -108,7 +106,6 @@ def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
                 spent.append(cpu_seconds(server))
             if len(chunks) in (WARM + SPAN, frames):
                 memory.append(resident(server))
-    right = np.array([chunk.token_ids for chunk in chunks]) == episode.frames[CONTEXT_FRAMES:]
     ms = np.array(seconds) * 1000
     slid = np.array([chunk.slid is not None for chunk in chunks])
     slides = [chunk.usage for chunk in chunks if chunk.slid]
@@ -133,7 +130,6 @@ def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
         "cached": sum(u.prompt_tokens_details.cached_tokens for u in slides) / again,
         "server_mib": [server for server, _ in memory],
         "engine_mib": [engine for _, engine in memory],
-        "right": float(right.mean()),
     }
 
 
@@ -144,11 +140,11 @@ def resubmitted(client: Any, keep: int) -> float:
     from examples.terra.configuration import LlamaActionConfig
     from examples.terra.rollout import Drive
     from examples.terra.serve_demo import SAMPLING
-    from examples.terra.world import make_episode
+    from examples.terra.worlds import make_episode
 
     config = LlamaActionConfig.from_pretrained(CHECKPOINT)
     known = config.num_temporal_embeddings
-    episode = make_episode(1000 + keep, num_frames=known + 72)
+    episode = make_episode(1000 + keep, known + 72)
     drive = Drive(config, episode.frames[:known], episode.actions[: known - 1], keep)
     usages = []
     for action in episode.actions[known - 1 : known + 71]:

@@ -1,4 +1,4 @@
-"""Malformed requests for a server of the road world, and what it may answer.
+"""Malformed requests for a server of Terra, and what it may answer.
 
 Most are good requests with changes along the published JSON schema, which says what has to be refused. Tables have what
 no schema describes: bytes on the wire, prompts and files that contradict their items, names, conversations. Request
@@ -31,7 +31,9 @@ from jsonschema import Draft202012Validator
 from safetensors.torch import save as save_safetensors
 from websockets.sync.client import ClientConnection
 
-from examples.terra.world import make_episode
+from examples.terra import CHECKPOINT
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.worlds import make_episode
 from mmkit.items.tensor import DTYPES
 from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
@@ -39,7 +41,8 @@ from mmkit.serve.wire import encode
 KEY = "a key"
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 LIMITS = {"BODY_BYTES": 1_000_000, "ELEMENTS": 100_000, "ITEMS": 256, "SESSIONS": 8, "IDLE_SECONDS": 20}
-PAD, VOCAB, STEP, LIMIT, MAX_LEN = 31, 32, 6, 24, 1750
+PAD = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
+VOCAB, STEP, LIMIT, MAX_LEN = PAD + 1, 6, 24, 1750
 GENERATE, SESSION = "/v1/mm/generate", "/v1/mm/session"
 BOUND_SECONDS = 120.0
 """How long any answer may take."""
@@ -336,7 +339,7 @@ EXTREMES = {name: ends for name, of in SAMPLING.items() if (ends := extremes(of)
 NAMES = sorted(EXTREMES.keys() - {"max_tokens", "min_tokens", "n"})  # which contradict others
 
 BEYOND = {"max_tokens": INT32}
-STOPPING = {"min_tokens": 1, "stop_token_ids": [*range(32)], "ignore_eos": False}
+STOPPING = {"min_tokens": 1, "stop_token_ids": [*range(VOCAB)], "ignore_eos": False}
 
 
 def extreme(rng: Random) -> Body:

@@ -26,7 +26,7 @@ class LlamaActionForCausalLM(Terra):
 def main(model: str, tensor_parallel_size: int = 1, **options: Any) -> None:
     """Print the first two frames that follow in two held-out episodes, as JSON (streams, frames, 64)."""
     from examples.terra.rollout import VllmTerra
-    from examples.terra.world import make_episode
+    from examples.terra.worlds import make_episode
 
     episodes = [make_episode(seed) for seed in range(2)]
     terra = VllmTerra(model, tensor_parallel_size=tensor_parallel_size, enforce_eager=True, **options)

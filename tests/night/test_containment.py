@@ -23,11 +23,13 @@ class Case(NamedTuple):
 
 def of_terra(folder: Path) -> Case:
     from examples import terra
+    from examples.terra.configuration import LlamaActionConfig
 
     terra.register()
+    pad = LlamaActionConfig.from_pretrained(terra.CHECKPOINT).pad_token_id
 
     def request(value: float) -> dict[str, Any]:
-        return {"prompt_token_ids": [14] * 64 + [31] * 6, "multi_modal_data": {"actions": torch.full((6, 3), value)}}
+        return {"prompt_token_ids": [14] * 64 + [pad] * 6, "multi_modal_data": {"actions": torch.full((6, 3), value)}}
 
     options = {"model": str(terra.CHECKPOINT), "skip_tokenizer_init": True}
     return Case(options, {"prompt_token_ids": [14] * 40}, request(0.0), [request(1000.0), request(-1000.0)])

@@ -54,6 +54,7 @@ from tests import ROOT
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
+PAD = json.loads((CHECKPOINT / "config.json").read_text())["pad_token_id"]
 ON_TERRA = ("--config", CHECKPOINT)
 
 
@@ -109,20 +110,20 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 
 
 def test_terra_as_data(tmp_path: Path) -> None:
-    ids = [1, 2, *[31] * 6, 3]
+    ids = [1, 2, *[PAD] * 6, 3]
     request = ("--prompt", ",".join(map(str, ids)), "--item", "actions=zeros")
     assert invoke("show", TERRA, *ON_TERRA, *request, "--json", tmp_path / "terra.json")[0] == 0
     data = json.loads((tmp_path / "terra.json").read_text())
     assert (data["spec"], data["architecture"], data["tokens"]) == ("terra", "LlamaActionForCausalLM", {})
     (actions,), (frame,), (only,) = data["modalities"], data["outputs"], data["items"]
-    layout = {"formula": "embed(cfg.pad_token_id) * cfg.num_action_tokens", "value": "31 ×6"}
+    layout = {"formula": "embed(cfg.pad_token_id) * cfg.num_action_tokens", "value": f"{PAD} ×6"}
     assert actions["parts"][1] == {"name": "layout", **layout}
-    assert actions["values"]["cfg.pad_token_id"] == 31
-    assert actions["smallest"] == actions["largest"] == {"item": "6×3", "tokens": 6, "rows": 6, "layout": "31 ×6"}
-    assert [part["value"] for part in frame["parts"]] == ["64 tokens: range(0, 31) ×64", "(192, 192, 3) uint8", ""]
+    assert actions["values"]["cfg.pad_token_id"] == PAD
+    assert actions["smallest"] == actions["largest"] == {"item": "6×3", "tokens": 6, "rows": 6, "layout": f"{PAD} ×6"}
+    assert [part["value"] for part in frame["parts"]] == [f"64 tokens: range(0, {PAD}) ×64", "(128, 128, 3) uint8", ""]
     assert data["prompt"] == data["expanded"] == ids
     assert (only["written"], only["start"], only["stop"], only["rows"]) == ([2, 8], 2, 8, 6)
-    assert only["layout"] == [{"token": 31, "embeds": True, "count": 6}]
+    assert only["layout"] == [{"token": PAD, "embeds": True, "count": 6}]
 
 
 def test_text() -> None:

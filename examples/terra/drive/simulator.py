@@ -1,7 +1,7 @@
 """The town that Terra sees: one-way streets from a fixed camera, and vehicles whose colour says where they drive.
 
-All that moves is known from what is visible: a vehicle of a colour drives its line, at its speed, keeps its distance,
-and gives way to the right. The ego vehicle, drawn green, goes where its actions say.
+All that moves is known from what is visible: a vehicle of a colour drives its line, keeps its distance, and gives way
+to the right; one that is missing comes out of the garage. The ego vehicle, drawn green, goes where its actions say.
 """
 
 import math
@@ -22,40 +22,49 @@ CELLS = round(VIEW_METRES / CELL_METRES)
 """Cells of the town, along each side."""
 UNITS = 2
 """Places of a vehicle from the middle of a cell to the middle of the next one: one every two metres."""
+METRES = CELL_METRES / UNITS
+"""From one place to the next."""
 CELL_PIXELS = FRAME_PIXELS // CELLS
 SUPERSAMPLING = 4
 """Pixels that are drawn for each pixel of a frame, along each side."""
 
 NORTH, EAST, SOUTH, WEST = (-1, 0), (0, 1), (1, 0), (0, -1)
 STREETS: Sequence[tuple[Cell, Cell]] = (
-    # the first cell, and a heading in which the street goes on for as long as the town
+    # the first cell, and a heading in which the street goes on to the end of the town
     ((0, 0), EAST),
     ((0, 7), SOUTH),
     ((7, 7), WEST),
     ((7, 0), NORTH),
     ((3, 7), WEST),
     ((0, 4), SOUTH),
+    ((1, 2), NORTH),
 )
-JUNCTIONS = ((0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
+JUNCTIONS = ((0, 2), (0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
 """Cells that two streets lead into or out of."""
+GARAGE = (1, 2)
+"""The cell where a vehicle comes into the town."""
+IN_GARAGE = 0.25
+"""How often a vehicle is still there when a drive begins."""
 GAP = UNITS + 1
 """The least places from the middle of a vehicle to that of the one ahead, so that no patch shows parts of both."""
 
 Line = Mapping[Cell, Cell]
 """The headings in which a vehicle leaves cells; it goes straight on in the others, or where the street goes."""
-LINES: dict[str, tuple[Line, int]] = {
-    "red": ({(0, 4): SOUTH}, 1),
-    "blue": ({(3, 7): WEST}, 1),
-    "yellow": ({}, 2),
+LINES: dict[str, Line] = {
+    "red": {(0, 4): SOUTH},
+    "blue": {(3, 7): WEST},
+    "yellow": {},
+    "purple": {(0, 4): SOUTH, (3, 4): WEST},
 }
-"""By colour: the line, and the most places from one frame to the next."""
+"""The line of each colour. There is one vehicle of each."""
 CHOICES = {(0, 4): (EAST, SOUTH), (3, 7): (SOUTH, WEST), (3, 4): (SOUTH, WEST)}
 """Where the ego vehicle can choose."""
-EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.1, 0.4, 0.5)
+EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.25, 0.25, 0.5)
 """The most places from one frame to the next that the ego vehicle's driver chooses from, and how often each."""
+MOST_METRES = max(EGO_SPEEDS) * METRES
+"""The furthest that an action leads."""
 EGO_CHANGES = 0.2
 """How often the driver chooses."""
-LEAST_OTHERS, MOST_OTHERS = 3, 5
 
 EGO = "green"
 COLOURS: dict[str, Colour] = {
@@ -63,6 +72,7 @@ COLOURS: dict[str, Colour] = {
     "red": (225, 45, 45),
     "blue": (50, 95, 230),
     "yellow": (250, 205, 40),
+    "purple": (160, 75, 205),
 }
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
@@ -70,8 +80,9 @@ GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 def _exits() -> dict[Cell, list[Cell]]:
     exits: dict[Cell, list[Cell]] = {}
     for (row, col), (down, right) in STREETS:
-        for step in range(CELLS - 1):
-            exits.setdefault((row + step * down, col + step * right), []).append((down, right))
+        while row + down in range(CELLS) and col + right in range(CELLS):
+            exits.setdefault((row, col), []).append((down, right))
+            row, col = row + down, col + right
     return exits
 
 
@@ -129,6 +140,24 @@ class Vehicle:
         """The next cell."""
         return self.cell[0] + self.leaves[0], self.cell[1] + self.leaves[1]
 
+    def led(self, action: np.ndarray) -> list["Vehicle"]:
+        """The places up to the next frame where an action leads: as far as it says, around the corners that are there.
+
+        Args:
+            action: float (NUM_WAYPOINTS, 3); see `Drive`.
+        """
+        count = round(float(np.abs(action[-1, :2]).sum()) / METRES)
+        (down, right), way, before = self.came, [], np.zeros(2)
+        for number in range(1, count + 1):
+            there = action[round(NUM_WAYPOINTS * number / count) - 1, :2]
+            ahead, left = np.round((there - before) / METRES).astype(int).tolist()
+            before, vehicle = there, way[-1] if way else self
+            wished = ahead * down - left * right, ahead * right + left * down
+            if vehicle.units == 0 and wished in EXITS[vehicle.cell]:
+                vehicle = replace(vehicle, leaves=wished)
+            way.append(vehicle.on())
+        return way
+
     def entering(self, junction: Cell) -> bool:
         """Whether it is past the last cell before a junction, and not yet in its middle."""
         return self.units > 0 and self.ahead == junction
@@ -174,14 +203,22 @@ class Vehicle:
         return False
 
 
-def heading_at(place: Cell) -> Cell:
-    """The heading in which the streets lead to a place, given by row and column counted in places."""
-    for heading in (NORTH, EAST, SOUTH, WEST):
-        for units in range(1, UNITS + 1):
-            row, col = (there - units * step for there, step in zip(place, heading, strict=True))
-            if row % UNITS == col % UNITS == 0 and heading in EXITS.get((row // UNITS, col // UNITS), ()):
-                return heading
-    raise ValueError(f"place {place} is off the streets")
+@cache
+def vehicles_at(colour: str, place: Cell) -> Sequence[Vehicle]:
+    """What a vehicle of a colour may be at a place, given by row and column counted in places: one that came there by
+    each of the streets, or one in the garage."""
+    ways = [[_garaged(colour)]]
+    for cell, exits in EXITS.items():
+        for heading in exits:
+            way = [Vehicle(colour, LINES.get(colour, {}), 1, cell, heading, heading)]
+            for _ in range(UNITS):
+                way.append(way[-1].on())
+            ways.append(way[1:])
+    return [vehicle for way in ways for vehicle in way if vehicle.place == place]
+
+
+def _garaged(colour: str) -> Vehicle:
+    return Vehicle(colour, LINES.get(colour, {}), 1, GARAGE, NORTH, NORTH)
 
 
 class Town:
@@ -189,14 +226,19 @@ class Town:
 
     Args:
         seed: of everything that is drawn; equal seeds give equal drives.
+        vehicles: those that are there, the ego vehicle first; drawn if there are none.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vehicles: Sequence[Vehicle] = ()) -> None:
         self._rng = np.random.default_rng(seed)
-        self.vehicles = [self._placed(EGO, self._way(), 2, [])]
-        for _ in range(int(self._rng.integers(LEAST_OTHERS, MOST_OTHERS + 1))):
-            colour = str(self._rng.choice(list(LINES)))
-            self.vehicles.append(self._placed(colour, *LINES[colour], self.vehicles))
+        self.vehicles = list(vehicles) or self._drawn()
+
+    def _drawn(self) -> list[Vehicle]:
+        vehicles = [self._placed(EGO, self._way(), 2, [])]
+        for colour, line in LINES.items():
+            if self._rng.random() >= IN_GARAGE:
+                vehicles.append(self._placed(colour, line, 1, vehicles))
+        return vehicles
 
     def _way(self) -> Line:
         return {cell: headings[int(self._rng.integers(2))] for cell, headings in CHOICES.items()}
@@ -208,7 +250,7 @@ class Town:
             for _ in range(int(self._rng.integers(1, 40 * UNITS))):
                 vehicle = vehicle.on()
             distances = [np.abs(vehicle.position - other.position).sum() for other in others]
-            if min(distances, default=np.inf) > 2 * CELL_METRES:
+            if min(distances, default=np.inf) > GAP * METRES:
                 return vehicle
 
     def advance(self) -> np.ndarray:
@@ -222,10 +264,20 @@ class Town:
             ego = replace(ego, speed=int(self._rng.choice(EGO_SPEEDS, p=EGO_SHARES)))
         if ego.cell in CHOICES and ego.units > 0:
             ego = replace(ego, line=self._way())
-        now = [ego, *self.vehicles[1:]]
-        moves = [vehicle.moves(now[:index] + now[index + 1 :]) for index, vehicle in enumerate(now)]
-        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, moves, strict=True)]
-        return waypoints([ego, *moves[0]])
+        self.vehicles[0] = ego
+        action = waypoints([ego, *ego.moves(self.vehicles[1:])])
+        self.follow(action)
+        return action
+
+    def follow(self, action: np.ndarray) -> None:
+        """Drive to the next frame, the ego vehicle where an action leads, whatever is there."""
+        now, ways = self.vehicles, [self.vehicles[0].led(action)]
+        for index, vehicle in enumerate(now[1:], 1):
+            ways.append(vehicle.moves(now[:index] + now[index + 1 :]))
+        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, ways, strict=True)]
+        missing = [colour for colour in LINES if all(vehicle.colour != colour for vehicle in now)]
+        if missing and all(vehicle.cell != GARAGE for vehicle in now):
+            self.vehicles.append(_garaged(missing[0]))
 
 
 def waypoints(way: Sequence[Vehicle]) -> np.ndarray:
@@ -247,13 +299,11 @@ def record(seed: int, num_frames: int = NUM_FRAMES) -> Drive:
         num_frames: frames of the drive, which has one action fewer.
     """
     town = Town(seed)
-    frames, actions, places = [render(town.vehicles)], [], [[vehicle.position for vehicle in town.vehicles]]
+    frames, actions = [render(town.vehicles)], []
     for _ in range(num_frames - 1):
         actions.append(town.advance())
         frames.append(render(town.vehicles))
-        places.append([vehicle.position for vehicle in town.vehicles])
-    colours = tuple(vehicle.colour for vehicle in town.vehicles)
-    return Drive(np.array(frames), np.array(actions), np.array(places, np.float32), colours)
+    return Drive(np.array(frames), np.array(actions))
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -310,7 +360,10 @@ def _ground() -> Image.Image:
 
     for margin, fill in ((0.12, KERB), (0.0, ASPHALT)):
         for (row, col), (down, right) in STREETS:
-            rows, cols = (sorted((first, first + step * (CELLS - 1))) for first, step in ((row, down), (col, right)))
+            last = row, col
+            while last[0] + down in range(CELLS) and last[1] + right in range(CELLS):
+                last = last[0] + down, last[1] + right
+            rows, cols = (sorted(ends) for ends in zip((row, col), last, strict=True))
             box(rows[0] - margin, cols[0] - margin, rows[1] + 1 + margin, cols[1] + 1 + margin, fill)
     for row in range(CELLS):
         for col in range(CELLS):
