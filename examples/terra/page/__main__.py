@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +27,8 @@ def main(
     print("Starting the server, half a minute ...", flush=True)
     with Server(model, *OPTIONS, *options, port=port) as server:
         print(f"Drive at {server.url}/terra, and end it with ctrl-C.", flush=True)
-        try:
+        with suppress(KeyboardInterrupt):
             server.process.wait()
-        except KeyboardInterrupt:
-            pass
 
 
 if __name__ == "__main__":
