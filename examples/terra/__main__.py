@@ -147,7 +147,7 @@ def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
     """The figures of a run, for people."""
     for name in names:
         figures = report[name]
-        facts = [f"{figures['seconds_per_frame']:.3f} s per frame"]
+        facts = [f"{1 / figures['seconds_per_frame']:.1f} frames per second"]
         facts += [text.format(figures[figure]) for figure, text in FIGURES.items() if figure in figures]
         print(f"{name:>12}: {', '.join(facts)}")
     cached, prompt = report["vLLM"]["cached_tokens"], report["vLLM"]["prompt_tokens"]

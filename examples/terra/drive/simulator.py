@@ -77,12 +77,19 @@ COLOURS: dict[str, Colour] = {
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
 
+def _street(first: Cell, heading: Cell) -> list[Cell]:
+    """Its cells."""
+    cells = [first]
+    while all(0 <= place + step < CELLS for place, step in zip(cells[-1], heading, strict=True)):
+        cells.append((cells[-1][0] + heading[0], cells[-1][1] + heading[1]))
+    return cells
+
+
 def _exits() -> dict[Cell, list[Cell]]:
     exits: dict[Cell, list[Cell]] = {}
-    for (row, col), (down, right) in STREETS:
-        while row + down in range(CELLS) and col + right in range(CELLS):
-            exits.setdefault((row, col), []).append((down, right))
-            row, col = row + down, col + right
+    for first, heading in STREETS:
+        for cell in _street(first, heading)[:-1]:
+            exits.setdefault(cell, []).append(heading)
     return exits
 
 
@@ -359,11 +366,8 @@ def _ground() -> Image.Image:
         pen.rectangle([value * scale for value in (left, top)] + [value * scale - 1 for value in (right, bottom)], fill)
 
     for margin, fill in ((0.12, KERB), (0.0, ASPHALT)):
-        for (row, col), (down, right) in STREETS:
-            last = row, col
-            while last[0] + down in range(CELLS) and last[1] + right in range(CELLS):
-                last = last[0] + down, last[1] + right
-            rows, cols = (sorted(ends) for ends in zip((row, col), last, strict=True))
+        for first, heading in STREETS:
+            rows, cols = (sorted(ends) for ends in zip(first, _street(first, heading)[-1], strict=True))
             box(rows[0] - margin, cols[0] - margin, rows[1] + 1 + margin, cols[1] + 1 + margin, fill)
     for row in range(CELLS):
         for col in range(CELLS):
