@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
-    """They keep apart, and a minute later one of each colour is there."""
+    """They keep apart."""
     for seed in range(12):
         town = Town(seed)
         for _ in range(60):
@@ -54,7 +54,6 @@ def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
             places = np.array([vehicle.place for vehicle in town.vehicles])
             distances = np.abs(places[:, None] - places).sum(-1)
             assert distances[~np.eye(len(places), dtype=bool)].min() >= GAP - 1
-        assert {vehicle.colour for vehicle in town.vehicles} == {*COLOURS}
 
 
 def test_an_action_leads_where_the_vehicle_went(drives: list[Drive]) -> None:
