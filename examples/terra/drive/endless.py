@@ -6,6 +6,7 @@ page.
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from ..drafts import FRAME_TOKENS
 from ..rollout import Drive, VllmTerra
 from ..worlds import CONTEXT_FRAMES, TownWorld
 from .metrics import blobs, kept, vehicles
-from .simulator import COLOURS, EGO, Town, render
+from .simulator import EGO, Town, render
 
 SPAN = 100
 """Frames of the first and of the last part."""
@@ -54,6 +55,7 @@ def drive(engine: VllmTerra, world: TownWorld, seed: int, frames: int, keep: int
     """The figures of one drive: shares in the first SPAN frames and in the last, and frames per second."""
     episode, town = world.episode(seed, CONTEXT_FRAMES), Town(seed)
     stream = Drive(engine.config, episode.frames, episode.actions, keep)
+    there = Counter(blob.colour for blob in blobs(episode.pictures[-1]))
     picture, shares, seconds = episode.pictures[-1], [], 0.0
     for _ in tqdm(range(frames), f"drive {seed}", unit="frame"):
         action = steered(town, picture)
@@ -61,8 +63,8 @@ def drive(engine: VllmTerra, world: TownWorld, seed: int, frames: int, keep: int
         seconds += step.seconds
         picture = world.pictures(step.tokens)[0]
         shown = blobs(picture)
-        counts = len({blob.colour for blob in shown}), len(shown)
-        shares.append((*np.divide(counts, len(COLOURS)), kept(shown, blobs(render(town.vehicles)))))
+        counts = (Counter(blob.colour for blob in shown) & there).total(), len(shown)
+        shares.append((*np.divide(counts, there.total()), kept(shown, blobs(render(town.vehicles)))))
     names = ("vehicles there", "spots for each vehicle", "in place by the frame before")
     parts = [np.mean(part, axis=0) for part in (shares[:SPAN], shares[-SPAN:])]
     return {"rate": frames / seconds, "parts": dict(zip(names, np.transpose(parts).tolist(), strict=True))}

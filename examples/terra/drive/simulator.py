@@ -1,7 +1,7 @@
 """The town that Terra sees: one-way streets from a fixed camera, and vehicles whose colour says where they drive.
 
-All that moves is known from what is visible: a vehicle of a colour drives its line, keeps its distance, and gives way
-to the right; one that is missing comes out of the garage. The ego vehicle, drawn green, goes where its actions say.
+All that moves is known from what is visible: a vehicle of a colour drives its line, at its speed, keeps its distance,
+and gives way to the right. The ego vehicle, drawn green, goes where its actions say.
 """
 
 import math
@@ -37,34 +37,30 @@ STREETS: Sequence[tuple[Cell, Cell]] = (
     ((7, 0), NORTH),
     ((3, 7), WEST),
     ((0, 4), SOUTH),
-    ((1, 2), NORTH),
 )
-JUNCTIONS = ((0, 2), (0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
+JUNCTIONS = ((0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
 """Cells that two streets lead into or out of."""
-GARAGE = (1, 2)
-"""The cell where a vehicle comes into the town."""
-IN_GARAGE = 0.25
-"""How often a vehicle is still there when a drive begins."""
 GAP = UNITS + 1
 """The least places from the middle of a vehicle to that of the one ahead, so that no patch shows parts of both."""
 
 Line = Mapping[Cell, Cell]
 """The headings in which a vehicle leaves cells; it goes straight on in the others, or where the street goes."""
-LINES: dict[str, Line] = {
-    "red": {(0, 4): SOUTH},
-    "blue": {(3, 7): WEST},
-    "yellow": {},
-    "purple": {(0, 4): SOUTH, (3, 4): WEST},
+LINES: dict[str, tuple[Line, int]] = {
+    "red": ({(0, 4): SOUTH}, 1),
+    "blue": ({(3, 7): WEST}, 1),
+    "yellow": ({}, 2),
 }
-"""The line of each colour. There is one vehicle of each."""
+"""By colour: the line, and the most places from one frame to the next."""
 CHOICES = {(0, 4): (EAST, SOUTH), (3, 7): (SOUTH, WEST), (3, 4): (SOUTH, WEST)}
 """Where the ego vehicle can choose."""
-EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.25, 0.25, 0.5)
+EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.1, 0.4, 0.5)
 """The most places from one frame to the next that the ego vehicle's driver chooses from, and how often each."""
 MOST_METRES = max(EGO_SPEEDS) * METRES
 """The furthest that an action leads."""
 EGO_CHANGES = 0.2
 """How often the driver chooses."""
+
+LEAST_OTHERS, MOST_OTHERS = 3, 5
 
 EGO = "green"
 COLOURS: dict[str, Colour] = {
@@ -72,7 +68,6 @@ COLOURS: dict[str, Colour] = {
     "red": (225, 45, 45),
     "blue": (50, 95, 230),
     "yellow": (250, 205, 40),
-    "purple": (160, 75, 205),
 }
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
@@ -213,19 +208,16 @@ class Vehicle:
 @cache
 def vehicles_at(colour: str, place: Cell) -> Sequence[Vehicle]:
     """What a vehicle of a colour may be at a place, given by row and column counted in places: one that came there by
-    each of the streets, or one in the garage."""
-    ways = [[_garaged(colour)]]
+    each of the streets."""
+    line, speed = LINES.get(colour, ({}, max(EGO_SPEEDS)))
+    ways = []
     for cell, exits in EXITS.items():
         for heading in exits:
-            way = [Vehicle(colour, LINES.get(colour, {}), 1, cell, heading, heading)]
+            way = [Vehicle(colour, line, speed, cell, heading, heading)]
             for _ in range(UNITS):
                 way.append(way[-1].on())
             ways.append(way[1:])
     return [vehicle for way in ways for vehicle in way if vehicle.place == place]
-
-
-def _garaged(colour: str) -> Vehicle:
-    return Vehicle(colour, LINES.get(colour, {}), 1, GARAGE, NORTH, NORTH)
 
 
 class Town:
@@ -242,9 +234,9 @@ class Town:
 
     def _drawn(self) -> list[Vehicle]:
         vehicles = [self._placed(EGO, self._way(), 2, [])]
-        for colour, line in LINES.items():
-            if self._rng.random() >= IN_GARAGE:
-                vehicles.append(self._placed(colour, line, 1, vehicles))
+        for _ in range(int(self._rng.integers(LEAST_OTHERS, MOST_OTHERS + 1))):
+            colour = str(self._rng.choice(list(LINES)))
+            vehicles.append(self._placed(colour, *LINES[colour], vehicles))
         return vehicles
 
     def _way(self) -> Line:
@@ -257,7 +249,7 @@ class Town:
             for _ in range(int(self._rng.integers(1, 40 * UNITS))):
                 vehicle = vehicle.on()
             distances = [np.abs(vehicle.position - other.position).sum() for other in others]
-            if min(distances, default=np.inf) > GAP * METRES:
+            if min(distances, default=np.inf) > 2 * CELL_METRES:
                 return vehicle
 
     def advance(self) -> np.ndarray:
@@ -282,9 +274,6 @@ class Town:
         for index, vehicle in enumerate(now[1:], 1):
             ways.append(vehicle.moves(now[:index] + now[index + 1 :]))
         self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, ways, strict=True)]
-        missing = [colour for colour in LINES if all(vehicle.colour != colour for vehicle in now)]
-        if missing and all(vehicle.cell != GARAGE for vehicle in now):
-            self.vehicles.append(_garaged(missing[0]))
 
 
 def waypoints(way: Sequence[Vehicle]) -> np.ndarray:

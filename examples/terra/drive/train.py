@@ -5,7 +5,6 @@ The model is the published Terra, made small. `python -m examples.terra.drive.ju
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,20 +21,20 @@ from ..worlds import TOWN
 from .data import Tokens, recorded
 from .drives import FIRST_TRAINING_SEED, NUM_FRAMES, NUM_WAYPOINTS
 from .muon import Muon
-from .simulator import CELL_PIXELS, CELLS, COLOURS, EGO, render
+from .simulator import CELL_PIXELS, CELLS, COLOURS, EGO
 from .tokenizer import Tokenizer
 
 POSITIONS_PER_STEP = 2240
 """Positions of a batch, whatever the length of its windows: 16 windows of 2 frames."""
-SHORT_FRAMES, SHORT_PART = 2, 0.5
+SHORT_FRAMES, SHORT_PART = 2, 0.4
 """Length of the windows in the first part of the training: they have one action, and the model learns to read it."""
 WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.4, 0.3, 0.3)
 """Their lengths afterwards, and how often each is drawn."""
 MUON_LR, ADAMW_LR = 0.006, 0.002
 WARM_UP_STEPS = 100
-VEHICLE_WEIGHT, RARE_WEIGHT = 4.0, 10.0
-"""How much more a token counts where a vehicle is or was; and where that is the ego vehicle, which is one of five, or
-one that stands, which few do."""
+EGO_WEIGHT = 10.0
+"""How much more a token counts where the ego vehicle is or was: where it goes is what a model of actions is for, and
+one vehicle of five that all others' tokens drown."""
 MOST_DAMAGE = 0.1
 """Largest share of a long window's tokens that is replaced before the model reads them."""
 NUM_WAVES = 9
@@ -146,52 +145,30 @@ def misread(guesses: Tensor, frames: Tensor, rng: np.random.Generator) -> Tensor
     return torch.where(torch.from_numpy(rng.random(frames.shape)) < shares, others, read)
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """What ids show.
-
-    Attributes:
-        is_ego: bool (ids,), whether an id shows some of the ego vehicle.
-        empty: int64 (tokens,), the scene without vehicles.
-    """
-
-    is_ego: Tensor
-    empty: Tensor
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Kinds":
-        """Those of a codebook."""
-        differences = np.abs(tokenizer.codebook.astype(int) - np.array(COLOURS[EGO])).max(-1)
-        return cls(torch.from_numpy((differences < 20).any((1, 2))), torch.from_numpy(tokenizer.encode(render([]))))
-
-    def stands(self, frames: Tensor) -> Tensor:
-        """Which tokens of all frames but the first show a vehicle that stands: bool (batch, frames - 1, tokens)."""
-        return (frames[:, 1:] == frames[:, :-1]) & (frames[:, 1:] != self.empty)
-
-    def weights(self, frames: Tensor) -> Tensor:
-        """How much each token counts, of all frames but the first: float (batch, frames - 1, tokens)."""
-        before, after = frames[:, :-1], frames[:, 1:]
-        weights = torch.where((before != self.empty) | (after != self.empty), VEHICLE_WEIGHT, 1.0)
-        return weights.masked_fill(self.stands(frames) | self.is_ego[before] | self.is_ego[after], RARE_WEIGHT)
+def ego_ids(tokenizer: Tokenizer) -> Tensor:
+    """Which ids show some of the ego vehicle: bool (ids,)."""
+    differences = np.abs(tokenizer.codebook.astype(int) - np.array(COLOURS[EGO])).max(-1)
+    return torch.from_numpy((differences < 20).any((1, 2)))
 
 
-def loss_of(logits: Tensor, frames: Tensor, weights: Tensor) -> Tensor:
-    """Weighted cross entropy."""
+def loss_of(logits: Tensor, frames: Tensor, is_ego: Tensor) -> Tensor:
+    """Cross entropy, in which tokens of the ego vehicle count more, and those where it was."""
     losses = nn.functional.cross_entropy(logits.flatten(0, 2), frames[:, 1:].flatten(), reduction="none")
-    return (losses * weights.flatten()).sum() / weights.sum()
+    weights = 1 + (EGO_WEIGHT - 1) * (is_ego[frames[:, 1:]] | is_ego[frames[:, :-1]]).flatten()
+    return (losses * weights).sum() / weights.sum()
 
 
 @torch.no_grad()
-def check(model: LlamaActionForCausalLM, tokens: Tokens, kinds: Kinds, num_frames: int) -> dict[str, float]:
-    """The share of right tokens on windows that are not trained on: of those that changed, and of vehicles."""
+def check(model: LlamaActionForCausalLM, tokens: Tokens, is_ego: Tensor, num_frames: int) -> dict[str, float]:
+    """The share of right tokens on windows that are not trained on: of those that changed, and of the ego vehicle."""
     frames, actions, moments = tokens.windows(np.random.default_rng(0), 24, num_frames)
     truth = frames[:, 1:]
     is_right = (predict(model, frames, actions, moments).argmax(-1) == truth).float()
-    groups = {"changed": truth != frames[:, :-1], "ego": kinds.is_ego[truth], "standing": kinds.stands(frames)}
+    groups = {"changed": truth != frames[:, :-1], "ego": is_ego[truth]}
     return {name: is_right[group].mean().item() for name, group in groups.items()}
 
 
-def train(tokens: Tokens, model: LlamaActionForCausalLM, kinds: Kinds, steps: int, seed: int, out: Path) -> None:
+def train(tokens: Tokens, model: LlamaActionForCausalLM, is_ego: Tensor, steps: int, seed: int, out: Path) -> None:
     """Train a model, from where the last run broke off if there was one; saves it into a folder."""
     optimizers = make_optimizers(model)
     trained = Tokens(tokens.frames[:-VALIDATION_DRIVES], tokens.actions[:-VALIDATION_DRIVES])
@@ -214,7 +191,7 @@ def train(tokens: Tokens, model: LlamaActionForCausalLM, kinds: Kinds, steps: in
                 guesses = predict(model, frames, actions, moments)[..., : model.placeholder_id].argmax(-1)
             read = misread(guesses, frames, rng)
         logits = predict(model, read, actions, moments)
-        loss = loss_of(logits, frames, kinds.weights(frames))
+        loss = loss_of(logits, frames, is_ego)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         factor = min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, 2 * (1 - step / steps))
@@ -225,7 +202,7 @@ def train(tokens: Tokens, model: LlamaActionForCausalLM, kinds: Kinds, steps: in
             optimizer.zero_grad()
         average = loss.item() if math.isnan(average) else 0.98 * average + 0.02 * loss.item()
         if (step + 1) % CHECK_EVERY == 0:
-            shares = check(model, validation, kinds, min(num_frames, WINDOW_FRAMES[0]))
+            shares = check(model, validation, is_ego, min(num_frames, WINDOW_FRAMES[0]))
         if (step + 1) % SAVE_EVERY == 0:
             _save(unfinished, model, optimizers, (steps, seed), step + 1)
             save(model, out)
@@ -261,8 +238,8 @@ def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 4800,
-    drives: Annotated[int, typer.Option(help="Drives to train on.", min=VALIDATION_DRIVES + 1)] = 3000,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 3000,
+    drives: Annotated[int, typer.Option(help="Drives to train on.", min=VALIDATION_DRIVES + 1)] = 2500,
     seed: Annotated[int, typer.Option(help="Of weights and windows.", min=0)] = 0,
     data: Annotated[Path, typer.Option(help="Where to keep the tokens of the drives.")] = Path("out/drive.npz"),
     out: Annotated[Path, typer.Option(help="Where to save the checkpoint.")] = CHECKPOINT,
@@ -274,7 +251,7 @@ def main(
     tokens, tokenizer = recorded(seeds, data)
     tokenizer.save(out)
     torch.manual_seed(seed)
-    train(tokens, make_model(tokenizer), Kinds.of(tokenizer), steps, seed, out)
+    train(tokens, make_model(tokenizer), ego_ids(tokenizer), steps, seed, out)
 
 
 if __name__ == "__main__":
