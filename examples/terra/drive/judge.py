@@ -27,6 +27,7 @@ FIGURES = Path(__file__).parent / "figures.json"
 """Those of docs/terra-drive.md."""
 MARK = "<!-- figures.json -->"
 """Stands before and behind the table on the page."""
+MODEL, TOWN = "world model", "the town itself"
 SHUFFLES = 100
 """Orders of a drive's actions that are looked at; most orders of actions that are much alike lead the same way."""
 
@@ -71,12 +72,10 @@ def main(
     }
     last = np.stack([drive.frames[CONTEXT_FRAMES - 1] for drive in judged])
     shape = (len(judged), GENERATED, *last.shape[1:])
-    videos = {"world model": dream(actions, "true actions")}
+    videos = {MODEL: dream(actions, "true actions")}
     for name, other in others.items():
-        videos[f"world model, actions {name}"] = dream(other, name)
-        videos[f"the town itself, actions {name}"] = np.stack(
-            [followed(*pair) for pair in zip(seeds, other, strict=True)]
-        )
+        videos[f"{MODEL}, actions {name}"] = dream(other, name)
+        videos[f"{TOWN}, actions {name}"] = np.stack([followed(*pair) for pair in zip(seeds, other, strict=True)])
     videos |= {
         "last frame": np.broadcast_to(last[:, None], shape),
         "empty scene": np.broadcast_to(render([]), shape),
@@ -88,13 +87,16 @@ def main(
         name: [judge(*pair) for pair in tqdm(zip(video, judged, strict=True), name, len(judged), unit="drive")]
         for name, video in videos.items()
     }
-    persistence = np.mean([each["persistence"] for each in per_drive["world model"]], axis=0)
+    persistence = np.mean([each["persistence"] for each in per_drive[MODEL]], axis=0)
     report = {
         "first": first,
         "drives": drives,
         "generated": GENERATED,
         "figures": {name: summary(each) for name, each in per_drive.items()},
         "persistence by frame": persistence.round(1).tolist(),
+        "ego in place though its actions lead elsewhere, %": {
+            name: ignored(*(per_drive[f"{who}, actions {name}"] for who in (MODEL, TOWN))) for name in others
+        },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
@@ -167,6 +169,13 @@ def shuffled(drive: Drive, seed: int) -> np.ndarray:
     truth = path(after)
     away = [(np.linalg.norm(path(after[order]) - truth, axis=-1) > METRES_NEAR).sum() for order in orders]
     return np.concatenate([drive.actions[: CONTEXT_FRAMES - 1], after[orders[int(np.argmax(away))]]])
+
+
+def ignored(shown: list[dict[str, Any]], town: list[dict[str, Any]]) -> float:
+    """Of the frames in which the town itself has the ego vehicle elsewhere than the true actions led it, the share in
+    percent that shows it there nevertheless."""
+    pairs = [pair for drives in zip(shown, town, strict=True) for pair in zip(*(d["ego"] for d in drives), strict=True)]
+    return round(float(np.mean([model for model, truth in pairs if not truth])), 1)
 
 
 def cells(figures: dict[str, list[float]]) -> list[str]:
