@@ -97,18 +97,18 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def rendering(processor: Any, prompt: list[int], data: Any) -> Callable[[], Any]:
     """One request, as vLLM's renderer hands it to the processor."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
-    return lambda: kit.render(processor, prompt, data, {}, None)
+    return lambda: vllm_path.render(processor, prompt, data, {}, None)
 
 
 def floor(processor: Any, prompt: list[int], data: Any) -> Callable[[], Any]:
     """What vLLM does to any such request: each item is hashed, the prompt is copied."""
     from vllm.multimodal.processing import ProcessorInputs
 
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
-    inputs = ProcessorInputs(prompt, kit.parsed(processor, data), hf_processor_mm_kwargs={})
+    inputs = ProcessorInputs(prompt, vllm_path.parsed(processor, data), hf_processor_mm_kwargs={})
     config = processor.info.ctx.get_mm_config()
 
     def call() -> Any:
@@ -199,16 +199,16 @@ def series(kind: str) -> Any:
 def made(spec: Any) -> Any:
     """The spec's processor in vLLM, for a Terra that takes 1,000 items."""
     from examples import terra
-    from mmkit.vllm_api import harness
+    from mmkit.testing import vllm_path
 
     terra.register()
     many = {name: 1000 for name in ("actions", "series")}
     overrides = {"num_temporal_embeddings": 1001, "max_position_embeddings": 200_000}
-    config = harness.model_config(
+    config = vllm_path.model_config(
         terra.CHECKPOINT, hf_overrides=overrides, limit_mm_per_prompt=many
     )
     classes = spec.classes
-    return harness.generated(classes.info, classes.dummy_inputs, classes.processor, config)
+    return vllm_path.generated(classes.info, classes.dummy_inputs, classes.processor, config)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,12 @@ import time
 from typing import Any
 
 import hypothesis
-from hypothesis import Phase, given
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from mmkit.errors import MmkitError, VllmApiError
 from mmkit.serve import AsyncClient
-from mmkit.testing import Request, Subject, of_registered, of_spec
-from mmkit.testing.drawing import quiet
-from mmkit.testing.subject import NO_KWARGS
-from mmkit.vllm_api import harness
+from mmkit.testing import Request, Subject, of_registered, of_spec, vllm_path
 
 _OUTPUT = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -52,7 +50,13 @@ def requests(subject: Subject, count: int, seed: int, room: int) -> list[tuple[R
     found: dict[str, tuple[Request, int]] = {}
 
     @hypothesis.seed(seed)
-    @quiet(max_examples=_DRAWS * count, database=None, phases=[Phase.generate])
+    @settings(
+        max_examples=_DRAWS * count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(subject.requests())
     def draw(request: Request) -> None:
         if len(found) < count and repr(request) not in found:
@@ -79,13 +83,14 @@ def drawn(args: Any, tokenizer: Any = None) -> list[Any]:
     if not args.model:
         remedy = "State the folder that the server serves."
         raise MmkitError("vllm bench", "--model DIR, whose requests are drawn", "none", remedy)
-    config = harness.model_config(args.model)
-    spec = getattr(harness.registered(config), "spec", None)
+    config = vllm_path.model_config(args.model)
+    spec = getattr(vllm_path.registered(config), "spec", None)
     # the server may have other options, and takes requests without any
+    none = st.just({})
     subject = (
-        of_registered(args.model, kwargs=NO_KWARGS)
+        of_registered(args.model, kwargs=none)
         if spec is None
-        else of_spec(spec, args.model, kwargs=NO_KWARGS, enable_mm_embeds=False)
+        else of_spec(spec, args.model, kwargs=none, enable_mm_embeds=False)
     )
     output = getattr(args, "output_len", None) or _OUTPUT
     known = requests(subject, args.num_prompts, args.seed or 0, config.max_model_len - output)

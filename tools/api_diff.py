@@ -65,7 +65,8 @@ HOMES = (
 MMKIT = Path(__file__).parents[1] / "mmkit"
 SOURCES = {
     path.relative_to(MMKIT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [*sorted(MMKIT.glob("vllm_api/*.py")), *sorted(MMKIT.glob("model/*.py"))]
+    for pattern in ("vllm_api/*.py", "model/*.py", "testing/vllm_*.py")
+    for path in sorted(MMKIT.glob(pattern))
 }
 """Everything in mmkit that touches vLLM, by path."""
 
