@@ -42,7 +42,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = """\
 expr layout field items/base items/tensor items/media updates placement process spec
 bound/intake bound/processing bound/placeholders bound/modality plan"""
-IMPORTED_BEFORE = ["torch", "transformers", "hypothesis.extra.numpy", "pydantic", "xdist", "pytest"]
+OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")
+"""What no process of a mutant has imported before."""
+
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the
@@ -142,8 +144,8 @@ def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
 # -- the tests of a line ---------------------------------------------------------------------------
 
 
-def cover(folder: str, tests: list[str], modules: list[str]) -> None:
-    """In a process of its own: each test is a context. Also notes what each takes."""
+def cover(folder: str, tests: list[str], paths: list[str]) -> None:
+    """In a process of its own: each test is a context. Tells its seconds, and all imports."""
     import pytest
 
     seconds: Seconds = defaultdict(float)
@@ -156,12 +158,13 @@ def cover(folder: str, tests: list[str], modules: list[str]) -> None:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             seconds[without_parameters(report.nodeid)] += report.duration
 
-    coverage = Coverage(data_file=f"{folder}/lines", include=modules)
+    coverage = Coverage(data_file=f"{folder}/lines", include=paths)
     coverage.start()
     status = pytest.main([*PYTEST, *tests], plugins=[Contexts()])
     coverage.stop()
     coverage.save()
-    Path(folder, "seconds").write_text(json.dumps(seconds))
+    modules = [name for name in sys.modules if name.partition(".")[0] not in OURS]
+    Path(folder, "told").write_text(json.dumps([seconds, modules]))
     os._exit(int(status))
 
 
@@ -244,7 +247,7 @@ def judge(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Outcome:
     start = time.perf_counter()
     end, difference = "survived", mutant.difference()
     if own := tests_of(mutant, lines, seconds):
-        process = process_of(run, mutant, mutant.source(), own)
+        process = process_of("forkserver", run, mutant, mutant.source(), own)
         process.join(WAITS)
         if process.is_alive():
             process.kill()
@@ -254,8 +257,8 @@ def judge(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Outcome:
     return Outcome(mutant, end, difference, time.perf_counter() - start)
 
 
-def process_of(target: Any, *args: Any) -> Any:
-    process = multiprocessing.get_context("forkserver").Process(target=target, args=args)
+def process_of(start: str, target: Any, *args: Any) -> Any:
+    process: Any = multiprocessing.get_context(start).Process(target=target, args=args)
     process.start()
     return process
 
@@ -273,18 +276,18 @@ def main(
     # failing examples are not made smaller
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     os.chdir(ROOT)
-    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_BEFORE)
     paths = [f"mmkit/{name}.py" for name in modules.split()]
     chosen = survivors(again) if again else sample(paths, size, seed)
     with tempfile.TemporaryDirectory() as folder, ThreadPool(jobs) as pool:
         print("running the tests once", flush=True)
-        first = process_of(cover, folder, tests.split(), paths)
+        first = process_of("spawn", cover, folder, tests.split(), paths)
         first.join()
         if first.exitcode:
             sys.exit("The tests fail without any mutant.")
         lines = CoverageData(f"{folder}/lines")
         lines.read()
-        seconds = json.loads(Path(folder, "seconds").read_text())
+        seconds, imported = json.loads(Path(folder, "told").read_text())
+        multiprocessing.get_context("forkserver").set_forkserver_preload(imported)
         judged = pool.imap(partial(judge, lines=lines, seconds=seconds), chosen)
         outcomes = list(tqdm(judged, total=len(chosen), unit="mutant"))
     if store:
