@@ -147,17 +147,17 @@ def common_requests(
 
 def apply(side: Side, request: Any, cache: Any = None) -> Any:
     """One request: parsed, processed, placed."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
     prompt, data, kwargs = request
-    return kit.render(side.processor, prompt, data, kwargs, cache)
+    return vllm_path.render(side.processor, prompt, data, kwargs, cache)
 
 
 def cache(processor: Any) -> Any:
     """An empty processor cache, large enough."""
-    from mmkit.vllm_api import harness
+    from mmkit.testing import vllm_path
 
-    return harness.Caches(processor, 1.0, pair=False).sender
+    return vllm_path.Caches(processor, 1.0, pair=False).sender
 
 
 def start(config: Any) -> None:
@@ -212,11 +212,11 @@ def prompt_updates(sides: dict[str, Side], requests: list[Any], rounds: int) -> 
 
 def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The layouts and the placement of one processed request."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
     from mmkit.vllm_api.processor import Request
 
     prompt, data, kwargs = request
-    sent = Request(prompt, kit.parsed(processor, data), {}, kwargs, None)
+    sent = Request(prompt, vllm_path.parsed(processor, data), {}, kwargs, None)
     taken = sent.items.taken()
     parts = processor._process(taken, kwargs)
     modalities = processor._configured(kwargs).modalities
@@ -234,14 +234,10 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
 
 def hand_written_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The prompt update of one processed request."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
     prompt, data, kwargs = request
-    items = kit.parsed(processor, data)
-    raw = kit.process(processor, items, kwargs)
-    fields = kit.MultiModalKwargsItems.from_hf_inputs(
-        raw, processor._get_mm_fields_config(raw, kwargs)
-    )
+    _, fields, items = vllm_path.processed(processor, data, kwargs)
 
     def call() -> Any:
         updates = processor._get_mm_prompt_updates(items, kwargs, fields)

@@ -15,14 +15,12 @@ import time
 from typing import Any
 
 import hypothesis
-from hypothesis import Phase, given
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from mmkit.errors import MmkitError
 from mmkit.serve import AsyncClient
-from mmkit.testing import Request, Subject, of_spec
-from mmkit.testing.drawing import quiet
-from mmkit.testing.subject import NO_KWARGS
-from mmkit.vllm_api import harness
+from mmkit.testing import Request, Subject, of_spec, vllm_path
 
 _OUTPUT = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -49,7 +47,13 @@ def requests(subject: Subject, count: int, seed: int, room: int) -> list[tuple[R
     found: dict[str, tuple[Request, int]] = {}
 
     @hypothesis.seed(seed)
-    @quiet(max_examples=_DRAWS * count, database=None, phases=[Phase.generate])
+    @settings(
+        max_examples=_DRAWS * count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(subject.requests())
     def draw(request: Request) -> None:
         if len(found) < count and repr(request) not in found:
@@ -69,10 +73,10 @@ def drawn(args: Any, tokenizer: Any = None) -> list[Any]:
     """Drawn requests in place of vLLM's data set, for its parsed command line."""
     from vllm.benchmarks.datasets import SampleRequest
 
-    config = harness.model_config(args.model)
-    spec = harness.registered(config).spec
+    config = vllm_path.model_config(args.model)
+    spec = vllm_path.registered(config).spec
     # the server may have other options, and takes requests without any
-    subject = of_spec(spec, args.model, kwargs=NO_KWARGS, enable_mm_embeds=False)
+    subject = of_spec(spec, args.model, kwargs=st.just({}), enable_mm_embeds=False)
     output = args.output_len or _OUTPUT
     known = requests(subject, args.num_prompts, args.seed or 0, config.max_model_len - output)
     return [

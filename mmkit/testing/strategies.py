@@ -365,6 +365,11 @@ class Request:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of items."""
+        return {name: len(samples) for name, samples in self.items.items() if samples}
+
     def data(self) -> dict[str, list[Any]]:
         """The items as a caller writes them into ``multi_modal_data``."""
         return {

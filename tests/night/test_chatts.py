@@ -18,7 +18,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from examples.gallery.chatts import CHATTS
 from mmkit import ModelSpec, MultiModalModel, batched, between, cfg
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_path
 from tests.engine.processes import engines_in_this_process
 
 PATCH, LONGEST, TOKENS = 4, 40, 12
@@ -117,9 +117,11 @@ def test_same_ids_as_in_transformers(tmp_path: Path) -> None:
     assert len(set(map(tuple, expected))) == len(expected)
     pairs = zip(PROMPTS, ITEMS, strict=True)
     own: list[Any] = [{"prompt": prompt, "multi_modal_data": {"timeseries": items}} for prompt, items in pairs]
-    processor = harness.registered(harness.model_config(tmp_path))
+    processor = vllm_path.registered(vllm_path.model_config(tmp_path))
     received = [
-        harness.received(harness.sent(processor, harness.encoded(processor, one["prompt"]), one["multi_modal_data"]))
+        vllm_path.received(
+            vllm_path.sent(processor, vllm_path.encoded(processor, one["prompt"]), one["multi_modal_data"])
+        )
         for one in own[1:]
     ]
     with pytest.MonkeyPatch.context() as patch, engines_in_this_process() as engines:

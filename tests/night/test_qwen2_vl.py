@@ -16,7 +16,7 @@ from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.llava_like.offline import answer, engine
 from mmkit import MultiModalModel
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_model
 from tests.engine.processes import engines_in_this_process
 from tests.oracles import SYSTEMS
 
@@ -108,7 +108,7 @@ def test_embeddings_stand_for_their_items(engines: dict[str, Any]) -> None:
 
 
 def embeddings(model: Any, processed: Any) -> dict[str, Any]:
-    rows = harness.rows(model, processed)
+    rows = {kind: vllm_model.rows(model, items) for kind, items in processed.items()}
     return {
         kind: {
             f"{kind}_embeds": torch.cat(rows[kind]),

@@ -2,7 +2,7 @@
 
 Where `test_gallery` replays stored outputs, here vLLM's own processors run: on the same checkpoints, with the same
 versions of everything, so ids, ranges, masks and every value of every field are equal or the test fails. Caches are the
-law L3's: what they give is what the spec gives without. Where the class is wrong, a test of its own tells how.
+law `cache`: what they give is what the spec gives without. Where the class is wrong, a test of its own tells how.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import pytest
 import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
-from mmkit.testing import AudioSample, ImageSample, Request, TensorSample, VideoSample
+from mmkit.testing import AudioSample, ImageSample, Request, TensorSample, VideoSample, vllm_path
 from mmkit.testing.compare import Given, compare
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import harness
-from mmkit.vllm_api.harness import Caches
+from mmkit.testing.differences import differences
+from mmkit.testing.vllm_path import Caches
 from tests.oracles import SYSTEMS, hand_written, processor
 from tests.profiles import scaled
 
@@ -263,7 +262,7 @@ def sides(name: str) -> tuple[Any, Any]:
 def ask(side: Any, request: Request, caches: Caches | None = None) -> Any:
     """The outcome but for its hashes; or why the request is refused: classes do so with any exception."""
     try:
-        outcome = harness.run(side, request.prompt, request.data(), request.kwargs, caches)
+        outcome = vllm_path.run(side, request.prompt, request.data(), request.kwargs, caches)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return replace(outcome, hashes={})
@@ -288,19 +287,19 @@ OUT_OF_RANGE = Request([5, 100_000], {})
 @pytest.mark.parametrize(
     ("name", "request_", "message"),
     [
-        # L9: left in the prompt, where the model looks for its rows
+        # `refusal`: left in the prompt, where the model looks for its rows
         *((name, SURPLUS, "image: expected 1 placeholder") for name in ("llava", "deepseek_vl2", "internvl2")),
-        # L13: a position for a row that nobody sent
+        # `safety`: a position for a row that nobody sent
         *((name, NOTHING_SENT, "expected one item per placeholder") for name in ("llava", "deepseek_vl2")),
         ("whisper", Request("a", {}), "expected one item per placeholder"),
         ("blip2", Request("<image>", {"image": [IMAGE]}), "placeholder id"),
         ("molmo", Request("<im_patch>", {"image": [IMAGE]}), "placeholder id"),
         ("internvl2", Request("<image><IMG_CONTEXT>", {"image": [IMAGE]}), "placeholder id"),
-        # L13: would index the embedding table out of bounds
+        # `safety`: would index the embedding table out of bounds
         *((name, OUT_OF_RANGE, "expected a token id from 0 to") for name in LIVE),
         # the hand-written class leaves the rest out
         ("whisper", request_of("whisper", AudioSample(0, 32001)), "of at most 32000 samples"),
-        # L1: the model makes another number of rows
+        # `counts`: the model makes another number of rows
         ("llava", request_of("llava", rows_of(13)), "embedding row(s), got 13"),
         ("blip2", request_of("blip2", rows_of(5)), "embedding row(s), got 5"),
         ("llava", request_of("llava", IMAGE, do_center_crop=False), "expected shape (3, 56, 56)"),
@@ -315,7 +314,7 @@ def test_only_the_spec_refuses(name: str, request_: Request, message: str) -> No
 
 @pytest.mark.parametrize("name", sorted(LIVE.keys() - {"whisper"}))  # whose prompt is the decoder's, without items
 def test_a_prompt_that_is_expanded_already(name: str) -> None:
-    """L10: the hand-written classes expand it again, or do not find the placeholder."""
+    """`idempotence`: the hand-written classes expand it again, or do not find the placeholder."""
     request = request_of(name, AUDIO if isinstance(LIVE[name].sizes[0], int) else IMAGE)
     once = both(name, request)[1]
     hand, ours = both(name, replace(request, prompt=once.ids))
@@ -325,7 +324,7 @@ def test_a_prompt_that_is_expanded_already(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llava", "deepseek_vl2", "internvl2"])
 def test_a_refused_request_before_one_with_the_same_item(name: str) -> None:
-    """L3: the hand-written class leaves the item in the sender's cache; the engine never gets it."""
+    """`cache`: the hand-written class leaves the item in the sender's cache; the engine never gets it."""
     good = request_of(name, IMAGE)
     outcomes = []
     for side in sides(name):
@@ -349,18 +348,18 @@ def test_an_image_as_an_array(name: str, size: tuple[int, int]) -> None:
 
 def hashes(side: Any, *requests: Request) -> int:
     """The number of different hashes of the first images of requests."""
-    outcomes = [harness.run(side, request.prompt, request.data()) for request in requests]
+    outcomes = [vllm_path.run(side, request.prompt, request.data()) for request in requests]
     return len({outcome.hashes["image"][0] for outcome in outcomes})
 
 
 def test_equal_pixels_in_another_container() -> None:
-    """L7: the hand-written class hashes the container too, and so misses its own cache."""
+    """`identity`: the hand-written class hashes the container too, and so misses its own cache."""
     requests = [request_of("blip2", ImageSample(0, 60, 40, container)) for container in ("pil", "numpy")]
     assert [hashes(side, *requests) for side in sides("blip2")] == [2, 1]
 
 
 def test_deepseek_counts_with_the_processor_of_the_request() -> None:
-    """L1: the hand-written class counts with the default options: the model makes more rows than there are places."""
+    """`counts`: the hand-written class counts with the default options; the model makes more rows than there are."""
     hand, ours = both("deepseek_vl2", request_of("deepseek_vl2", IMAGE, downsample_ratio=1))
     columns, rows = hand.fields["image"][0]["images_spatial_crop"].tolist()
     side = 64 // 14
@@ -369,7 +368,7 @@ def test_deepseek_counts_with_the_processor_of_the_request() -> None:
 
 
 def test_deepseek_hashes_what_an_image_becomes() -> None:
-    """L7 and L3: of more than two images none is tiled, and the engine keeps encoder rows by hash. The hand-written
+    """`cache`: of more than two images none is tiled, and the engine keeps encoder rows by hash. The hand-written
     class brings the untiled image into the engine's cache, and the next request for the image alone gets its one tile
     for the places of two."""
     single, several = (request_of("deepseek_vl2", *[ImageSample(0, 128, 64)] * n) for n in (1, 3))
@@ -385,7 +384,7 @@ def test_deepseek_hashes_what_an_image_becomes() -> None:
 def test_qwen2_vl_takes_embeddings_with_their_grids() -> None:
     """The rows of all images as one tensor."""
     data = {"image": {"image_embeds": rows_of(7).value(), "image_grid_thw": torch.tensor([[1, 4, 4], [1, 2, 6]])}}
-    hand, ours = (harness.run(side, "<|image_pad|> and <|image_pad|>", data) for side in sides("qwen2_vl"))
+    hand, ours = (vllm_path.run(side, "<|image_pad|> and <|image_pad|>", data) for side in sides("qwen2_vl"))
     assert not differences(replace(hand, hashes={}), replace(ours, hashes={}))
     assert [len(item["image_embeds"]) for item in ours.fields["image"]] == [4, 3]
 

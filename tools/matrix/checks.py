@@ -61,17 +61,17 @@ EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
         "0.28",
         "vLLM normalises pixels on the device from 0.28 on, and the stored results are later ones",
     ),
-    "llava_onevision, L17": (
+    "llava_onevision, reference": (
         "transformers",
         "5",
         "the processor of transformers 4 counts thin images otherwise",
     ),
-    "qwen2_audio, L17": (
+    "qwen2_audio, reference": (
         "transformers",
         "5.19",
         "the processor up to transformers 5.10 adds tokens around audio",
     ),
-    "ultravox, L4": (
+    "ultravox, text": (
         "vllm",
         "0.17",
         "vLLM up to 0.16 tokenizes a text of this model without the tokenizer's first token",
@@ -193,7 +193,6 @@ def _refused(name: str, case: dict[str, Any]) -> None:
 def laws(numbers: Sequence[str] = ()) -> Details:
     """Laws that need no model, all or some, on each spec of the project."""
     from mmkit.testing import LAWS, NotApplicable, check_law
-    from tests.oracles import one_spawned_process
     from tests.path.test_project_specs import EXPECTED, LEFT_OUT
 
     chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
@@ -206,8 +205,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
                 continue
             with outcome.of(name, number):
                 try:
-                    with one_spawned_process():
-                        check_law(number, instance, database=False)
+                    check_law(number, instance, database=False)
                 except NotApplicable as reason:
                     silent[number] = str(reason)
                     outcome.specs[name] -= 1
@@ -282,8 +280,8 @@ def differential() -> Details:
     """Generated requests through vLLM's own LLaVA processor and through the generated one, in all
     kinds of caches."""
     from examples.llava_like.cases import make_cases
-    from mmkit.testing.laws import differences
-    from mmkit.vllm_api import harness
+    from mmkit.testing import vllm_path
+    from mmkit.testing.differences import differences
     from tests.oracles import hand_written, processor
 
     theirs, ours = hand_written("llava"), processor("llava")
@@ -295,13 +293,15 @@ def differential() -> Details:
         ("a pair of caches", 0.1, True),
     ):
         caches = [
-            harness.Caches(sides, capacity, pair=pair) if capacity else None
+            vllm_path.Caches(sides, capacity, pair=pair) if capacity else None
             for sides in (theirs, ours)
         ]
         for i, case in enumerate(cases):
             data = {"image": list(case.images)} if case.images else {}
             sides = zip((theirs, ours), caches, strict=True)
-            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in sides)
+            one, other = (
+                vllm_path.run(side, case.prompt, data, {}, cache) for side, cache in sides
+            )
             for part in ("ids", "ranges", "fields"):
                 if difference := differences(getattr(one, part), getattr(other, part), part):
                     failures.append(f"request {i} ({case.kind}), {route}: {difference}")

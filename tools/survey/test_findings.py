@@ -10,13 +10,14 @@ import torch
 from vllm.model_executor.models import minicpmo
 from vllm.multimodal.parse import DictEmbeddingItems
 
-from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, reference
-from mmkit.vllm_api import doors, harness
-from tools.survey import page
+from mmkit.testing import AudioSample, ImageSample, Request, Sample, VideoSample, vllm_path
+from mmkit.testing.laws import huggingface
+from mmkit.testing.vllm_model import embeddings, placed
+from tools.survey import doors, page
 from tools.survey.zoo import subject
 
 
-def made(entry: str, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
+def made(entry: str, request: Request, caches: vllm_path.Caches | None = None) -> vllm_path.Outcome:
     return subject(entry).run(request, caches)
 
 
@@ -32,8 +33,8 @@ def sent_embeddings(entry: str, name: str, sample: Sample) -> None:
     outcome = made(entry, request)
     width = processor.info.ctx.model_config.get_inputs_embeds_size()
     values = [torch.ones(sum(mask), width) for _, _, mask in outcome.ranges[name]]
-    for form in harness.embeddings(processor, name, values, outcome.fields[name]):
-        harness.run(processor, request.prompt, {name: form})
+    for form in embeddings(processor, name, values, outcome.fields[name]):
+        vllm_path.run(processor, request.prompt, {name: form})
 
 
 def written(entry: str, name: str, *samples: object) -> list[int]:
@@ -63,7 +64,7 @@ def test_2_surplus_placeholders_stay() -> None:
 
 
 def test_3_a_refused_request_leaves_its_items_in_the_cache() -> None:
-    caches = harness.Caches(subject("llava").processor, 1.0, pair=True)
+    caches = vllm_path.Caches(subject("llava").processor, 1.0, pair=True)
     prompt = written("llava", "image", SMALL)
     with pytest.raises(AssertionError, match="Failed to apply prompt replacement"):
         made("llava", Request([], {"image": [SMALL]}), caches)
@@ -93,9 +94,9 @@ def test_5_embeddings_beside_raw_items() -> None:
             "image_grid_thw": raw.fields["image"][0]["image_grid_thw"][None],
         }
     }
-    assert harness.run(processor, image, sent).ranges == raw.ranges
+    assert vllm_path.run(processor, image, sent).ranges == raw.ranges
     with pytest.raises(ValueError, match="Failed to apply Qwen2_5OmniProcessor"):
-        harness.run(
+        vllm_path.run(
             processor, image + written(entry, "audio", audio), {**sent, "audio": [audio.value()]}
         )
 
@@ -153,13 +154,13 @@ def test_8_video_embeddings_of_minicpmv() -> None:
     sizes = torch.tensor([[[28, 28], [28, 28]]])
     sent = {"video_embeds": [torch.ones(8, 32)], "video_image_sizes": sizes}
     with pytest.raises(TypeError, match="can't multiply sequence"):
-        harness.run(subject("minicpmv").processor, prompt, {"video": sent})
+        vllm_path.run(subject("minicpmv").processor, prompt, {"video": sent})
     for frames in (2, 3):  # the range is that of two
         sent = {
             "video_embeds": [torch.ones(4 * frames, 32)],
             "video_image_sizes": torch.tensor([[28, 28]]),
         }
-        ((_, _, mask),) = harness.run(
+        ((_, _, mask),) = vllm_path.run(
             subject("minicpmv").processor, prompt, {"video": sent}
         ).ranges["video"]
         assert sum(mask) == 8
@@ -173,7 +174,7 @@ def test_9_gemma3_an_image_and_one_newline(text: str, fine: bool) -> None:
     if fine:
         assert (
             len(
-                harness.run(
+                vllm_path.run(
                     processor, f"<start_of_image>{text}", {"image": [SMALL.value()]}
                 ).ranges["image"]
             )
@@ -181,11 +182,11 @@ def test_9_gemma3_an_image_and_one_newline(text: str, fine: bool) -> None:
         )
     else:
         with pytest.raises(RuntimeError, match="instead found 0 prompt placeholders"):
-            harness.run(processor, f"<start_of_image>{text}", {"image": [SMALL.value()]})
+            vllm_path.run(processor, f"<start_of_image>{text}", {"image": [SMALL.value()]})
 
 
 def test_10_gemma3_ranges_share_a_token() -> None:
-    outcome = harness.run(
+    outcome = vllm_path.run(
         subject("gemma3").processor, "<start_of_image>" * 2, {"image": [SMALL.value()] * 2}
     )
     (first, one, _), (second, _, _) = outcome.ranges["image"]
@@ -219,17 +220,17 @@ def test_13_lfm2_vl_counts_what_is_not_made() -> None:
 
 def test_14_lfm2_vl_exceeds_its_maximum() -> None:
     big = ImageSample(0, 280, 280)
-    stated, _ = harness.most_rows(subject("lfm2_vl").processor, "image")
+    stated, _ = vllm_path.most_rows(subject("lfm2_vl").processor, "image")
     assert (stated, rows("lfm2_vl", "image", big)) == (16, 32)
 
 
 def test_15_llava_onevision_states_one_largest_size() -> None:
-    stated, _ = harness.most_rows(subject("llava_onevision").processor, "image")
+    stated, _ = vllm_path.most_rows(subject("llava_onevision").processor, "image")
     assert (stated, rows("llava_onevision", "image", WIDE)) == (70, 88)
 
 
 def test_16_qwen3_vl_many_small_frames() -> None:
-    stated, _ = harness.most_rows(subject("qwen3_vl").processor, "video")
+    stated, _ = vllm_path.most_rows(subject("qwen3_vl").processor, "video")
     assert (stated, rows("qwen3_vl", "video", VideoSample(0, 12, 28, 112, True))) == (6, 12)
 
 
@@ -246,7 +247,7 @@ def test_16_qwen3_vl_many_small_frames() -> None:
 def test_17_the_dummy_item_is_not_the_stated_maximum(
     entry: str, name: str, stated: int, reached: int
 ) -> None:
-    assert harness.most_rows(subject(entry).processor, name) == (stated, reached)
+    assert vllm_path.most_rows(subject(entry).processor, name) == (stated, reached)
 
 
 def test_17_qwen3_omni_takes_longer_audio_than_stated() -> None:
@@ -276,7 +277,7 @@ def test_20_deepseek_vl2_gives_one_hash_to_two_results() -> None:
     many = Request(
         one.prompt * 3, {"image": [wide, ImageSample(1, 28, 28), ImageSample(2, 28, 28)]}
     )
-    caches = harness.Caches(subject("deepseek_vl2").processor, 1.0, pair=True)
+    caches = vllm_path.Caches(subject("deepseek_vl2").processor, 1.0, pair=True)
     seen = []
     for request in (one, many, one):
         outcome = made("deepseek_vl2", request, caches)
@@ -337,14 +338,14 @@ def test_25_audio_embeddings_of_minicpmo(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows("minicpmo", "audio", audio) == 25
     prompt, sent = written("minicpmo", "audio", audio), {"audio_embeds": [torch.ones(25, 32)]}
     with pytest.raises(KeyError, match="'image' not found"):
-        harness.run(subject("minicpmo").processor, prompt, {"audio": sent})
+        vllm_path.run(subject("minicpmo").processor, prompt, {"audio": sent})
 
     def audio_items(self: DictEmbeddingItems, data: Any, fields_factory: Any) -> None:
         DictEmbeddingItems.__init__(self, data, "audio", {"audio_embeds"}, fields_factory)
 
     # and that word put right
     monkeypatch.setattr(minicpmo.MiniCPMOAudioEmbeddingItems, "__init__", audio_items)
-    ((_, _, mask),) = harness.run(subject("minicpmo").processor, prompt, {"audio": sent}).ranges[
+    ((_, _, mask),) = vllm_path.run(subject("minicpmo").processor, prompt, {"audio": sent}).ranges[
         "audio"
     ]
     assert sum(mask) == 25 * 32
@@ -352,7 +353,7 @@ def test_25_audio_embeddings_of_minicpmo(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_26_a_cache_smaller_than_the_request(pair: bool) -> None:
-    caches = harness.Caches(subject("llava").processor, 6e-5, pair=pair)  # of one image
+    caches = vllm_path.Caches(subject("llava").processor, 6e-5, pair=pair)  # of one image
     prompt, other = written("llava", "image", SMALL), ImageSample(1, 28, 28)
     made("llava", Request(prompt, {"image": [SMALL]}), caches)
     with pytest.raises(AssertionError, match="Expected a cached item"):
@@ -360,17 +361,17 @@ def test_26_a_cache_smaller_than_the_request(pair: bool) -> None:
 
 
 def test_27_gemma4_the_dummy_audio_is_one_window_long() -> None:
-    assert harness.most_rows(subject("gemma4").processor, "audio") == (750, 1)
+    assert vllm_path.most_rows(subject("gemma4").processor, "audio") == (750, 1)
     assert rows("gemma4", "audio", LONG) == 750
 
 
 def test_28_a_name_stands_for_the_content() -> None:
     processor, prompt = subject("llava").processor, written("llava", "image", SMALL)
-    caches, other = harness.Caches(processor, 1.0, pair=False), ImageSample(1, 28, 28)
+    caches, other = vllm_path.Caches(processor, 1.0, pair=False), ImageSample(1, 28, 28)
     first, second, unnamed = (
-        harness.run(processor, prompt, {"image": [sample.value()]}, {}, caches, uuids=uuids).fields[
-            "image"
-        ][0]["pixel_values"]
+        vllm_path.run(
+            processor, prompt, {"image": [sample.value()]}, {}, caches, uuids=uuids
+        ).fields["image"][0]["pixel_values"]
         for sample, uuids in (
             (SMALL, {"image": ["a"]}),
             (other, {"image": ["a"]}),
@@ -382,29 +383,31 @@ def test_28_a_name_stands_for_the_content() -> None:
 
 
 def test_29_qwen2_vl_text_after_a_video() -> None:
-    one, (rope, model) = subject("qwen2_vl"), subject("qwen2_vl").rope
+    one = subject("qwen2_vl")
+    rope, model = huggingface.rope_of(one)
     video = written("qwen2_vl", "video", VideoSample(0, 4, 28, 28))
     prompt = [rope.config.vision_start_token_id, *video, rope.config.vision_end_token_id]
     outcome = one.run(Request(prompt, {"video": [VideoSample(0, 4, 28, 28)]}))
-    ours, _ = rope.positions(outcome.ids, harness.placed(outcome))
-    theirs, _ = reference.positions(model, one.processor, outcome, {})
+    ours, _ = rope.positions(outcome.ids, placed(outcome))
+    theirs, _ = huggingface.positions_of(model, one.processor, outcome, {})
     assert (ours[:, -1].tolist(), theirs[:, -1].tolist()) == ([3] * 3, [2] * 3)
 
 
 def test_30_qwen3_omni_a_prompt_that_ends_with_an_item() -> None:
-    one, (rope, _) = subject("qwen3_omni"), subject("qwen3_omni").rope
+    one = subject("qwen3_omni")
+    rope, _ = huggingface.rope_of(one)
     outcome = one.run(one.minimal("image", SMALL))
     with pytest.raises(RuntimeError, match="Position ids length mismatch"):
-        rope.positions(outcome.ids, harness.placed(outcome))
+        rope.positions(outcome.ids, placed(outcome))
 
 
 @pytest.mark.parametrize("entry", ["minicpmv", "kimi_vl"])
 def test_31_reduced_processors_of_ours(entry: str) -> None:
     processor, request = subject(entry).processor, subject(entry).minimal("image", WIDE)
     text = processor.info.get_tokenizer().decode(request.prompt)
-    theirs = reference.processed(processor, text, request.data())
+    theirs = huggingface.processed(processor, text, request.data(), {})
     assert theirs is not None
-    assert theirs["input_ids"] != harness.run(processor, text, request.data()).ids
+    assert theirs["input_ids"] != vllm_path.run(processor, text, request.data()).ids
 
 
 @pytest.mark.parametrize(
@@ -423,9 +426,9 @@ def test_32_options_of_the_server_are_dropped(
     bare, asked, served = (
         len(outcome.ids)
         for outcome in (
-            harness.run(processor, prompt, data),
-            harness.run(processor, prompt, data, {name: value}),
-            harness.run(server, prompt, data),
+            vllm_path.run(processor, prompt, data),
+            vllm_path.run(processor, prompt, data, {name: value}),
+            vllm_path.run(server, prompt, data),
         )
     )
     assert bare == served != asked
@@ -436,7 +439,7 @@ def test_33_minicpmv4_6_videos_without_the_option_of_a_request() -> None:
     prompt, data = written("minicpmv4_6", "video", video), {"video": [video.value()]}
     server = doors.with_server_kwargs(one.processor, few)
     asked, served = (
-        len(harness.run(processor, prompt, data, kwargs).fields["video"][0]["video_tgt_sizes"])
+        len(vllm_path.run(processor, prompt, data, kwargs).fields["video"][0]["video_tgt_sizes"])
         for processor, kwargs in ((one.processor, few), (server, {}))
     )
     assert (asked, served) == (10, 2)
@@ -450,7 +453,7 @@ def test_34_tiles_are_counted_without_size(
     entry: str, side: int, image: ImageSample, tiles: tuple[int, int]
 ) -> None:
     size = {"size": {"height": side, "width": side}}
-    fields = harness.round_trip(subject(entry).processor, {"image": [image.value()]}, size)
+    fields = vllm_path.round_trip(subject(entry).processor, {"image": [image.value()]}, size)
     assert tuple(map(len, fields["pixel_values"])) == tiles
 
 
