@@ -277,36 +277,26 @@ def in_format_4(folder: str) -> Path:
 
 
 def differential() -> Details:
-    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all
-    kinds of caches."""
-    from examples.llava_like.cases import make_cases
-    from mmkit.testing import vllm_path
-    from mmkit.testing.differences import differences
-    from tests.oracles import hand_written, processor
+    """Generated requests through vLLM's own LLaVA processor and through the generated one."""
+    from transformers import AutoTokenizer
+    from vllm.model_executor.models.llava import LlavaForConditionalGeneration
 
-    theirs, ours = hand_written("llava"), processor("llava")
-    cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
-    failures, compared = [], 0
-    for route, capacity, pair in (
-        ("no cache", 0.0, False),
-        ("its cache", 0.1, False),
-        ("a pair of caches", 0.1, True),
-    ):
-        caches = [
-            vllm_path.Caches(sides, capacity, pair=pair) if capacity else None
-            for sides in (theirs, ours)
-        ]
-        for i, case in enumerate(cases):
-            data = {"image": list(case.images)} if case.images else {}
-            sides = zip((theirs, ours), caches, strict=True)
-            one, other = (
-                vllm_path.run(side, case.prompt, data, {}, cache) for side, cache in sides
-            )
-            for part in ("ids", "ranges", "fields"):
-                if difference := differences(getattr(one, part), getattr(other, part), part):
-                    failures.append(f"request {i} ({case.kind}), {route}: {difference}")
-            compared += 1
-    return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
+    from examples.llava_like.cases import make_cases
+    from mmkit.testing.compare import Given, compare
+    from tests.oracles import SYSTEMS
+
+    llava = SYSTEMS["llava"]
+    cases = make_cases(AutoTokenizer.from_pretrained(llava.checkpoint), REQUESTS)
+    requests = [Given(case.prompt, {"image": list(case.images)}) for case in cases]
+    comparison = compare(
+        llava.load_spec(),
+        llava.checkpoint,
+        LlavaForConditionalGeneration,
+        examples=0,
+        given_requests=requests,
+    )
+    failures = [comparison.difference] if comparison.difference else []
+    return {"requests": comparison.requests - comparison.refused, "failures": failures}
 
 
 def engine() -> Details:
