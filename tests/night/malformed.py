@@ -7,14 +7,11 @@ number i of a seed is always the same one.
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import math
-import pickle
 import random
 import re
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,9 +23,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from jsonschema import Draft202012Validator
-from safetensors.torch import save as save_safetensors
 from websockets.sync.client import ClientConnection
 
 from examples.terra.world import make_episode
@@ -91,11 +86,6 @@ def raw(array: Any, **other: Any) -> Body:
     return {**encode({"x": array})["x"], **other}
 
 
-def packed(tensors: Any) -> Body:
-    content = tensors if isinstance(tensors, bytes) else save_safetensors(tensors)
-    return {"safetensors": base64.b64encode(content).decode()}
-
-
 def dumped(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
@@ -115,22 +105,18 @@ def fields(**properties: Body) -> Body:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def encoded(shape: Body) -> list[Body]:
-    """The two forms of an array in base64."""
-    text: Body = {"type": "string"}
-    plain = fields(data=text, dtype={"enum": list(DTYPES)}, shape=shape)
-    return [
-        {**plain, "required": ["data", "dtype", "shape"]},
-        {**fields(safetensors=text), "required": ["safetensors"]},
-    ]
+def encoded(shape: Body) -> Body:
+    """An array in base64."""
+    plain = fields(data={"type": "string"}, dtype={"enum": list(DTYPES)}, shape=shape)
+    return {**plain, "required": ["data", "dtype", "shape"]}
 
 
 ID = {"type": "integer", "minimum": 0, "maximum": VOCAB - 1}
 NUMBER = {"type": "number", "minimum": -1000, "maximum": 1000}
 ACTION = array(array(NUMBER, minItems=3, maxItems=3), minItems=STEP, maxItems=STEP)
-ANY_ITEM = {"anyOf": [ACTION, *encoded({"const": [STEP, 3]}), {"type": "null"}]}
+ANY_ITEM = {"anyOf": [ACTION, encoded({"const": [STEP, 3]}), {"type": "null"}]}
 SHAPE = array({"type": "integer"}, minItems=2, maxItems=3)  # of one item, or of a batch
-BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), *encoded(SHAPE)]}
+BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), encoded(SHAPE)]}
 NULL, NOTHING = {"type": "null"}, {"type": ["array", "object", "null"], "maxItems": 0, "maxProperties": 0}
 INT32 = 2**31 - 1
 SAMPLING: Body = {
@@ -162,9 +148,7 @@ OF_THE_MODEL: Body = {
     "model": {"enum": ["terra", None]},
     "sampling_params": or_null(fields(**SAMPLING)),
     "output": {"enum": ["frame", None]},
-    # without a tokenizer
-    **dict.fromkeys(("messages", "add_generation_prompt", "continue_final_message"), NULL),
-    **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), NOTHING),
+    "mm_processor_kwargs": NOTHING,
 }
 """What is known of a field by the model's spec, as every client can ask for it, and by vLLM."""
 
@@ -295,7 +279,7 @@ def with_names(body: Body, item: Any, uuid: str, salt: str | None = None) -> Bod
 
 def formed(rng: Random, values: Any) -> Any:
     """An array in one of the forms of the wire."""
-    return rng.choice((values.tolist(), raw(values), packed({"x": torch.as_tensor(values)})))
+    return rng.choice((values.tolist(), raw(values)))
 
 
 def odd_number(rng: Random) -> Any:
@@ -306,16 +290,6 @@ def odd_number(rng: Random) -> Any:
 
 SHAPES = ((5, 3), (3, 6), (18,), (1, 6, 3), (), (0,), (0, 3), (12, 3), (1,) * 9)
 URLS = ("http://127.0.0.1:9/x.png", "file:///etc/passwd", "data:x", "data:image/png;base64,AAAA", "", "http://[")
-FINE = save_safetensors({"x": torch.from_numpy(ITEM.copy())})
-TWO = save_safetensors({"a": torch.zeros(6, 3), "b": torch.zeros(6, 3)})
-FILES = (b"", FINE[:-1], FINE[:20], FINE + b"x", struct.pack("<Q", 2**63) + b"{}", pickle.dumps(ITEM), TWO)
-
-
-def odd_head(rng: Random) -> bytes:
-    """A safetensors file with something else in its head."""
-    head = {"x": {"dtype": "F32", "shape": [6, 3], "data_offsets": [0, 72]}}
-    mutate(rng, head, ())
-    return struct.pack("<Q", len(dumped(head))) + dumped(head) + bytes(72)
 
 
 def flipped(rng: Random, content: bytes, end: int) -> bytes:
@@ -359,9 +333,6 @@ CHANGES: dict[str, tuple[str, float, Callable[[Random, Body], Body]]] = {
     "prompt.cut_run": (REFUSED, 3, lambda rng, body: {"prompt": body["prompt"][: -rng.randint(1, 5)]}),
     "item.shape": (REFUSED, 15, lambda rng, body: with_item(rng, body, formed(rng, np.zeros(rng.choice(SHAPES))))),
     "item.number": (REFUSED, 10, lambda rng, body: with_item(rng, body, odd_number(rng))),
-    "item.file": (REFUSED, 7, lambda rng, body: with_item(rng, body, packed(rng.choice(FILES)))),
-    "item.head": (EITHER, 5, lambda rng, body: with_item(rng, body, packed(odd_head(rng)))),
-    "item.flipped": (EITHER, 3, lambda rng, body: with_item(rng, body, packed(flipped(rng, FINE, len(FINE))))),
     "item.url": (REFUSED, 5, lambda rng, body: with_item(rng, body, {"image_url": {"url": rng.choice(URLS)}})),
     "names.never_seen": (REFUSED, 2, lambda rng, body: with_names(body, None, f"{rng.random()}")),
     "names.of_another_tenant": (REFUSED, 3, lambda rng, body: with_names(body, None, "x", f"stranger-{rng.random()}")),
