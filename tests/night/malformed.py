@@ -390,8 +390,6 @@ def leaving(rng: Random) -> Post:
 
 
 KINDS: dict[str, tuple[float, Callable[[Random], Post | Play]]] = {
-    "method": (1, lambda rng: Post(b'{"prompt":[1]}', REFUSED, method=rng.choice(("GET", "PUT", "DELETE")))),
-    "path": (1, lambda rng: Post(b'{"prompt":[1]}', REFUSED, rng.choice(("/v1/mm/x", "/v1/mm", SESSION)))),
     "modalities": (1, lambda rng: Post(b"", TAKEN, "/v1/mm/modalities", "GET")),
     "leaving": (3, leaving),
     **{name: (weight, partial(changed, expects=expects, change=of)) for name, (expects, weight, of) in CHANGES.items()},

@@ -13,7 +13,7 @@ from . import clients
 
 pytestmark = pytest.mark.timeout(600)
 
-KINDS = {400: "BadRequestError", 404: "NotFoundError", 405: "MethodNotAllowedError", 413: "RequestEntityTooLargeError"}
+KINDS = {400: "BadRequestError", 413: "RequestEntityTooLargeError"}
 NO_ITEM = (
     "terra.actions: expected one item per placeholder, got 6 placeholder id(s) 31 and no item. Send "
     'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
@@ -34,7 +34,6 @@ class Refusal(NamedTuple):
     param: str | None = ""
     code: int = 400
     path: str = GENERATE
-    method: str = "POST"
 
 
 def of(sentence: str, param: str = "", code: int = 400, **body: Any) -> Refusal:
@@ -82,18 +81,16 @@ REFUSALS = [
     Refusal(NO_ITEM, {"model": "terra", "prompt": ACTION}, path="/v1/completions"),
     Refusal(CHATTED, {"model": "terra", "messages": CHAT}, path="/v1/chat/completions"),
     Refusal(POOLED, {"prompt": [3]}, path="/v1/mm/pooling"),
-    Refusal("Method Not Allowed", {}, None, 405, "/v1/mm/generate", "GET"),
-    Refusal("Not Found", {}, None, 404, "/v1/mm/none"),
 ]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: f"{refusal.path} {refusal.sentence[:50]}")
 def test_a_refusal_is_one_sentence_with_its_path(server: Server, refusal: Refusal) -> None:
     """Also where the answer would be a stream."""
-    sentence, body, param, code, path, method = refusal
+    sentence, body, param, code, path = refusal
     forms = [body, {**body, "stream": True}] if path == GENERATE and code == 400 else [body]
     for form in forms:
-        answer = clients.ask(server, form, path, method)
+        answer = clients.ask(server, form, path)
         assert not wrong_error(answer.json())
         error = answer.json()["error"]
         assert error["message"].startswith(sentence)
@@ -106,10 +103,6 @@ def test_a_refusal_is_one_sentence_with_its_path(server: Server, refusal: Refusa
 FRAMES = {"prompt": prompt_of(0, 3), "items": actions(raw(ACTIONS[0, :3]))}
 START = asking(**FRAMES, max_tokens=64, **GREEDY)
 FOURTH = raw(ACTIONS[0, 3:4])
-NO_GRAMMAR = (
-    f"{PARAMS}.structured_outputs: expected none in a session, which vLLM resumes for each chunk, got one. "
-    "Ask /v1/mm/generate, with all that came before."
-)
 
 
 def start(**more: Any) -> dict[str, Any]:
@@ -130,7 +123,6 @@ MALFORMED = [
     ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
     (following(), 'type: expected "start" as the first message, got "next".'),
     ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
-    (start(sampling_params={"structured_outputs": {"regex": "x"}}), NO_GRAMMAR),
     (start(sampling_params={"n": 2}), f"{PARAMS}.n: expected none in a session"),
     (start(window=3), "window: expected object | null, got int."),
     (start(window={}), "window.keep: expected a value, got none."),
