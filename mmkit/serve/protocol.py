@@ -68,10 +68,10 @@ class Limits(Struct, frozen=True, kw_only=True):
             name, expected, _ = _mistake(error)
             raise MmkitError(names[name], expected, repr(given[name])) from None
 
-    def too_large(self, where: str, name: str, unit: str, got: str = "more") -> TooLarge:
+    def too_large(self, where: str, name: str, unit: str) -> TooLarge:
         """The refusal of what goes beyond one of them."""
         remedy = f"Send less at once, or raise MMKIT_SERVE_{name.upper()} on the server."
-        return TooLarge(where, f"at most {getattr(self, name)} {unit}", got, remedy)
+        return TooLarge(where, f"at most {getattr(self, name)} {unit}", "more", remedy)
 
 
 class TooLarge(InputError):

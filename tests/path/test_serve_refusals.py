@@ -257,7 +257,7 @@ def test_seconds_from_the_environment():
 @pytest.mark.parametrize(
     ("code", "seconds", "message"),
     [
-        ("raise SystemExit(3)", 60, "expected a server, got one that ended with 3."),
+        ("raise SystemExit(3)", 60, "expected a server within 60 s, got one that ended with 3."),
         ("import time; time.sleep(600)", 0, "expected a server within 0 s, got none."),
     ],
     ids=["ended", "late"],
