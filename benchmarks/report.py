@@ -126,11 +126,11 @@ def terra_drafts(report: dict[str, Any]) -> str:
 
 def render(report: dict[str, Any]) -> str:
     rows = [
-        [row["model"], row["door"], row["what"].replace("_", "-"), f"{row['per_second']:.1f}",
+        [row["model"], row["what"].replace("_", "-"), f"{row['per_second']:.1f}",
          measure.shown(row), f"{row['mib']} MiB" if row["mib"] else ""]
         for row in report["rows"]
     ]  # fmt: skip
-    head = ["model", "rendered", "by", "requests/s", "times hand-written", "memory of each process"]
+    head = ["model", "by", "requests/s", "times hand-written", "memory of each process"]
     return markdown(head, rows)
 
 

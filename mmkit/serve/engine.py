@@ -33,9 +33,9 @@ from ..errors import InputError
 from ..model import sampling_params
 from ..outputs import EXTRA_ARG
 from ..plan import Plan
+from ..vllm_api.admission import VLLMValidationError
 from ..vllm_api.chat import SENT
-from ..vllm_api.guard import VLLMValidationError
-from ..vllm_api.moved import find
+from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
 from .chat import Sent
 from .errors import Lost
