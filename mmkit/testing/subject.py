@@ -22,7 +22,7 @@ from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
 from .options import options_of
-from .strategies import Request, Sample, as_sample, items, most_of, prompts
+from .strategies import Request, Sample, as_sample, items, prompts
 from .vllm_path import Caches, Outcome, Piece
 
 Kwargs = Mapping[str, Any]
@@ -216,7 +216,7 @@ def _drawn_samples(
     limits = subject.limits
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():
-        few = most_of(limit)
+        few = 4 if limit is None else min(limit, 4)
         drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
     for name, limit in limits.items():  # the first modalities fill up to the least number
         missing = least - sum(map(len, drawn.values()))

@@ -7,7 +7,6 @@ prints one line of JSON per check, `RESULT {...}`. None of it knows which versio
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -23,8 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from hypothesis import settings
 from packaging.version import Version
 
@@ -277,36 +277,26 @@ def in_format_4(folder: str) -> Path:
 
 
 def differential() -> Details:
-    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all
-    kinds of caches."""
-    from examples.llava_like.cases import make_cases
-    from mmkit.testing import vllm_path
-    from mmkit.testing.differences import differences
-    from tests.oracles import hand_written, processor
+    """Generated requests through vLLM's own LLaVA processor and through the generated one."""
+    from transformers import AutoTokenizer
+    from vllm.model_executor.models.llava import LlavaForConditionalGeneration
 
-    theirs, ours = hand_written("llava"), processor("llava")
-    cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
-    failures, compared = [], 0
-    for route, capacity, pair in (
-        ("no cache", 0.0, False),
-        ("its cache", 0.1, False),
-        ("a pair of caches", 0.1, True),
-    ):
-        caches = [
-            vllm_path.Caches(sides, capacity, pair=pair) if capacity else None
-            for sides in (theirs, ours)
-        ]
-        for i, case in enumerate(cases):
-            data = {"image": list(case.images)} if case.images else {}
-            sides = zip((theirs, ours), caches, strict=True)
-            one, other = (
-                vllm_path.run(side, case.prompt, data, {}, cache) for side, cache in sides
-            )
-            for part in ("ids", "ranges", "fields"):
-                if difference := differences(getattr(one, part), getattr(other, part), part):
-                    failures.append(f"request {i} ({case.kind}), {route}: {difference}")
-            compared += 1
-    return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
+    from examples.llava_like.cases import make_cases
+    from mmkit.testing.compare import Given, compare
+    from tests.oracles import SYSTEMS
+
+    llava = SYSTEMS["llava"]
+    cases = make_cases(AutoTokenizer.from_pretrained(llava.checkpoint), REQUESTS)
+    requests = [Given(case.prompt, {"image": list(case.images)}) for case in cases]
+    comparison = compare(
+        llava.load_spec(),
+        llava.checkpoint,
+        LlavaForConditionalGeneration,
+        examples=0,
+        given_requests=requests,
+    )
+    failures = [comparison.difference] if comparison.difference else []
+    return {"requests": comparison.requests - comparison.refused, "failures": failures}
 
 
 def engine() -> Details:
@@ -383,7 +373,7 @@ def _compared(got: Any, expected: Any) -> Details:
     }
 
 
-CHECKS: dict[str, Callable[[], Details]] = {
+CHECKS: dict[str, Callable[..., Details]] = {
     check.__name__: check for check in (cases, laws, training, differential, engine, serve)
 }
 
@@ -401,22 +391,19 @@ def _about() -> Details:
     return {"vllm": vllm.__version__, "transformers": transformers.__version__}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.matrix.checks")
-    parser.add_argument("checks", nargs="+", choices=CHECKS)
-    parser.add_argument("--examples", type=int, default=EXAMPLES)
-    parser.add_argument("--laws", nargs="*", default=[])
-    options = parser.parse_args()
+def main(
+    names: Annotated[list[str], typer.Argument(metavar="CHECK...")],
+    examples: int = EXAMPLES,
+    laws: str = "",
+) -> None:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    settings.register_profile(
-        "matrix", derandomize=True, deadline=None, max_examples=options.examples
-    )
+    settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=examples)
     settings.load_profile("matrix")
-    checks = {**CHECKS, "laws": partial(laws, options.laws)}
+    checks = {**CHECKS, "laws": partial(CHECKS["laws"], laws.split())}
     with tempfile.TemporaryDirectory(prefix="mmkit-matrix-") as folder:
         if _transformers() == "4":
             os.environ["MMKIT_ORACLES"] = str(in_format_4(folder))
-        for name in options.checks:
+        for name in names:
             start = time.perf_counter()
             try:
                 result = {**_about(), **checks[name]()}
@@ -425,11 +412,11 @@ def main() -> None:
                 result = {"failures": [_brief(error)]}
             seconds = round(time.perf_counter() - start, 1)
             print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
     sys.stdout.flush()
     for child in multiprocessing.active_children():  # that of L12
         child.terminate()
     os._exit(0)  # engines of some versions leave threads behind that do not end
+
+
+if __name__ == "__main__":
+    typer.run(main)
