@@ -32,7 +32,7 @@ _COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
 """Whether embed positions count; before 0.13 the length of a layout does."""
 
 GUARDS: tuple[type, ...] = ()
-if hasattr(BaseProcessingInfo, "get_default_tok_params"):
+if hasattr(BaseProcessingInfo, "get_default_tok_params"):  # from 0.17
     from .tok_params import GuardedTokenizeParams
 
     GUARDS = (GuardedTokenizeParams,)

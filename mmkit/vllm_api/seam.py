@@ -32,7 +32,8 @@ from vllm.multimodal.processing import (
 from . import items, patches
 from .compat import PROMPTS_ARE_IDS, ProcessorInputs
 from .hooks import REQUEST_FIELDS
-from .info import BUILDER_MAKES_DUMMIES, GUARDS, INFO_PARSES
+from .info import BUILDER_MAKES_DUMMIES, GUARDS
+from .info import INFO_PARSES as INFO_PARSES
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
 from .items import Parser
