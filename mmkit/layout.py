@@ -60,10 +60,6 @@ class Placeholder:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def standing(self, ids: list[int]) -> Placeholder:
-        """This layout where it stands with other literals at its edges, or without its first."""
-        return self if ids == self.ids else Placeholder(ids, self.mask[-len(ids) :])
-
     @cached_property
     def num_embeds(self) -> int:
         """The number of positions that receive an encoder row."""
