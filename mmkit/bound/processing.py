@@ -12,7 +12,7 @@ import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Field, Flat, Shared
+from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
 from .binding import Binding, calling
@@ -174,10 +174,6 @@ class Processing:
         parts: list[Fields] = []
         for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
             parts += self._split(self._named(raw), [value], count, i)
-        for name, declared in self.sent.items():
-            if isinstance(declared, Shared):
-                with self._at[name]:
-                    declared.batch([own[name] for own in parts])
         return parts
 
     def finish(

@@ -43,7 +43,6 @@ from mmkit import (
     proc,
     replace,
     select,
-    shared,
     tok,
     where,
 )
@@ -169,7 +168,6 @@ MODALITIES = [
     (", positions: expected fields that …, got item.length. Declare …", dict(positions=(1, item.length, 1))),
     (": expected limit=1 for an item without positions, got 2.", dict(RAW, limit=2)),
     (": expected no embeds for an item without positions, got True.", dict(RAW, embeds=True)),
-    (", fields['x']: expected …, flat or constant …, got shared().", dict(RAW, fields={"x": shared()}, process=hf())),
     (": expected at least one field, got none.", dict(fields={})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
@@ -244,7 +242,6 @@ SPECS = [
     ("spec.prompt: expected literal ids, since …, got embed().", lambda: rewritten(ending_with(embed(5)))),
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
     ("spec.m, fields['x']: item 0: expected shape (2,) …", lambda: bound(process=counted, fields=COUNTED)),
-    ("modality 'm': expected a batched or flat field …, got shared().", lambda: bound(fields={"x": shared()})),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ('spec.m, update: expected no insert(at="end") beside prompt=ending_with(...), got insert(at="end"). Put …',
