@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
@@ -86,7 +86,7 @@ class Placeholder:
     @cached_property
     def embed_ids(self) -> frozenset[int]:
         """The ids at the positions that receive encoder rows."""
-        return frozenset(token for token, embeds in zip(self.ids, self.mask, strict=True) if embeds)
+        return frozenset(compress(self.ids, self.mask))
 
 
 def as_text(ids: Sequence[int]) -> str:

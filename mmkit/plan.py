@@ -553,7 +553,5 @@ def _without_end(ids: list[int], end: list[int]) -> list[int]:
 def hidden_size(config: Any) -> int | None:
     """Width of the language model's rows by a Hugging Face config, computed as in vLLM; None if
     the config does not state it."""
-    sizes = (
-        of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size")
-    )
+    sizes = of_text_config(config, "projection_dim", "projection_size", "hidden_size")
     return next((size for size in sizes if isinstance(size, int)), None)

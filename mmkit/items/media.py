@@ -270,7 +270,8 @@ class Video(_Media):
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
-        video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
+        # of zeros: memory that nobody looks at costs no time
+        video = np.zeros((frames, height, width, 3), dtype=np.uint8)
         metadata: dict[str, Any] = {"fps": 1.0, "duration": float(frames)}
         metadata |= {"total_num_frames": frames, "frames_indices": list(range(frames))}
         return (video, metadata) if self.metadata else video
