@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from .bound.binding import At, calling
+from .bound.binding import At
 from .bound.calls import Calls, LazyProcessor, Taken, call
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
@@ -229,7 +229,7 @@ class Plan:
             return prompt
         where = f"{self.spec.name}.{part}"
         layout = declared.ids if isinstance(declared, EndingWith) else declared
-        with calling(InputError, where, "a prompt that the spec can rewrite"):
+        with At(where, "a prompt that the spec can rewrite", InputError):
             scope = replace(self._scope, prompt=prompt, counts=dict(counts or {}))
             literal = layout.lay(scope)
         if literal.num_embeds:

@@ -15,7 +15,7 @@ from ..expr import Fields, evaluate, leaves
 from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
-from .binding import Binding, calling
+from .binding import At, Binding
 from .memory import overlap, share, spans
 
 Processed: TypeAlias = Sequence[dict[str, Any]]
@@ -151,7 +151,7 @@ class Processing:
 
     def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """What the function of the spec returns for canonical items."""
-        with calling(SpecError, self._where, "to take well-formed items"):
+        with At(self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
             raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
