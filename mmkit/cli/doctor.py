@@ -30,7 +30,7 @@ GENERAL, ENDPOINT = "vllm.general_plugins", "vllm.endpoint_plugins"
 FIX = "mmkit doctor --fix"
 SHIM = "mmkit-torchvision-fix"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
-RESAMPLERS = ("torchaudio", "soxr", "scipy")
+RESAMPLERS = ("torchaudio", "soxr")
 """The libraries with which `mmkit.items.Audio` resamples, in order of preference."""
 _INSTALL = f"pip install {DISTRIBUTION}[gpu], or {DISTRIBUTION}[cpu]."
 _TIMEOUT = 240

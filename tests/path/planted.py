@@ -43,12 +43,12 @@ from mmkit import (
     batched,
     between,
     cfg,
+    constant,
     derived,
     embed,
     fields,
     flat,
     item,
-    shared,
     tok,
 )
 from mmkit import replace as replaces
@@ -76,7 +76,7 @@ def _series(items: Any, scope: Any) -> dict[str, Any]:
     """Each row `repeat` times, times `scale`: both are options of the request."""
     repeat, scale = scope.kwargs.get("repeat", 1), scope.kwargs.get("scale", 1)
     tensors = [value.repeat_interleave(repeat, dim=0) * scale for value in items]
-    return {"values": torch.cat(tensors), "length": [torch.tensor(len(v)) for v in tensors], "version": torch.tensor(7)}
+    return {"values": torch.cat(tensors), "length": [torch.tensor(len(v)) for v in tensors]}
 
 
 def series(**changes: Any) -> Modality:
@@ -85,7 +85,11 @@ def series(**changes: Any) -> Modality:
         "item": Tensor(shape=(between(1, 4), 2), bound=8.0),
         "layout": tok["<open>"] + embed(tok["<row>"]) * fields.length + tok["<close>"],
         "update": replaces(tok["<series>"]),
-        "fields": {"values": flat(fields.length), "length": batched(keep_on_cpu=True), "version": shared()},
+        "fields": {
+            "values": flat(fields.length),
+            "length": batched(keep_on_cpu=True),
+            "version": constant(7, dtype="int64"),
+        },
         "process": _series,
         "limit": 4,
         **changes,
