@@ -38,8 +38,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, which others wait for.
         sessions: open sessions, over all API servers of one address, of which each has its share. A
-            session holds sequences and KV cache while it waits for its client; 0 means as many
-            sessions as leave each copy of the model half of both.
+            session holds its tokens and items while it waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
     """
@@ -50,7 +49,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     items: Least = 4096
     pixels: Least = 2**25
     constraint: Least = 2**14
-    sessions: Annotated[int, Meta(ge=0)] = 0
+    sessions: Least = 256
     idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ class ServerState:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self._sessions = 0
+        self._sessions, self._turns = 0, count()
         self._described: protocol.Modalities | None = None
 
     # -- the server --------------------------------------------------------------------------------
@@ -69,8 +70,13 @@ class ServerState:
     @property
     def most_sessions(self) -> int:
         """Sessions that may be open at once: the share of this API server."""
-        most = self.limits.sessions or self.engine.spare_sessions
-        return max(1, most // self.engine.api_servers)
+        return max(1, self.limits.sessions // self.engine.api_servers)
+
+    def next_copy(self) -> int | None:
+        """The copy of the model that computes the next session, whose prefix cache has it; None if
+        there is but one."""
+        copies = self.engine.copies
+        return next(self._turns) % copies if copies > 1 else None
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -191,10 +197,11 @@ class ServerState:
         loaded."""
         if prompt is None or self.plan.spec.prompt is not None:
             return
-        counters = {name: count for name in media if (count := self.plan.standing(name))}
-        ids = await self.engine.ids(prompt) if counters else None
-        for name, count in counters.items() if ids is not None else ():
-            items, places = len(data[name]), count(ids)  # type: ignore[arg-type]
+        counters = {name: standing for name in media if (standing := self.plan.standing(name))}
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        ids = await self.engine.ids({key: prompt}) if counters else []
+        for name, standing in counters.items():
+            items, places = len(data[name]), standing(ids)
             if places < items:
                 where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
                 expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
