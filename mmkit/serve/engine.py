@@ -107,11 +107,6 @@ class Engine:
     # -- the server --------------------------------------------------------------------------------
 
     @property
-    def api_servers(self) -> int:
-        """The number of API servers that share this one's address."""
-        return max(1, getattr(self._client.vllm_config.parallel_config, "_api_process_count", 1))
-
-    @property
     def copies(self) -> int:
         """Copies of the model over which vLLM spreads the requests of this address."""
         config = self._client.vllm_config.parallel_config

@@ -37,8 +37,8 @@ class Limits(Struct, frozen=True, kw_only=True):
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, which others wait for.
-        sessions: open sessions, over all API servers of one address, of which each has its share. A
-            session holds its tokens and items while it waits for its client.
+        sessions: open sessions of one API server. A session holds its tokens and items while it
+            waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
     """
@@ -352,8 +352,7 @@ class OutputInfo(_Out, frozen=True):
 
 
 class Modalities(_Out, frozen=True):
-    """Answer of ``GET /v1/mm/modalities``; `limits` has the number of sessions of the API server
-    that answers."""
+    """Answer of ``GET /v1/mm/modalities``."""
 
     model: str
     spec: str

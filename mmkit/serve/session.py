@@ -65,10 +65,12 @@ class Session:
         """Serve the session until it ends; whatever ends it, its request is gone from the engine
         then."""
         await self._socket.accept()
-        try:
-            with self._state.place():
-                end = await self._served()
-        except TooBusy as error:
+        most = self._state.limits.sessions
+        if self._state.sessions < most:
+            end = await self._served()
+        else:
+            expected = f"at most {most} open at once"
+            error = TooBusy("session", expected, "one more", "Try again later.")
             end = await self._refuse(error, BUSY)
         with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             await self._send(protocol.ClosedMessage(reason=end.reason, remaining=self._remaining))
@@ -78,6 +80,7 @@ class Session:
     async def _served(self) -> _End:
         """Read and answer messages until the session ends; why it does."""
         SESSIONS.inc()
+        self._state.sessions += 1
         tasks = [asyncio.ensure_future(work) for work in (self._read(), self._answer())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
@@ -89,6 +92,7 @@ class Session:
             return await self._refuse(error, ERROR)
         finally:
             SESSIONS.dec()
+            self._state.sessions -= 1
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
