@@ -1,0 +1,197 @@
+"""The command line: a function per subcommand, which imports what it runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+from typer.core import TyperGroup
+
+from ..errors import MmkitError
+from .common import REGISTERED, TARGET, load_spec, quiet
+from .new import KINDS
+
+
+class OneSentence(TyperGroup):
+    """A refusal by mmkit is one sentence and exit status 2, for every subcommand."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MmkitError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="mmkit",
+    cls=OneSentence,
+    help="Declare a modality once; look at it, check it, and see what it runs in.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Spec = Annotated[str, Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
+Config = Annotated[Path, Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
+
+
+@app.command()
+def show(
+    spec: Spec,
+    config: Config | None = None,
+    prompt: Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')] = None,
+    item: Annotated[
+        list[str] | None,
+        Option(
+            metavar="MODALITY=FORM",
+            help="An item: zeros, sizes as 640x480, JSON, or a file. Can be repeated.",
+        ),
+    ] = None,
+    svg: Annotated[str | None, Option(metavar="FILE", help="Write a picture; - to print.")] = None,
+    json: Annotated[str | None, Option(metavar="FILE", help="Write data; - to print.")] = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Show a spec, its values for a checkpoint, and what becomes of a prompt."""
+    from .show import run
+
+    quiet()
+    request: dict[str, Any] = {"prompt": prompt, "items": item or ()}
+    request["trust_remote_code"] = trust_remote_code
+    run(load_spec(spec), config, svg=svg, json=json, **request)
+
+
+@app.command()
+def check(
+    spec: Spec,
+    config: Config,
+    laws: Annotated[str | None, Option(metavar="L2,L4", help="Check these laws alone.")] = None,
+    examples: Annotated[
+        int | None, Option(min=1, metavar="N", help="Hypothesis examples per law.")
+    ] = None,
+    budget: Annotated[
+        float | None, Option(min=0, metavar="SECONDS", help="For all laws together.")
+    ] = None,
+    expected: Annotated[
+        Path | None,
+        Option(metavar="FILE", help='Known violations, TOML: L5 = "a reason or a link".'),
+    ] = None,
+    jobs: Annotated[int, Option(min=1, metavar="N", help="Processes that share the laws.")] = 1,
+    json: Annotated[str | None, Option(metavar="FILE", help="Write data; - to print.")] = None,
+    junit: Annotated[str | None, Option(metavar="FILE", help="Write XML; - to print.")] = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it
+    fails, 3 if only mmkit itself does. The spec may be `registered`: what vLLM has."""
+    from .check import run
+
+    quiet()
+    numbers = None if laws is None else [law for law in laws.split(",") if law.strip()]
+    raise typer.Exit(
+        run(
+            None if spec == REGISTERED else load_spec(spec),
+            config,
+            laws=numbers,
+            examples=examples,
+            budget=budget,
+            jobs=jobs,
+            target=spec,
+            expected=expected,
+            json=json,
+            junit=junit,
+            trust_remote_code=trust_remote_code,
+        )
+    )
+
+
+@app.command()
+def compare(
+    spec: Spec,
+    config: Config,
+    model_class: Annotated[
+        str, Option("--class", metavar="CLASS", help="A model class, as package.module:Class.")
+    ],
+    requests: Annotated[
+        Path | None, Option(metavar="FILE", help="Compare these as well: JSON, one per line.")
+    ] = None,
+    examples: Annotated[
+        int, Option(min=0, metavar="N", help="Drawn requests, each as ids and as text.")
+    ] = 100,
+    known: Annotated[
+        list[str] | None,
+        Option(metavar="REGEX", help="Pass over differences that say this; repeatable."),
+    ] = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
+    from .compare import run
+
+    quiet()
+    options: dict[str, Any] = {"requests": requests, "examples": examples, "known": known or ()}
+    options["trust_remote_code"] = trust_remote_code
+    raise typer.Exit(run(load_spec(spec), config, model_class, **options))
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, Option("--json", help="Findings as data.")] = False,
+) -> None:
+    """Examine this environment and say what to mend. Exit status 1 if there is something."""
+    from .doctor import run
+
+    raise typer.Exit(run(as_json=json))
+
+
+@app.command()
+def new(
+    name: Annotated[str, Argument(help="Of the package, in lower case.")],
+    modality: Annotated[str, Option(help="What its model reads, as series or actions.")],
+    kind: Annotated[
+        str | None,
+        Option(help=f"What an item is like: {', '.join(KINDS)}. By default by its name."),
+    ] = None,
+    language_model: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="A pretrained language model; else a small Llama is made."),
+    ] = None,
+    into: Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")] = Path(
+        "."
+    ),
+) -> None:
+    """Write a package for a model with a modality of its own, which is trained, served, and passes
+    its own tests as it is."""
+    from .new import new as write
+
+    quiet()
+    folder = write(name, modality, into, kind=kind, language_model=language_model)
+    typer.echo(f"Written: {folder}. Its README.md says how to go on.")
+
+
+@app.command()
+def examples(
+    into: Annotated[
+        Path, Argument(metavar="DIR", help="Where the folder goes.", show_default=False)
+    ] = Path("."),
+) -> None:
+    """Copy the examples, with their checkpoints, into a folder `examples`."""
+    from .examples import examples as write
+
+    folder = write(into)
+    typer.echo(
+        f"Written: {folder}. pip install -e {folder} tells vLLM of their models; "
+        "python -m examples.terra runs the first."
+    )
+
+
+@app.command()
+def eject(
+    package: Annotated[
+        str, Argument(help="A package of yours, as my_package.", show_default=False)
+    ],
+) -> None:
+    """Copy mmkit into a package, so that it needs no mmkit."""
+    from .eject import command
+
+    quiet()
+    command(package)
