@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -28,8 +30,6 @@ from ..errors import InputError, SpecError
 from ..items import SCOPES
 from ..placement import Alternatives, Placement
 from ..plan import CONFIGURED, Plan
-from ..training.processor import own_processor
-from ..training.saving import announce
 from ..updates import Insert
 from .hashes import Hashes, check_name
 from .items import (
@@ -106,7 +106,6 @@ class CommonInfo(BaseProcessingInfo):
     def plan(self) -> Plan:
         """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
         new info for each chat request."""
-        announce(self.spec)  # the checkpoint may have been saved with its processor
         config, kwargs = self.get_hf_config(), self.merged_kwargs({})
         tokenizer = self.ctx.tokenizer
         if type(tokenizer) is object:  # what vLLM 0.11 has for none
@@ -122,8 +121,15 @@ class CommonInfo(BaseProcessingInfo):
 
     @override
     def get_hf_processor(self, **kwargs: object) -> Any:
+        ctx = self.ctx
+        if (saved := Path(ctx.model_config.model, "hf_processor")).is_dir():
+            # by the processor of `mmkit.training`, whose own files nothing here reads
+            config = copy(ctx.model_config)
+            config.model = str(saved)
+            ctx = replace(ctx, model_config=config)
         try:
-            return own_processor(super().get_hf_processor(**kwargs))
+            processor = ctx.get_hf_processor(**kwargs)
+            return getattr(processor, "hf_processor", processor)
         except TypeError as error:  # of vLLM, where it loaded a tokenizer or a part
             if kwargs:
                 raise
