@@ -34,7 +34,14 @@ app = typer.Typer(
 
 Spec = Annotated[str, Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
 Config = Annotated[Path, Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")]
+File = Annotated[str | None, Option(metavar="FILE", help="Write it there; - to print it.")]
+Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
+Known = Annotated[list[str] | None, Option(metavar="REGEX", help="Pass over what says this.")]
+Requests = Annotated[Path | None, Option(metavar="FILE", help="Further ones, JSON, one per line.")]
+Into = Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")]
+Kind = Annotated[str | None, Option(help=f"Of the items: {', '.join(KINDS)}. By default by name.")]
+Pretrained = Annotated[Path | None, Option(metavar="DIR", help="A language model; else a Llama.")]
 
 
 @app.command()
@@ -42,18 +49,13 @@ def show(
     spec: Spec,
     config: Config | None = None,
     prompt: Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')] = None,
-    item: Annotated[
-        list[str] | None,
-        Option(
-            metavar="MODALITY=FORM",
-            help="An item: zeros, sizes as 640x480, JSON, or a file. Can be repeated.",
-        ),
-    ] = None,
-    svg: Annotated[str | None, Option(metavar="FILE", help="Write a picture; - to print.")] = None,
-    json: Annotated[str | None, Option(metavar="FILE", help="Write data; - to print.")] = None,
+    item: Items = None,
+    svg: File = None,
+    json: File = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Show a spec, its values for a checkpoint, and what becomes of a prompt."""
+    """Show a spec, its values for a checkpoint, and what becomes of a prompt: in the terminal, as a
+    picture or as data. An item is zeros, sizes, JSON or a file."""
     from .show import run
 
     quiet()
@@ -109,19 +111,10 @@ def check(
 def compare(
     spec: Spec,
     config: Config,
-    model_class: Annotated[
-        str, Option("--class", metavar="CLASS", help="A model class, as package.module:Class.")
-    ],
-    requests: Annotated[
-        Path | None, Option(metavar="FILE", help="Compare these as well: JSON, one per line.")
-    ] = None,
-    examples: Annotated[
-        int, Option(min=0, metavar="N", help="Drawn requests, each as ids and as text.")
-    ] = 100,
-    known: Annotated[
-        list[str] | None,
-        Option(metavar="REGEX", help="Pass over differences that say this; repeatable."),
-    ] = None,
+    model_class: Annotated[str, Option("--class", help="A model class, as package.module:Class.")],
+    requests: Requests = None,
+    examples: Annotated[int, Option(min=0, help="Drawn requests, each as ids and text.")] = 100,
+    known: Known = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
@@ -134,9 +127,7 @@ def compare(
 
 
 @app.command()
-def doctor(
-    json: Annotated[bool, Option("--json", help="Findings as data.")] = False,
-) -> None:
+def doctor(json: Annotated[bool, Option("--json", help="Findings as data.")] = False) -> None:
     """Examine this environment and say what to mend. Exit status 1 if there is something."""
     from .doctor import run
 
@@ -147,17 +138,9 @@ def doctor(
 def new(
     name: Annotated[str, Argument(help="Of the package, in lower case.")],
     modality: Annotated[str, Option(help="What its model reads, as series or actions.")],
-    kind: Annotated[
-        str | None,
-        Option(help=f"What an item is like: {', '.join(KINDS)}. By default by its name."),
-    ] = None,
-    language_model: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="A pretrained language model; else a small Llama is made."),
-    ] = None,
-    into: Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")] = Path(
-        "."
-    ),
+    kind: Kind = None,
+    language_model: Pretrained = None,
+    into: Into = Path("."),
 ) -> None:
     """Write a package for a model with a modality of its own, which is trained, served, and passes
     its own tests as it is."""
@@ -169,11 +152,7 @@ def new(
 
 
 @app.command()
-def examples(
-    into: Annotated[
-        Path, Argument(metavar="DIR", help="Where the folder goes.", show_default=False)
-    ] = Path("."),
-) -> None:
+def examples(into: Annotated[Path, Argument(metavar="DIR")] = Path(".")) -> None:
     """Copy the examples, with their checkpoints, into a folder `examples`."""
     from .examples import examples as write
 
@@ -185,11 +164,7 @@ def examples(
 
 
 @app.command()
-def eject(
-    package: Annotated[
-        str, Argument(help="A package of yours, as my_package.", show_default=False)
-    ],
-) -> None:
+def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) -> None:
     """Copy mmkit into a package, so that it needs no mmkit."""
     from .eject import command
 

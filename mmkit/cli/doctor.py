@@ -69,10 +69,8 @@ def _vllm() -> Iterator[Finding]:
 def _media() -> Iterator[Finding]:
     for name in MEDIA:
         if version := _version(name):
-            broken = _broken(name)
-            text = f"{version} cannot be imported: {broken}." if broken else f"{version}."
             remedy = f"pip uninstall {name}, or install the build for this torch."
-            yield Finding(name, text, remedy if broken else "")
+            yield _imported(name, name, f"{version}.", remedy)
 
 
 def _plugins() -> Iterator[Finding]:
@@ -91,11 +89,8 @@ def _plugins() -> Iterator[Finding]:
 
 def _modules() -> Iterator[Finding]:
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        broken = _broken(name)
-        text = f"{name} cannot be imported, so vLLM's processes stop: {broken}."
-        remedy = f"Unset {VARIABLE}, or make the module importable."
-        text, remedy = (text, remedy) if broken else (f"{name} is imported by vLLM.", "")
-        yield Finding(VARIABLE, text, remedy)
+        remedy = f"Make it importable, or unset {VARIABLE}: vLLM's processes stop at it."
+        yield _imported(VARIABLE, name, f"{name} is imported by vLLM.", remedy)
 
 
 def _version(name: str) -> str:
@@ -112,13 +107,13 @@ def _owns_files(name: str) -> bool:
     return any(not path.parts[0].endswith(".dist-info") for path in files)
 
 
-def _broken(module: str) -> str:
-    """Why a module cannot be imported; empty where it can."""
+def _imported(topic: str, module: str, text: str, remedy: str) -> Finding:
+    """The finding whether a module can be imported."""
     try:
         import_module(module)
     except Exception as error:
-        return reason(error)
-    return ""
+        return Finding(topic, f"{module} cannot be imported: {reason(error)}.", remedy)
+    return Finding(topic, text)
 
 
 def run(*, as_json: bool = False) -> int:
@@ -129,13 +124,12 @@ def run(*, as_json: bool = False) -> int:
     """
     quiet()
     findings = doctor()
+    mend = sum(bool(finding.remedy) for finding in findings)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
-        return int(any(finding.remedy for finding in findings))
+        return int(mend > 0)
     for finding in findings:
-        print(f"{'✗' if finding.remedy else '✓'} {finding.topic}: {finding.text}")
-        if finding.remedy:
-            print(f"  → {finding.remedy}")
-    mend = sum(bool(finding.remedy) for finding in findings)
-    print(f"\n{plural(mend, 'thing')} to mend" if mend else "\nnothing to mend")
+        remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
+        print(f"{'✗' if remedy else '✓'} {finding.topic}: {finding.text}{remedy}")
+    print(f"\n{plural(mend, 'thing')} to mend." if mend else "\nNothing to mend.")
     return int(mend > 0)

@@ -1,7 +1,9 @@
-"""The files of a package with a copy of mmkit inside; tests/night/test_eject.py runs such packages."""
+"""Packages with a copy of mmkit inside: their files, and requests where there is no mmkit."""
 
 import os
+import pickle
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,9 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 import mmkit
+from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import MmkitError
 from mmkit.cli import app
 from mmkit.cli.eject import eject
+from mmkit.testing import Request, of_spec
+from mmkit.testing.drawing import for_each
+from mmkit.testing.laws.law import differences
+from mmkit.vllm_api import harness
+from tests import ROOT
+from tests.oracles import SYSTEMS
+from tests.profiles import scaled
 
 SPEC = '''\
 """A spec."""
@@ -95,3 +105,58 @@ def test_what_is_refused(spec: Path, text: str, name: str, sentence: str) -> Non
     with pytest.raises(MmkitError) as refused:
         eject(name)
     assert sentence in str(refused.value)
+
+
+NO_MMKIT = '''\
+"""Neither the modules of mmkit nor its entry points, and nothing of the tests."""
+
+import sys
+from importlib.metadata import Distribution
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("mmkit", "tests"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+discover = Distribution.discover
+Distribution.discover = lambda **given: (d for d in discover(**given) if d.name != "vllm-mmkit")
+'''
+RUN = """
+import pickle, sys
+from examples.llava_like.laws import testing
+from examples.llava_like.spec import LLAVA_LIKE
+
+processor = testing.of_spec(LLAVA_LIKE, sys.argv[1]).processor
+outcomes = [testing.harness.run(processor, *request) for request in pickle.load(open("requests", "rb"))]
+assert "mmkit" not in sys.modules
+results = [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
+pickle.dump((type(processor).__module__, results), open("results", "wb"))
+"""
+
+
+def test_the_copy_makes_the_same_of_drawn_requests(tmp_path: Path) -> None:
+    """Ids, ranges, hashes and fields; a package's laws come along."""
+    checkpoint, examples = SYSTEMS["llava"].checkpoint, tmp_path / "examples"
+    subject, requests, outcomes = of_spec(LLAVA_LIKE, checkpoint), [], []
+
+    def collect(request: Request) -> None:
+        requests.append((list(request.prompt), request.data(), dict(request.kwargs)))
+        ours = harness.run(subject.processor, *requests[-1])
+        outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
+
+    for_each(subject.requests(most=2), collect, max_examples=scaled(15), database=None)
+    (tmp_path / "requests").write_bytes(pickle.dumps(requests))
+    shutil.copytree(ROOT / "examples" / "llava_like", examples / "llava_like")
+    shutil.copy(ROOT / "examples" / "__init__.py", examples)
+    (examples / "llava_like" / "laws.py").write_text("import mmkit.testing as testing\n")
+    command = [sys.executable, "-m", "mmkit", "eject", "examples.llava_like"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "sitecustomize.py").write_text(NO_MMKIT)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "VLLM_PLUGINS": "llava_like"}
+    subprocess.run([sys.executable, "-c", RUN, str(checkpoint)], cwd=tmp_path, env=environment, check=True)
+    home, theirs = pickle.loads((tmp_path / "results").read_bytes())
+    assert home == "examples.llava_like._mmkit.generated.examples.llava_like.spec.LLAVA_LIKE"
+    assert differences(outcomes, theirs) is None
