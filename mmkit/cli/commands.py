@@ -8,7 +8,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from ..errors import MmkitError
-from .common import REGISTERED, TARGET, load_spec, quiet
+from .common import TARGET, load_spec, quiet
 from .new import KINDS
 
 
@@ -41,6 +41,8 @@ Known = Annotated[list[str] | None, Option(metavar="REGEX", help="Pass over what
 Requests = Annotated[Path | None, Option(metavar="FILE", help="Further ones, JSON, one per line.")]
 Into = Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")]
 Kind = Annotated[str | None, Option(help=f"Of the items: {', '.join(KINDS)}. By default by name.")]
+Samples = Annotated[str | None, Option(metavar="FUNCTION", help="Gives strategies for items.")]
+Violations = Annotated[Path | None, Option(metavar="FILE", help="Known ones, as TOML.")]
 Pretrained = Annotated[Path | None, Option(metavar="DIR", help="A language model; else a Llama.")]
 
 
@@ -64,47 +66,24 @@ def show(
     run(load_spec(spec), config, svg=svg, json=json, **request)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def check(
+    rest: typer.Context,
     spec: Spec,
     config: Config,
-    laws: Annotated[str | None, Option(metavar="L2,L4", help="Check these laws alone.")] = None,
-    examples: Annotated[
-        int | None, Option(min=1, metavar="N", help="Hypothesis examples per law.")
-    ] = None,
-    budget: Annotated[
-        float | None, Option(min=0, metavar="SECONDS", help="For all laws together.")
-    ] = None,
-    expected: Annotated[
-        Path | None,
-        Option(metavar="FILE", help='Known violations, TOML: L5 = "a reason or a link".'),
-    ] = None,
-    jobs: Annotated[int, Option(min=1, metavar="N", help="Processes that share the laws.")] = 1,
-    json: Annotated[str | None, Option(metavar="FILE", help="Write data; - to print.")] = None,
-    junit: Annotated[str | None, Option(metavar="FILE", help="Write XML; - to print.")] = None,
+    examples: Annotated[int | None, Option(min=1, help="Hypothesis examples per law.")] = None,
+    samples: Samples = None,
+    expected: Violations = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it
-    fails, 3 if only mmkit itself does. The spec may be `registered`: what vLLM has."""
+    """Bind a spec to a checkpoint and check the laws that need no engine, each as a test. The spec
+    may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf."""
     from .check import run
 
     quiet()
-    numbers = None if laws is None else [law for law in laws.split(",") if law.strip()]
-    raise typer.Exit(
-        run(
-            None if spec == REGISTERED else load_spec(spec),
-            config,
-            laws=numbers,
-            examples=examples,
-            budget=budget,
-            jobs=jobs,
-            target=spec,
-            expected=expected,
-            json=json,
-            junit=junit,
-            trust_remote_code=trust_remote_code,
-        )
-    )
+    given: dict[str, Any] = {"examples": examples, "samples": samples, "expected": expected}
+    given["trust_remote_code"] = trust_remote_code
+    raise typer.Exit(run(spec, config, rest.args, **given))
 
 
 @app.command()

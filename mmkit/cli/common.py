@@ -154,14 +154,14 @@ def open_checkpoint(
     """
     path = checkpoint(folder)
     with needs_vllm():
-        from ..vllm_api import harness
+        from ..testing import vllm_path
     classes = spec.classes
     embeds = any(modality.embeds for modality in spec.modalities)
     options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
-        config = harness.config_for_spec(path, **options)
-        info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
+        config = vllm_path.config_for_spec(path, **options)
+        info = vllm_path.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
     except MmkitError:
         raise
     except Exception as error:

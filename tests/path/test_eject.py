@@ -18,10 +18,9 @@ from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import MmkitError
 from mmkit.cli import app
 from mmkit.cli.eject import eject
-from mmkit.testing import Request, of_spec
+from mmkit.testing import Request, of_spec, vllm_path
+from mmkit.testing.differences import differences
 from mmkit.testing.drawing import for_each
-from mmkit.testing.laws.law import differences
-from mmkit.vllm_api import harness
 from tests import ROOT
 from tests.oracles import SYSTEMS
 from tests.profiles import scaled
@@ -130,7 +129,7 @@ from examples.llava_like.laws import testing
 from examples.llava_like.spec import LLAVA_LIKE
 
 processor = testing.of_spec(LLAVA_LIKE, sys.argv[1]).processor
-outcomes = [testing.harness.run(processor, *request) for request in pickle.load(open("requests", "rb"))]
+outcomes = [testing.vllm_path.run(processor, *request) for request in pickle.load(open("requests", "rb"))]
 assert "mmkit" not in sys.modules
 results = [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
 pickle.dump((type(processor).__module__, results), open("results", "wb"))
@@ -144,7 +143,7 @@ def test_the_copy_makes_the_same_of_drawn_requests(tmp_path: Path) -> None:
 
     def collect(request: Request) -> None:
         requests.append((list(request.prompt), request.data(), dict(request.kwargs)))
-        ours = harness.run(subject.processor, *requests[-1])
+        ours = vllm_path.run(subject.processor, *requests[-1])
         outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
 
     for_each(subject.requests(most=2), collect, max_examples=scaled(15), database=None)
