@@ -34,7 +34,7 @@ app = typer.Typer(
 
 Spec = Annotated[str, Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
 Config = Annotated[Path, Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")]
-File = Annotated[str | None, Option(metavar="FILE", help="Write it there; - to print it.")]
+Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture; - to print it.")]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
 Known = Annotated[list[str] | None, Option(metavar="REGEX", help="Pass over what says this.")]
@@ -52,18 +52,16 @@ def show(
     config: Config | None = None,
     prompt: Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')] = None,
     item: Items = None,
-    svg: File = None,
-    json: File = None,
+    svg: Svg = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Show a spec, its values for a checkpoint, and what becomes of a prompt: in the terminal, as a
-    picture or as data. An item is zeros, sizes, JSON or a file."""
+    """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
+    sizes, JSON or a file."""
     from .show import run
 
     quiet()
-    request: dict[str, Any] = {"prompt": prompt, "items": item or ()}
-    request["trust_remote_code"] = trust_remote_code
-    run(load_spec(spec), config, svg=svg, json=json, **request)
+    request: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg}
+    run(load_spec(spec), config, trust_remote_code=trust_remote_code, **request)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from io import StringIO
 from itertools import cycle, groupby
 from pathlib import Path
@@ -28,67 +27,15 @@ from ..items import ItemType, shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..outputs import Output
-from ..plan import Plan
+from ..plan import Plan, Preview
 from ..spec import Modality
 from ..updates import Insert
 from .common import UsageError, brief, open_checkpoint, plural, reason, write
 from .forms import describe, parse_items
 
-# -- facts -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a declaration: as declared, and its value for the checkpoint, empty where there
-    is none to tell."""
-
-    name: str
-    declared: str
-    value: str = ""
-
-
-@dataclass(frozen=True)
-class ItemFacts:
-    """One item of the request.
-
-    Attributes:
-        modality, index: which one.
-        item: in words.
-        start: where its layout begins in the expanded prompt.
-        mask: for each position of it 1 if it receives an encoder row, else 0.
-        fields: its part of each processed tensor: name, shape and dtype.
-    """
-
-    modality: str
-    index: int
-    item: str
-    start: int
-    mask: list[int]
-    fields: list[str]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """All that `mmkit show` tells.
-
-    Attributes:
-        spec: name of the spec.
-        architecture: the model class that the config names; empty without a checkpoint.
-        parts: of each modality and output, by its name.
-        read: what the declarations read of the config and the Hugging Face processor.
-        prompt, expanded: ids of a request before and after; None without a checkpoint.
-        items: those of the request, in the order in which they stand.
-        tokens: texts of these ids; empty without a tokenizer.
-    """
-
-    spec: str
-    architecture: str
-    parts: dict[str, list[Part]]
-    read: dict[str, Any] = field(default_factory=dict)
-    prompt: list[int] | None = None
-    expanded: list[int] = field(default_factory=list)
-    items: list[ItemFacts] = field(default_factory=list)
-    tokens: dict[int, str] = field(default_factory=dict)
+_COLOURS = ("blue", "magenta", "green", "cyan")
+_WIDTH = 180
+"""Characters of a part, and of its value."""
 
 
 def show(
@@ -98,8 +45,8 @@ def show(
     prompt: str | None = None,
     items: Iterable[str] = (),
     trust_remote_code: bool = False,
-) -> Shown:
-    """Collect the facts about a spec.
+) -> RenderableType:
+    """A spec for a terminal, light or dark, by rich.
 
     Args:
         spec: the declaration.
@@ -116,57 +63,73 @@ def show(
         UsageError: the folder or an item cannot be read.
     """
     forms = list(items)
+    colours = dict(zip([m.name for m in spec.modalities], cycle(_COLOURS), strict=False))
     if folder is None:
         if prompt is not None or forms:
             got, remedy = "none beside --prompt or --item", "A request wants a config."
             raise UsageError("--config", "the folder of a checkpoint", got, remedy)
-        return Shown(spec.name, "", _parts_of(spec))
+        return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
     data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
     ids = _spelled(plan, data) if prompt is None else _encoded(plan, prompt)
-    expanded, placed = _request(plan, ids, data)
-    tokens = _texts(opened.info.ctx.tokenizer, {*ids, *expanded})
-    parts, read = _parts_of(spec, plan), _read(spec, opened.scope)
-    return Shown(spec.name, opened.architecture, parts, read, ids, expanded, placed, tokens)
+    preview = _preview(plan, ids, data)
+    read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
+    return Group(
+        Text.assemble((spec.name, "bold"), (f"  {opened.architecture}", "dim")),
+        *_declared(spec, plan, colours),
+        Text(f"\nwith {', '.join(read)}" if read else "", "dim"),
+        *_request(ids, preview, colours, _texts(opened.info.ctx.tokenizer)),
+        *_items(data, preview, colours),
+    )
 
 
-def _parts_of(spec: ModelSpec, plan: Plan | None = None) -> dict[str, list[Part]]:
+# -- the spec --------------------------------------------------------------------------------------
+
+
+def _declared(
+    spec: ModelSpec, plan: Plan | None, colours: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """The parts of modalities and outputs as declared, with their values where there is a plan."""
     bound = plan.modalities if plan else {}
     parts = {m.name: _of_modality(m, bound.get(m.name)) for m in spec.modalities}
-    return parts | {output.name: _of_output(output, plan) for output in spec.outputs}
+    parts |= {output.name: _of_output(output, plan) for output in spec.outputs}
+    for name, rows in parts.items():
+        table = _table()
+        for part, source, value in rows:
+            values = Text(brief(value, _WIDTH), colours.get(name, ""))
+            table.add_row(Text(part, "dim"), Text(brief(source, _WIDTH)), values)
+        yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
 
 
-def _of_modality(modality: Modality, bound: BoundModality | None) -> list[Part]:
+def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
     """The parts of a modality; those that need not be stated, only where they are."""
-    parts = [
-        Part("item", _source(modality.item), bound.item.describe() if bound else ""),
-        Part("layout", repr(modality.layout), _layout(bound) if bound else ""),
-        *(Part("update", repr(update)) for update in modality.update),
-    ]
+    yield "item", _source(modality.item), bound.item.describe() if bound else ""
+    yield "layout", repr(modality.layout), _layout(bound) if bound else ""
+    for update in modality.update:
+        yield "update", repr(update), ""
     for name, declared in modality.fields.items():
-        parts.append(Part(f"field {name}", repr(declared), _form(bound, name) if bound else ""))
-    parts.append(Part("process", _source(modality.process)))
+        own = bound.fields.get(name) if bound else None
+        shape = "" if own is None or own.shape is None else shape_text(own.shape)
+        yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
+    yield "process", _source(modality.process), ""
     usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
     for name, default in usual.items():
         if (stated := getattr(modality, name)) is not default:
-            value = str(bound.limit) if bound and name == "limit" else ""
-            parts.append(Part(name, _source(stated), value))
-    return parts
+            yield name, _source(stated), str(bound.limit) if bound and name == "limit" else ""
 
 
-def _of_output(output: Output, plan: Plan | None) -> list[Part]:
+def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
     tokens, form = "", ""
     if plan:
         bound = plan.outputs[output.name]
-        tokens = f"{plural(bound.num_tokens, 'token')}: {_in_few(map(str, bound.allowed))}"
+        tokens = f"{plural(bound.num_tokens, 'token')}: {' '.join(folded(map(str, bound.allowed)))}"
         with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
             form = f"{shape_text(bound.shape)} {bound.dtype}"
-    parts = [
-        Part("layout", repr(output.layout), tokens),
-        Part("decode", _source(output.decode), form),
-    ]
-    return parts if output.encode is None else [*parts, Part("encode", _source(output.encode))]
+    yield "layout", repr(output.layout), tokens
+    yield "decode", _source(output.decode), form
+    if output.encode is not None:
+        yield "encode", _source(output.encode), ""
 
 
 def _source(part: Any) -> str:
@@ -181,37 +144,16 @@ def _source(part: Any) -> str:
 def _layout(bound: BoundModality) -> str:
     """A bound layout: its ids, or its formula where they depend on the item."""
     layout = bound.placeholders.layout
-    return _in_few(map(str, layout.ids)) if isinstance(layout, Fixed) else repr(layout)
+    return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 
-def _form(bound: BoundModality, name: str) -> str:
-    """Shape and dtype of a bound field, as far as they are declared."""
-    if (own := bound.fields.get(name)) is None:  # the model does not receive it
-        return ""
-    shape = "" if own.shape is None else shape_text(own.shape)
-    return f"{shape} {own.dtype or ''}".strip()
-
-
-def _read(spec: ModelSpec, scope: Scope) -> dict[str, Any]:
+def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
     """What the declarations read of the config and the Hugging Face processor."""
     known = {leaf for leaf in leaves(spec.modalities) if leaf.root in STATIC and leaf.keys}
-    values = {}
     for leaf in sorted(known, key=repr):
         with suppress(MmkitError):  # in the branch of a where() that this config does not take
-            values[repr(leaf)] = evaluate(leaf.expr, scope)
-    return {name: value for name, value in values.items() if not callable(value)}
-
-
-def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
-    """The texts of ids; ids without a readable text are left out."""
-    if tokenizer is None:
-        return {}
-    texts = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ids)}
-    shown = {token: brief(text.translate(_VISIBLE), 40) for token, text in texts.items()}
-    return {token: text for token, text in shown.items() if text.isprintable()}
-
-
-_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
+            if not callable(value := evaluate(leaf.expr, scope)):
+                yield repr(leaf), value
 
 
 # -- the request -----------------------------------------------------------------------------------
@@ -251,33 +193,83 @@ def _encoded(plan: Plan, prompt: str) -> list[int]:
     return plan.encode(prompt)
 
 
-def _request(
-    plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]
-) -> tuple[list[int], list[ItemFacts]]:
+def _preview(plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]) -> Preview:
     """The expanded prompt, and the items where they stand in it."""
     if not data:
-        plan.check_ids(prompt)
         plan.check_bare(prompt)
-        return plan.rewrite("prompt", prompt), []
+        return Preview(plan.rewrite("prompt", plan.encode(prompt)), [], {})
     try:
-        preview = plan.preview(prompt, data)
+        return plan.preview(prompt, data)
     except MmkitError:
         raise
     except Exception as error:
         where, expected = f"{plan.spec.name}.request", "items that the processor takes"
         raise InputError(where, expected, reason(error)) from error
-    items = []
+
+
+def _request(
+    prompt: list[int], preview: Preview, colours: Mapping[str, str], text: Callable[[int], str]
+) -> Iterator[RenderableType]:
+    """The prompt before and after; encoder rows go to the positions in reverse."""
+    expanded: list[str] = []
+    cursor, ids = 0, preview.prompt_token_ids
     for at in preview.placements:
-        item, mask = describe(data[at.modality][at.index]), list(at.placeholder.mask)
-        own = [_tensor(*part) for part in preview.fields[at.modality][at.index].items()]
-        items.append(ItemFacts(at.modality, at.index, item, at.start, mask, own))
-    return preview.prompt_token_ids, items
+        expanded += folded(map(text, ids[cursor : at.start]))
+        styles = f"underline {colours[at.modality]}", f"reverse {colours[at.modality]}"
+        cursor = at.start + len(at.placeholder.mask)
+        own = zip(at.placeholder.mask, ids[at.start : cursor], strict=True)
+        expanded += folded(f"[{styles[embeds]}]{text(token)}[/]" for embeds, token in own)
+    expanded += folded(map(text, ids[cursor:]))
+    written = folded(map(text, prompt))
+    for name, all_ids, words in (("prompt", prompt, written), ("becomes", ids, expanded)):
+        yield Rule(style="dim")
+        yield Text.assemble((name, "bold"), (f"  {plural(len(all_ids), 'token')}", "dim"))
+        if len(words) > _HEAD + _TAIL:
+            words = [*words[:_HEAD], "…", *words[-_TAIL:]]
+        yield Padding(Text.from_markup(" ".join(words)), (0, 2))
 
 
-def _tensor(name: str, value: Any) -> str:
-    shape = f" {shape_text(tuple(value.shape))}" if getattr(value, "shape", ()) else ""
-    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-    return f"{name}{shape} {dtype}"
+_HEAD, _TAIL = 60, 20
+"""Words that are shown of many, first and last."""
+
+
+def _items(
+    data: Mapping[str, Sequence[Any]], preview: Preview, colours: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """Where each item stands, and its part of each processed tensor."""
+    table = _table()
+    for at in preview.placements:
+        item = describe(data[at.modality][at.index])
+        label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
+        stop, rows = at.start + len(at.placeholder.mask), plural(at.placeholder.num_embeds, "row")
+        own = preview.fields[at.modality][at.index].items()
+        tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
+        table.add_row(label, f"prompt[{at.start}:{stop}], {rows}", Text(tensors, "dim"))
+    yield from (Text(), table)
+
+
+def _form(value: Any) -> str:
+    shape = f"{shape_text(tuple(value.shape))} " if getattr(value, "shape", ()) else ""
+    return shape + str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+
+
+def _texts(tokenizer: Any) -> Callable[[int], str]:
+    """A function from an id to its text, or its number where it has none that can be read."""
+
+    def text(token: int) -> str:
+        if tokenizer is None:
+            return str(token)
+        own = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+        return escape(brief(own, 40)) if own.isprintable() else str(token)
+
+    return text
+
+
+_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
+
+
+def _table() -> Table:
+    return Table(box=None, show_header=False, padding=(0, 0, 0, 2))
 
 
 # -- a long sequence in few words ------------------------------------------------------------------
@@ -323,107 +315,26 @@ def _repetition(words: list[str], start: int) -> tuple[int, int]:
     return best
 
 
-def _in_few(words: Iterable[str]) -> str:
-    return " ".join(folded(words))
-
-
-# -- the terminal ----------------------------------------------------------------------------------
-
-_COLOURS = ("blue", "magenta", "green", "cyan")
-_WIDTH = 180
-_HEAD, _TAIL = 60, 20
-"""Words that are shown of many, first and last."""
-
-
-def to_rich(shown: Shown) -> RenderableType:
-    """For a terminal, light or dark. Encoder rows go to the positions in reverse."""
-    colours = dict(zip(shown.parts, cycle(_COLOURS), strict=False))
-    blocks: list[RenderableType] = [
-        Text.assemble((shown.spec, "bold"), (f"  {shown.architecture}", "dim"))
-    ]
-    for name, parts in shown.parts.items():
-        table = _table()
-        for part in parts:
-            cells = brief(part.declared, _WIDTH), brief(part.value, _WIDTH)
-            table.add_row(Text(part.name, "dim"), Text(cells[0]), Text(cells[1], colours[name]))
-        blocks += [Text(), Text(name, f"bold {colours[name]}"), table]
-    if shown.read:
-        values = [f"{name} = {brief(repr(value), 80)}" for name, value in shown.read.items()]
-        blocks += [Text(), Text(f"with {', '.join(values)}", "dim")]
-    return Group(*blocks, *_of_request(shown, colours))
-
-
-def _of_request(shown: Shown, colours: Mapping[str, str]) -> Iterator[RenderableType]:
-    if shown.prompt is None:
-        return
-    after: list[str] = []
-    cursor = 0
-    for item in shown.items:
-        after += folded(_words(shown, shown.expanded[cursor : item.start]))
-        cursor = item.start + len(item.mask)
-        own = zip(item.mask, _words(shown, shown.expanded[item.start : cursor]), strict=True)
-        styles = f"underline {colours[item.modality]}", f"reverse {colours[item.modality]}"
-        after += folded(f"[{styles[embeds]}]{word}[/]" for embeds, word in own)
-    after += folded(_words(shown, shown.expanded[cursor:]))
-    before = folded(_words(shown, shown.prompt))
-    for name, ids, words in (
-        ("prompt", shown.prompt, before),
-        ("becomes", shown.expanded, after),
-    ):
-        yield Rule(style="dim")
-        yield Text.assemble((name, "bold"), (f"  {plural(len(ids), 'token')}", "dim"))
-        if len(words) > _HEAD + _TAIL:
-            words = [*words[:_HEAD], "…", *words[-_TAIL:]]
-        yield Padding(Text.from_markup(" ".join(words)), (0, 2))
-    table = _table()
-    for item in shown.items:
-        label = Text(f"{item.modality}[{item.index}] · {item.item}", colours[item.modality])
-        place = (
-            f"prompt[{item.start}:{item.start + len(item.mask)}], {plural(sum(item.mask), 'row')}"
-        )
-        table.add_row(label, place, Text("\n".join(item.fields), "dim"))
-    yield from (Text(), table)
-
-
-def _words(shown: Shown, ids: Sequence[int]) -> list[str]:
-    return [escape(shown.tokens.get(token, str(token))) for token in ids]
-
-
-def _table() -> Table:
-    return Table(box=None, show_header=False, padding=(0, 0, 0, 2))
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
-def to_json(shown: Shown) -> str:
-    """All facts."""
-    return json.dumps(asdict(shown), indent=2, ensure_ascii=False, default=str) + "\n"
-
-
-def to_svg(shown: Shown) -> str:
+def to_svg(shown: RenderableType, title: str) -> str:
     """The output of a terminal as a picture."""
     console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
-    console.print(to_rich(shown))
-    svg = console.export_svg(title=f"mmkit show {shown.spec}")
+    console.print(shown)
+    svg = console.export_svg(title=title)
     return re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # which would be fetched from elsewhere
 
 
 def run(
-    spec: ModelSpec,
-    folder: str | Path | None = None,
-    *,
-    svg: str | None = None,
-    json: str | None = None,
-    **request: Any,
+    spec: ModelSpec, folder: str | Path | None = None, *, svg: str | None = None, **request: Any
 ) -> None:
-    """Print what there is to show, or write it to the files that are named; ``-`` is standard
-    output. `request` has the other arguments of `show`."""
+    """Print what there is to show, or write a picture to a file; ``-`` is standard output.
+    `request` has the other arguments of `show`."""
     shown = show(spec, folder, **request)
-    if svg is None and json is None:
-        Console().print(to_rich(shown))
-    for name, option, to_text in ((svg, "--svg", to_svg), (json, "--json", to_json)):
-        if name == "-":
-            sys.stdout.write(to_text(shown))
-        elif name is not None:
-            write(name, to_text(shown), option)
+    if svg is None:
+        Console().print(shown)
+    elif svg == "-":
+        sys.stdout.write(to_svg(shown, f"mmkit show {spec.name}"))
+    else:
+        write(svg, to_svg(shown, f"mmkit show {spec.name}"), "--svg")

@@ -32,7 +32,6 @@ from examples.terra import CHECKPOINT
 from mmkit import (
     Audio,
     Image,
-    InputError,
     Modality,
     ModelSpec,
     Record,
@@ -47,7 +46,7 @@ from mmkit import (
     testing,
 )
 from mmkit.cli import app, check, doctor, forms, show
-from mmkit.cli.common import UsageError, load_spec
+from mmkit.cli.common import UsageError
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
@@ -109,38 +108,31 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 # -- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_terra_as_data(tmp_path: Path) -> None:
-    ids = [1, 2, *[31] * 6, 3]
-    request = ("--prompt", ",".join(map(str, ids)), "--item", "actions=zeros")
-    assert invoke("show", TERRA, *ON_TERRA, *request, "--json", tmp_path / "terra.json")[0] == 0
-    data = json.loads((tmp_path / "terra.json").read_text())
-    assert (data["spec"], data["architecture"], data["tokens"]) == ("terra", "LlamaActionForCausalLM", {})
-    layout = {"declared": "embed(cfg.pad_token_id) * cfg.num_action_tokens", "value": "31 ×6"}
-    assert data["parts"]["actions"][1] == {"name": "layout", **layout}
-    assert data["read"]["cfg.pad_token_id"] == 31
-    values = [part["value"] for part in data["parts"]["frame"]]
-    assert values == ["64 tokens: range(0, 31) ×64", "(192, 192, 3) uint8", ""]
-    assert data["prompt"] == data["expanded"] == ids
-    (only,) = data["items"]
-    assert (only["start"], only["mask"], only["fields"]) == (2, [1] * 6, ["actions (6, 3) float32"])
+TOLD = [
+    "terra LlamaActionForCausalLM",
+    "layout embed(cfg.pad_token_id) * 31 ×6 cfg.num_action_tokens",
+    "64 tokens: range(0, 31) ×64",
+    "decode decode_frame (192, 192, 3) uint8",
+    "cfg.pad_token_id = 31",
+    "prompt 9 tokens 1 2 31 ×6 3 ",
+    "becomes 9 tokens 1 2 31 ×6 3 actions[0] · 6×3 prompt[2:8], 6 rows actions (6, 3) float32",
+]
 
 
-def test_text() -> None:
-    """Without a checkpoint, too."""
-    status, output, _ = invoke("show", TERRA, *ON_TERRA)
-    assert (status, "becomes 6 tokens 31 ×6" in output) == (0, True)
-    assert "actions[0] · 6×3 prompt[0:6], 6 rows actions (6, 3) float32" in output
+def test_show() -> None:
+    """The largest item where there is no request; and a spec without a checkpoint."""
+    status, output, _ = invoke(
+        "show", TERRA, *ON_TERRA, "--prompt", "1,2,31,31,31,31,31,31,3", "--item", "actions=zeros"
+    )
+    assert [part for part in TOLD if part not in output] == []
+    assert status == 0
+    output = invoke("show", f"{__name__}:TWO", *ON_TERRA)[1]
+    assert "becomes 3 tokens 5 ×2 6 series[0] · 8×4 prompt[0:2], 2 rows" in output
+    assert "mark[0] · 2 prompt[2:3], 1 row" in output
+    assert invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,2,3")[1].endswith("becomes 3 tokens 1 2 3")
+    assert "one item per placeholder" in invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,6")[2]
     status, output, _ = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
     assert (status, "field images_spatial_crop batched(keep_on_cpu=True)" in output) == (0, True)
-
-
-def test_two_modalities_and_a_prompt_without_items() -> None:
-    two = show.show(TWO, CHECKPOINT)
-    assert [(only.item, only.start, only.mask) for only in two.items] == [("8×4", 0, [1, 1]), ("2", 2, [1])]
-    bare = show.show(TWO, CHECKPOINT, prompt="1,2,3")
-    assert (bare.expanded, bare.items) == ([1, 2, 3], [])
-    with pytest.raises(InputError, match="one item per placeholder"):
-        show.show(TWO, CHECKPOINT, prompt="1,6")
 
 
 @pytest.mark.parametrize("name", ["terra", "waves", "fuyu"])
@@ -157,7 +149,13 @@ def test_pictures(name: str, tmp_path: Path) -> None:
         for part in (make_model(0, len(tokenizer)), tokenizer):
             part.save_pretrained(folder)
         prompt, items = "<series> is a saw wave of period 7 . <series> is a", ["series=37x1", "series=9x1"]
-    svg = show.to_svg(show.show(load_spec(target), folder, prompt=prompt, items=items))
+    request: Any = {"--prompt": prompt, "--config": folder}
+    options = [word for pair in request.items() if pair[1] is not None for word in pair]
+    made = tmp_path / "made.svg"
+    assert (
+        invoke("show", target, *options, *(word for form in items for word in ("--item", form)), "--svg", made)[0] == 0
+    )
+    svg = made.read_text()
     assert "url(" not in svg.replace("url(#", "")
     assert svg == (ROOT / "docs" / "images" / f"show-{name}.svg").read_text()
 
