@@ -50,6 +50,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links of a page for the site; what is in a fenced block stays as it is."""
     uri = page.file.src_uri
+    if uri.startswith("data/"):
+        page.meta["search"] = {"exclude": True}  # what programs write is linked, not searched
     home = next((source for source, target in ELSEWHERE.items() if target == uri), f"docs/{uri}")
 
     def changed(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The stored results as the tables of docs/performance.md and docs/performance-terra.md:
+"""The stored results as the tables of docs/data/performance.md and docs/performance-terra.md:
 ``python -m benchmarks.report`` prints them."""
 
 from __future__ import annotations

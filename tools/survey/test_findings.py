@@ -1,4 +1,4 @@
-"""The findings of docs/laws-on-vllm-findings.md by smallest requests: `pytest tools/survey`."""
+"""The findings of docs/data/ by smallest requests: `pytest tools/survey`."""
 
 from __future__ import annotations
 
