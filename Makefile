@@ -53,7 +53,7 @@ help:
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
-	@echo "make bench   every benchmark, tables and pictures    BENCHARGS='overhead growth' chooses"
+	@echo "make bench   every benchmark, with its table    BENCHARGS='overhead startup' chooses"
 	@echo "make docs    build the documentation into site/; a warning is an error"
 	@echo "make words   count the words of the pages; more than the budget is an error"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"

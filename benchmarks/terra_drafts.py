@@ -52,25 +52,18 @@ def main(
         rows = [row(processes, n, frames, rounds, model) for n in streams or [1, 8]]
         for process in processes.values():
             process.submit(stop).result()
-    measure.store(
-        f"terra_drafts{'' if model == CHECKPOINT else '_' + model.parent.name}",
-        {"model": model.parent.name, "frames": frames, "rounds": rounds, "rows": rows},
-    )
-    measure.table(
-        ["streams", "drafts", "steps/frame", "ms/frame", "frames: times as fast", "ids"],
-        [
-            [
-                row["streams"],
-                KINDS[kind],
-                f"{row['steps'][kind]:.1f}",
-                f"{row['ms'][kind]:.1f}",
-                measure.shown(row["times"][kind]) if kind in row["times"] else "",
-                "identical" if row["identical"] else "DIFFERENT",
-            ]
-            for row in rows
-            for kind in KINDS
-        ],
-    )
+    cells = [
+        [str(row["streams"]), name, f"{row['steps'][kind]:.1f}", f"{row['ms'][kind]:.0f} ms",
+         f"{1000 * row['streams'] / row['ms'][kind]:.0f}",
+         measure.shown(row["times"][kind]) if kind in row["times"] else "",
+         "identical" if row["identical"] else "different"]
+        for row in rows
+        for kind, name in KINDS.items()
+    ]  # fmt: skip
+    columns = ["streams", "drafts", "steps", "per frame", "frames/s", "times as fast with frames"]
+    of_model = "" if model == CHECKPOINT else f"_{model.parent.name}"
+    report = {"model": model.parent.name, "frames": frames, "rounds": rounds, "rows": rows}
+    measure.store(f"terra_drafts{of_model}", report, [*columns, "ids"], cells)
 
 
 def row(

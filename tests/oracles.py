@@ -2,8 +2,8 @@
 
 ``tests/data/oracles/<system>/`` holds, per system, a checkpoint folder without weights, `cases.jsonl` and
 `origin.json`, which tells the vLLM and the class that produced them and the quirks seen. Where the class is wrong, a
-case says how, as `wrong`, and has what is right: its text and its ids are one request (the law L4), rows are as many as
-its model makes. Padding to the largest item of a request is left out. MMKIT_ORACLES names another folder of this form.
+case says how, as `wrong`, and has what is right: its text and its ids are one request, rows are as many as its
+model makes. Padding to the largest item of a request is left out. MMKIT_ORACLES names another folder of this form.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ import functools
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -30,9 +26,9 @@ from vllm import ModelRegistry
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import ModelSpec
-from mmkit.testing import ImageSample, laws
-from mmkit.vllm_api import kit
-from mmkit.vllm_api.harness import StandIn, model_config
+from mmkit.testing import ImageSample, vllm_path
+from mmkit.testing.differences import differences as differences_of
+from mmkit.testing.vllm_path import StandIn, model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
 TOLERANCE = 2e-2
@@ -213,19 +209,7 @@ NOISE: Mapping[str, Callable[..., Any]] = {"image": _image, "video": _video, "au
 def replay(name: str, case: Mapping[str, Any]) -> Any:
     """What the generated processor makes of a case."""
     kwargs = case.get("mm_processor_kwargs", {})
-    return kit.render(processor(name), case["prompt_token_ids"], items_of(case), kwargs, None)
-
-
-@functools.cache
-def _spawned() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-@contextmanager
-def one_spawned_process() -> Iterator[None]:
-    """The law L12 asks the same other process about every subject: each would import vLLM first, for 10 s."""
-    with mock.patch("mmkit.testing.laws.system.ProcessPoolExecutor", return_value=nullcontext(_spawned())):
-        yield
+    return vllm_path.render(processor(name), case["prompt_token_ids"], items_of(case), kwargs, None)
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------
@@ -246,7 +230,7 @@ def _rough(stored: dict[str, Any]) -> dict[str, Any]:
 
 def differences(stored: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
     """The first difference of a stored result and one of vLLM."""
-    return laws.differences(stored, told(got), "stored and got")
+    return differences_of(stored, told(got), "stored and got")
 
 
 def told(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ LIMIT = 1800
 
 ASK = """
 from pathlib import Path
+import httpx
 from mmkit.serve import Client, content_part
 from mmkit.serve.process import Server
 from weather.data import QUESTION, sample
@@ -37,8 +38,11 @@ content = [content_part("series", item), {"type": "text", "text": QUESTION}]
 messages = [{"role": "user", "content": content}]
 with Server("checkpoint", "--dtype", "float32", log=Path("server.log")) as server:
     with Client(server.url) as client:
-        answer = client.generate(messages=messages, max_tokens=32, temperature=0.0)
-    print(f"pid {server.process.pid}, {QUESTION} {answer.choices[0].text} (true: {expected})")
+        model = client.modalities().model
+    body = {"model": model, "messages": messages, "max_tokens": 32, "temperature": 0.0}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240).json()
+    text = answer["choices"][0]["message"]["content"]
+    print(f"pid {server.process.pid}, {QUESTION} {text} (true: {expected})")
     import subprocess, sys
     subprocess.run([sys.executable, "-m", "weather.ask", server.url], check=True)
 print("ended with", server.process.poll())

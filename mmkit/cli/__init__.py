@@ -93,8 +93,9 @@ def app() -> Any:
         asked: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg, "json": json}
         run(load_spec(spec), config, **asked, trust_remote_code=trust_remote_code)
 
-    @commands.command()
+    @commands.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
     def check(
+        rest: typer.Context,
         spec: Annotated[
             str,
             typer.Argument(
@@ -104,48 +105,32 @@ def app() -> Any:
             ),
         ],
         config: Annotated[Path, folder],
-        laws: Annotated[
-            str | None, typer.Option(metavar="L2,L4", help="Check these laws alone.")
-        ] = None,
         examples: Annotated[
             int | None, typer.Option(min=1, metavar="N", help="Hypothesis examples per law.")
         ] = None,
-        budget: Annotated[
-            float | None,
-            typer.Option(min=0, metavar="SECONDS", help="For all laws together."),
+        samples: Annotated[
+            str | None,
+            typer.Option(
+                metavar="FUNCTION",
+                help="As package.module:function; it returns strategies for items, by modality.",
+            ),
         ] = None,
         expected: Annotated[
             Path | None,
-            typer.Option(metavar="FILE", help='Known violations, TOML: L5 = "a reason or a link".'),
+            typer.Option(
+                metavar="FILE", help='Known violations, TOML: cache = "a reason or a link".'
+            ),
         ] = None,
-        jobs: Annotated[
-            int, typer.Option(min=1, metavar="N", help="Processes that share the laws.")
-        ] = 1,
-        json: Annotated[str | None, writing("--json", "the report, as data")] = None,
-        junit: Annotated[str | None, writing("--junit", "the report, as JUnit's XML")] = None,
         trust_remote_code: Trust = False,
     ) -> None:
-        """Bind a spec to a checkpoint and check the laws that need no engine. Exit status 1 if it
-        fails, 3 if only mmkit itself does."""
+        """Bind a spec to a checkpoint and check the laws that need no engine, each as a test.
+        Further options are pytest's: -k cache, -n 4, --lf, --junitxml FILE."""
         from .check import run
 
         quiet()
-        numbers = None if laws is None else [law for law in laws.split(",") if law.strip()]
-        raise typer.Exit(
-            run(
-                None if spec == REGISTERED else load_spec(spec),
-                config,
-                laws=numbers,
-                examples=examples,
-                budget=budget,
-                jobs=jobs,
-                target=spec,
-                expected=expected,
-                json=json,
-                junit=junit,
-                trust_remote_code=trust_remote_code,
-            )
-        )
+        given: dict[str, Any] = {"examples": examples, "samples": samples, "expected": expected}
+        given["trust_remote_code"] = trust_remote_code
+        raise typer.Exit(run(spec, config, rest.args, **given))
 
     @commands.command()
     def compare(

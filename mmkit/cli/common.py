@@ -152,15 +152,15 @@ def open_checkpoint(
     """
     path = checkpoint(folder)
     with needs_vllm():
-        from ..vllm_api import harness
+        from ..testing import vllm_path
     classes = spec.classes
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         embeds = any(modality.embeds for modality in spec.modalities)
-        config = harness.config_for_spec(
+        config = vllm_path.config_for_spec(
             path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code
         )
-        info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
+        info = vllm_path.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
         return Opened(spec, info, remedy)
     except MmkitError:
         raise

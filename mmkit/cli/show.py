@@ -221,10 +221,10 @@ def describe(value: Any) -> str:
 
 
 def _example(processor: Any, modality: BoundModality, value: Any) -> Example | None:
-    from ..vllm_api import harness
+    from ..testing import vllm_path
 
     try:
-        (piece,) = harness.pieces(processor, modality.name, [value])
+        (piece,) = vllm_path.pieces(processor, modality.name, [value])
     except Exception:  # too small for the Hugging Face processor
         return None
     layout = notation(runs(piece.ids, piece.mask))
@@ -265,9 +265,9 @@ def parse_prompt(prompt: str, processor: Any) -> list[int]:
     if processor.info.ctx.tokenizer is None:
         expected = "token ids as 1,2,3, because the checkpoint has no tokenizer"
         raise UsageError("--prompt", expected, repr(brief(prompt, 60)))
-    from ..vllm_api import harness
+    from ..testing import vllm_path
 
-    return list(harness.encoded(processor, prompt))
+    return list(vllm_path.encoded(processor, prompt))
 
 
 _TEXTS = ("See", "and", "now")
@@ -275,11 +275,11 @@ _TEXTS = ("See", "and", "now")
 
 def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[int]:
     """A prompt with what stands for the items, and a few other tokens around and between."""
-    from ..vllm_api import harness
+    from ..testing import vllm_path
 
-    pieces: list[harness.Piece] = []
+    pieces: list[vllm_path.Piece] = []
     for name, values in data.items():
-        pieces += harness.pieces(processor, name, list(values))
+        pieces += vllm_path.pieces(processor, name, list(values))
     taken: set[int] = set()
     for piece in pieces:
         taken.update(piece.ids, piece.prefix, *piece.targets)
@@ -311,7 +311,7 @@ def _request(
     processor: Any, prompt: list[int], data: Mapping[str, list[Any]]
 ) -> tuple[list[int], list[ItemFacts]]:
     """The expanded prompt, and the items where they stand in it."""
-    from ..vllm_api import harness
+    from ..testing import vllm_path
 
     plan: Plan = processor.plan
     if not data:
@@ -319,14 +319,14 @@ def _request(
         plan.check_bare(prompt)
         return plan.rewrite("prompt", prompt), []
     try:
-        outcome = harness.run(processor, prompt, data)
+        outcome = vllm_path.run(processor, prompt, data)
     except MmkitError:
         raise
     except Exception as error:
         where, expected = f"{plan.spec.name}.request", "items that the processor takes"
         raise InputError(where, expected, reason(error)) from error
     items, cursor = [], 0
-    pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
+    pieces = {name: vllm_path.pieces(processor, name, values) for name, values in data.items()}
     fields = {name: _fields(plan.modalities[name], parts) for name, parts in outcome.fields.items()}
     places = [
         (*place, name, index)

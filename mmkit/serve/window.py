@@ -1,186 +1,138 @@
-"""The history of a session, and the parts that its sliding window drops."""
+"""The history of a session: its tokens and items, and the part that its window drops."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from .protocol import Slid, Window
+from ..items import Embedding
+from .protocol import Slid
 
 
-class Place(NamedTuple):
-    """The placeholders of one item; `start` and `stop` count the session's tokens from its first
-    on, those that have fallen out among them."""
+class Held(NamedTuple):
+    """One item: its placeholders, from `start` to `stop` among the tokens, and what it came as.
+
+    Attributes:
+        value: as a caller writes it; None if there is no window.
+        uuid: its name for the cache.
+    """
 
     name: str
     start: int
     stop: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A message of the client, and the chunk that answered it.
-
-    Attributes:
-        start: where it begins, as in `Place`.
-        prompt: vLLM's prompt of the message, with its items as they came.
-        ids: of the message, then of the chunk.
-        places: those of the message's items.
-    """
-
-    start: int
-    prompt: Mapping[str, Any]
-    ids: list[int]
-    places: list[Place]
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.ids)
+    value: Any = None
+    uuid: str | None = None
 
 
 class History:
-    """The turns that are in the window, and the tokens before them that stay.
+    """What the model has read and written since the window begins.
 
     Args:
-        window: what the client declared.
+        keep: the most items after a slide; None without a window.
+
+    Attributes:
+        ids: the tokens.
+        items: the items, in the order of their placeholders.
     """
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._turns: list[Turn] = []
-        self._cut = self._end = 0
+    def __init__(self, keep: int | None = None) -> None:
+        self._keep = keep
+        self.ids: list[int] = []
+        self.items: list[Held] = []
 
-    @property
-    def turns(self) -> Sequence[Turn]:
-        """The turns that the window has not dropped as a whole."""
-        return self._turns
+    def add(self, ids: Sequence[int], items: Sequence[Held]) -> None:
+        """Append tokens, and items whose placeholders count from the first of these."""
+        at = len(self.ids)
+        self.items += [item._replace(start=item.start + at, stop=item.stop + at) for item in items]
+        self.ids += ids
 
-    @property
-    def end(self) -> int:
-        """Where the next turn begins."""
-        return self._end
-
-    def check(self, ids: Sequence[int], places: Sequence[Place]) -> None:
-        """Refuse a window that does not go with the first prompt.
-
-        Raises:
-            InputError: it does not.
-        """
-        most, keep, prefix = self._window.items, self._window.keep, self._window.prefix
-        if most is not None and keep > most:
-            raise InputError("window.keep", f"at most the {most} of window.items", str(keep))
-        self.check_count(Counter(place.name for place in places))
-        if prefix > len(ids):
-            expected = f"at most the {len(ids)} tokens of the first prompt"
-            raise InputError("window.prefix", expected, str(prefix))
-        for place in places:
-            if place.start < prefix < place.stop:
-                expected = f"{place.start} or {place.stop}, at an end of an item of {place.name}"
-                raise InputError("window.prefix", expected, str(prefix))
-
-    def check_count(self, items: Counter[str]) -> None:
-        """Refuse more items than the client has declared."""
-        most = self._window.items
-        if most is not None and items.total() > most:
-            expected = f"at most the {most} of window.items"
-            raise InputError("items", expected, str(items.total()))
-
-    def add(
-        self,
-        prompt: Mapping[str, Any],
-        rendered: Mapping[str, Any],
-        generated: Sequence[int],
-    ) -> None:
-        """Remember a turn."""
-        ids = [*rendered["prompt_token_ids"], *generated]
-        self._turns.append(Turn(self._end, prompt, ids, places(rendered, self._end)))
-        self._end += len(ids)
-
-    def at(self, cut: int) -> tuple[int, Counter[str]]:
-        """The tokens that are left if the window begins at a cut, and the items."""
-        places = (place for turn in self._turns for place in turn.places)
-        left = (place.name for place in places if self.position(place.start, cut) is not None)
-        return self._window.prefix + self._end - cut, Counter(left)
-
-    def fitting(self, new: int, check: Callable[[int, Counter[str]], object]) -> int | None:
-        """Where the window has to begin for a message: the first cut that leaves at most `keep`
-        items, those of the message among them; None where nothing has to fall out.
+    def fitting(self, new: int, check: Callable[[int, Counter[str]], object]) -> History:
+        """The history after which a message fits: this one, or what is left of it behind the first
+        item whose end leaves at most `keep` items, those of the message among them.
 
         Args:
             new: items of the message.
-            check: refuses tokens and items that leave no room for it.
+            check: refuses a number of tokens, and items, that leave no room for it.
 
         Raises:
-            InputError: there is no such cut; the error of the last one.
+            InputError: there is none; the error of the last one.
         """
-        refused = _refusal(check, *self.at(self._begin))
+        refused = self._refusal(check)
         if refused is None:
-            return None
-        for cut in self._cuts():
-            behind = sum(place.start >= cut for turn in self._turns for place in turn.places)
-            if behind and behind + new > self._window.keep:
+            return self
+        for number in range(1, len(self.items) + 1 if self._keep else 0):
+            behind = len(self.items) - number
+            if behind and behind + new > (self._keep or 0):
                 continue
-            refused = _refusal(check, *self.at(cut))
+            left = self._after(number)
+            refused = left._refusal(check)
             if refused is None:
-                return cut
+                return left
         raise refused
 
-    @property
-    def _begin(self) -> int:
-        """Where the window begins, behind the prefix."""
-        return max(self._cut, self._window.prefix)
+    def _refusal(self, check: Callable[[int, Counter[str]], object]) -> InputError | None:
+        try:
+            check(len(self.ids), Counter(item.name for item in self.items))
+        except InputError as error:
+            return error
+        return None
 
-    def _cuts(self) -> Iterator[int]:
-        """Where it may begin after a slide, the earliest first."""
-        if self._window.cut == "item":
-            stops = sorted(place.stop for turn in self._turns for place in turn.places)
-        else:
-            stops = [turn.stop for turn in self._turns]
-        return (stop for stop in stops if stop > self._begin)
+    def _after(self, number: int) -> History:
+        left, cut = History(self._keep), self.items[number - 1].stop
+        left.ids = self.ids[cut:]
+        left.items = [
+            i._replace(start=i.start - cut, stop=i.stop - cut) for i in self.items[number:]
+        ]
+        return left
 
-    def ids(self, cut: int) -> list[int]:
-        """The tokens that are left."""
-        return [
-            token for turn in self._turns for start, stop in self._kept(turn, cut)
-            for token in turn.ids[start - turn.start : stop - turn.start]
-        ]  # fmt: skip
-
-    def _kept(self, turn: Turn, cut: int) -> Iterator[tuple[int, int]]:
-        """The ranges of a turn that are left."""
-        for start, stop in ((0, self._window.prefix), (cut, self._end)):
-            start, stop = max(start, turn.start), min(stop, turn.stop)
-            if start < stop:
-                yield start, stop
-
-    def position(self, start: int, cut: int) -> int | None:
-        """Where an item stands among the tokens that are left; None if it falls out."""
-        if start < self._window.prefix:
-            return start
-        return start - cut + self._window.prefix if start >= cut else None
-
-    def slide(self, cut: int) -> Slid:
-        """Let go of what is before a cut, and tell of how much."""
-        begin, (_, before), (_, left) = self._begin, self.at(self._begin), self.at(cut)
-        self._turns = [turn for turn in self._turns if any(self._kept(turn, cut))]
-        self._cut = cut
-        return Slid(tokens=cut - begin, items=dict(before - left))
+    def slid(self, left: History) -> Slid | None:
+        """The part of this history that `left` lacks; None if that is nothing."""
+        tokens = len(self.ids) - len(left.ids)
+        dropped = self.items[: len(self.items) - len(left.items)]
+        items = Counter(item.name for item in dropped)
+        return Slid(tokens=tokens, items=dict(items)) if tokens else None
 
 
-def _refusal(check: Callable[..., object], *values: Any) -> InputError | None:
-    try:
-        check(*values)
-    except InputError as error:
-        return error
-    return None
+def held(
+    rendered: Mapping[str, Any],
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    uuids: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
+) -> list[Held]:
+    """The items of a rendered prompt, in the order of their placeholders.
 
-
-def places(rendered: Mapping[str, Any], start: int = 0) -> list[Place]:
-    """The items of a rendered prompt whose first token is the session's `start`th."""
-    return [
-        Place(name, start + place.offset, start + place.offset + place.length)
-        for name, own in rendered.get("mm_placeholders", {}).items()
-        for place in own
+    Args:
+        rendered: the prompt.
+        values: what they came as, by modality.
+        uuids: their names for the cache.
+    """
+    items = [
+        Held(name, place.offset, place.offset + place.length, value, uuid)
+        for name, places in rendered.get("mm_placeholders", {}).items()
+        for place, value, uuid in zip(
+            places,
+            values.get(name) or repeat(None, len(places)),
+            uuids.get(name) or repeat(None, len(places)),
+            strict=True,
+        )
     ]
+    return sorted(items, key=lambda item: item.start)
+
+
+def together(items: Sequence[Held]) -> Any:
+    """The items of a modality as a caller writes them.
+
+    Raises:
+        InputError: some are precomputed embeddings, others are not.
+    """
+    values = [item.value for item in items]
+    kinds = {isinstance(value, Embedding) for value in values}
+    if len(kinds) > 1:
+        expected = "items, or embeddings of all of them, in one window"
+        raise InputError(f"items.{items[0].name}", expected, "both")
+    if kinds == {True}:
+        return {field: [value[field] for value in values] for field in values[0]}
+    return values

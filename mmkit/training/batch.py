@@ -13,7 +13,7 @@ from ..placement import Placement
 from ..plan import Plan, Preview
 from ..spec import Declaration
 
-_MEDIA = {"image": 1, "video": 2, "audio": 3}
+MEDIA = {"image": 1, "video": 2, "audio": 3}
 """The numbers of the modalities that transformers knows."""
 
 
@@ -55,7 +55,7 @@ class Padding:
 def token_types(spec: Declaration) -> dict[str, int]:
     """The numbers of modalities in `mm_token_type_ids`: 1 for images, 2 for videos, 3 for audio,
     and from 4 on for others, in the order of the spec."""
-    numbers = {m.name: _MEDIA.get(m.item.media or "") for m in spec.modalities}
+    numbers = {m.name: MEDIA.get(m.item.media or "") for m in spec.modalities}
     others = [name for name, number in numbers.items() if number is None]
     return {name: number or 4 + others.index(name) for name, number in numbers.items()}
 

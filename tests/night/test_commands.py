@@ -91,16 +91,6 @@ def test_unsound_rows_are_counted(tmp_path: Path) -> None:
     assert "weather.series: the encoder rows of 1 item(s) were not finite" in log.read_text()
 
 
-def test_laws_in_two_processes() -> None:
-    """The same report as in one, also where nothing can be drawn."""
-    for target, laws in (("examples.terra.spec:TERRA", "L2,L3,L11"), ("registered", "L2,L4")):
-        command = ["-m", "mmkit", "check", target, "--config", str(CHECKPOINT), "--laws", laws, "--json", "-"]
-        one, two = (json.loads(run(*command, "--jobs", jobs)) for jobs in "12")
-        for result in (*one["results"], *two["results"]):
-            del result["seconds"]
-        assert one == two
-
-
 def installed(folder: Path, target: Path) -> str:
     """The package is installed beside this environment rather than into it."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]

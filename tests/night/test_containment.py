@@ -1,5 +1,5 @@
-"""L14 in the real engine, two models in all dtypes: whatever one request brings, others get the ids that they got
-before."""
+"""The law `containment` in the real engine, two models in all dtypes: whatever one request brings, others get the ids
+that they got before."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -18,11 +18,10 @@ from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit.serve.process import Server
-from mmkit.testing import of_spec
+from mmkit.testing import of_spec, vllm_path
+from mmkit.testing.differences import differences
 from mmkit.testing.drawing import for_each
-from mmkit.testing.laws.law import differences
 from mmkit.testing.strategies import Request
-from mmkit.vllm_api import harness
 from tests import oracles
 from tests.ejected import ejected
 from tests.engine.processes import run
@@ -41,7 +40,7 @@ from examples.llava_like.laws import testing
 from examples.llava_like.spec import LLAVA_LIKE
 
 processor = testing.of_spec(LLAVA_LIKE, sys.argv[1]).processor
-outcomes = [testing.harness.run(processor, *request) for request in pickle.load(open(sys.argv[2], "rb"))]
+outcomes = [testing.vllm_path.run(processor, *request) for request in pickle.load(open(sys.argv[2], "rb"))]
 assert "mmkit" not in sys.modules
 results = inspect.getsourcefile(type(processor)), [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
 pickle.dump(results, open(sys.argv[3], "wb"))
@@ -55,7 +54,7 @@ def test_drawn_requests(tmp_path: Path) -> None:
 
     def collect(request: Request) -> None:
         requests.append((list(request.prompt), request.data(), dict(request.kwargs)))
-        ours = harness.run(subject.processor, *requests[-1])
+        ours = vllm_path.run(subject.processor, *requests[-1])
         outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
 
     for_each(subject.requests(most=2), collect, max_examples=scaled(15), database=None)

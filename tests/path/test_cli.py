@@ -49,7 +49,7 @@ from mmkit.cli.common import UsageError, load_spec
 from mmkit.cli.doctor import ENDPOINT, GENERAL, SHIM, Distribution, Environment, Finding, Import, examine
 from mmkit.cli.runs import Block, Runs, runs
 from mmkit.expr import Scope, ceil_div, item
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_path
 from tests import ROOT
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
@@ -240,15 +240,14 @@ def test_bad_items(form: str) -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 GIVE = "Give the folder of a checkpoint; it needs no weights."
-LAWS = ", ".join(number for number, law in testing.LAWS.items() if not law.needs_model)
-TOML = 'expected TOML lines as L5 = "a reason or a link", got'
+TOML = 'expected TOML lines as independence = "a reason or a link", got'
 FILES = {
     "UNREADABLE/config.json": "{}",
     "UNLOADABLE/config.json": (CHECKPOINT / "config.json").read_text().replace("LlamaActionForCausalLM", "Unloadable"),
     "mmkit_refused.py": "from mmkit import ModelSpec\nSPEC = ModelSpec('a')\n",
     "L99.toml": 'L99 = "?"',
-    "NO_REASON.toml": "L5 = 3",
-    "NO_TOML.toml": "L5",
+    "NO_REASON.toml": "independence = 3",
+    "NO_TOML.toml": "independence",
     "LIST.jsonl": "[]\n",
 }
 NAMES = {
@@ -274,10 +273,9 @@ REFUSED = {
     "show SPEC --config HERE --prompt left": "expected token ids as 1,2,3, because the checkpoint has no tokenizer",
     "show SPEC --config HERE --item actions=5x3": "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5",
     "show SPEC --config HERE --svg no/such.svg": "--svg no/such.svg: expected a file that can be written, got no such",
-    "check SPEC --config HERE --laws L2,L1": f"--laws: expected laws among {LAWS}, got L1, which needs the model.",
-    "check SPEC --config HERE --laws L99": f"--laws: expected laws among {LAWS}, got 'L99'.",
-    "check SPEC --config HERE --expected TMP/L99.toml": "L99.toml: expected laws among L1, L2",
-    "check SPEC --config HERE --expected TMP/NO_REASON.toml": f"{TOML} L5 = 3.",
+    "check SPEC --config HERE --expected TMP/L99.toml": "laws: expected some of counts, ranges, cache, ",
+    "check SPEC --config HERE --expected TMP/NO_REASON.toml": f"{TOML} independence = 3.",
+    "check SPEC --config HERE --samples json:nothing": "json:nothing: expected package.module:name that can be",
     "check SPEC --config HERE --expected TMP/NO_TOML.toml": f"{TOML} TOMLDecodeError",
     "COMPARE nowhere:Class": "--class nowhere:Class: expected package.module:Class that can be imported",
     "COMPARE torch.nn:Linear": "--class torch.nn:Linear: expected a model class with a processor, got one without",
@@ -300,25 +298,18 @@ def test_refusals_are_one_sentence(command: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mmkit.vllm_api.harness", None)
-    monkeypatch.delattr("mmkit.vllm_api.harness")
+    monkeypatch.setitem(sys.modules, "mmkit.testing.vllm_path", None)
+    monkeypatch.delattr("mmkit.testing.vllm_path")
     status, _, error = invoke("show", TERRA, *ON_TERRA)
     assert status == 2
-    assert error.startswith("mmkit: expected a vLLM that can be imported, got import of mmkit.vllm_api.harness halted")
+    assert error.startswith("mmkit: expected a vLLM that can be imported, got import of mmkit.testing.vllm_path halted")
     assert error.endswith('"mmkit doctor" tells what is wrong.')
 
 
 def test_a_request_that_breaks_in_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "run", mock.Mock(side_effect=KeyError("pixels")))
+    monkeypatch.setattr(vllm_path, "run", mock.Mock(side_effect=KeyError("pixels")))
     sentence = "terra.request: expected items that the processor takes, got KeyError: 'pixels'."
     assert invoke("show", TERRA, *ON_TERRA) == (2, "", sentence)
-
-
-def test_show_needs_no_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    for name in [name for name in sys.modules if name.startswith("mmkit.testing")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert invoke("show", TERRA, *ON_TERRA)[0] == 0
 
 
 def test_nothing_but_the_command_line_needs_typer() -> None:
@@ -356,50 +347,52 @@ def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
 
 def checked(target: str, laws: str, *options: object) -> tuple[int, str]:
     """Exit status and output of `mmkit check`."""
-    return invoke("check", target, *ON_TERRA, "--laws", laws, *options)[:2]
+    here = ("-k", laws, "-p", "no:cacheprovider", "-p", "no:faulthandler", *options)
+    return invoke("check", target, *ON_TERRA, "--examples", 20, *here)[:2]
 
 
-def test_verdicts() -> None:
-    """Each as it comes; of `registered`, items that vLLM does not have are not drawn, and that is no law's fault."""
-    status, output = checked(TERRA, "L2,l4, L6", "--examples", 3)
-    assert "✓ L2 ranges holds – L4 text = tokens not applicable the model has no tokenizer ✓ L6 worst" in output
-    assert (status, output.endswith("terra: 2 held, 0 violated, 1 neither.")) == (0, True)
-    status, output = checked("registered", "L2", "--examples", 3)
-    assert "? L2 ranges not drawn give samples= a strategy for items of actions" in output
-    assert output.endswith("checkpoint, without items of actions: 0 held, 0 violated, 1 neither.")
-    assert status == 0
+def actions() -> dict[str, Any]:
+    return {"actions": st.integers(0, 3).map(lambda seed: testing.TensorSample(seed, (6, 3)))}
 
 
-def test_reports_and_expected_violations(tmp_path: Path) -> None:
+def test_verdicts(tmp_path: Path) -> None:
+    """Of `registered`, items that vLLM does not have are not drawn, until a function says how."""
+    status, output = checked(TERRA, "ranges or text or worst_case", "--junitxml", tmp_path / "laws.xml")
+    assert (status, "2 passed, 1 skipped" in output) == (0, True)
+    assert "/config.json::ranges PASSED" in output
+    assert "the model has no tokenizer" in output
+    assert [case.get("name") for case in ElementTree.parse(tmp_path / "laws.xml").iter("testcase")] == [
+        "ranges",
+        "text",
+        "worst_case",
+    ]
+    status, output = checked("registered", "ranges")
+    assert "give samples= a strategy for items of actions" in output
+    assert (status, "1 skipped" in output) == (0, True)
+    status, output = checked("registered", "ranges", "--samples", f"{__name__}:actions")
+    assert (status, "1 passed" in output) == (0, True)
+
+
+def test_expected_violations(tmp_path: Path) -> None:
     """A violation that is expected is no failure; a law that holds although it is expected not to is one."""
-    known, data, junit = tmp_path / "known.toml", tmp_path / "report.json", tmp_path / "report.xml"
-    known.write_text('L5 = "pads to the batch"\nL2 = "see issue 7"\n')
-    few, options = ("--examples", 20), ("--expected", known, "--json", data, "--junit", junit)
-    status, output = checked(f"{__name__}:PADS", "L5", *few)
+    known = tmp_path / "known.toml"
+    known.write_text('independence = "pads to the batch"\nranges = "see issue 7"\n')
+    status, output = checked(f"{__name__}:PADS", "independence")
     assert status == 1
-    violated = r"✗ L5 independence violated L5 independence: series\[\d\] alone and in this request:"
-    assert re.search(violated, output)
-    status, output = checked(f"{__name__}:PADS", "L5,L11", *few, *options)
-    assert status == 0
-    assert "✓ L5 independence violated expected to be violated: pads to the batch" in output
-    report, suite = json.loads(data.read_text()), ElementTree.parse(junit).getroot()
-    assert report["counts"] == {"violated": 1, "not applicable": 1}
-    verdicts = {(one["law"], one["failed"]) for one in report["results"]}
-    assert verdicts == {("L5 independence", False), ("L11 embeds", False)}
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["2", "0", "0", "2"]
-    status, output = checked(f"{__name__}:PADS", "L2", *few, *options)
-    assert status == 1
-    assert "L2 ranges: holds, and is expected to be violated: see issue 7. Take it out of the file." in output
-    assert [case.tag for case in ElementTree.parse(junit).getroot()[0]] == ["failure"]
+    assert re.search(r"independence: series\[\d\] alone and in this request:.* in Request\(", output)
+    assert "Traceback" not in output
+    status, output = checked(f"{__name__}:PADS", "independence", "--expected", known)
+    assert (status, "1 xfailed" in output) == (0, True)
+    status, output = checked(f"{__name__}:PADS", "ranges", "--expected", known)
+    assert (status, "[XPASS(strict)] see issue 7" in output) == (1, True)
 
 
 def test_a_broken_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = mock.Mock(side_effect=RuntimeError("the kit"))
-    monkeypatch.setitem(testing.LAWS, "L2", dataclasses.replace(testing.LAWS["L2"], check=broken))
-    status, output = checked(TERRA, "L2", "--examples", 3)
-    assert status == 3
-    assert "! L2 ranges kit error" in output
-    assert "L2 ranges: RuntimeError: the kit An exception of mmkit's own code: please report it." in output
+    monkeypatch.setitem(testing.LAWS, "ranges", dataclasses.replace(testing.LAWS["ranges"], check=broken))
+    status, output = checked(TERRA, "ranges")
+    assert (status, "1 error" in output) == (1, True)
+    assert "KitError: ranges: RuntimeError: the kit" in output
 
 
 # -- compare and examples --------------------------------------------------------------------------------------------

@@ -44,8 +44,9 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import guard, harness
+from mmkit.testing import vllm_path
+from mmkit.testing.differences import differences
+from mmkit.vllm_api import guard
 from mmkit.vllm_api.hashes import Hashes
 from mmkit.vllm_api.names import SharedNames
 from tests.path.plain import ONES, ids, plain, processor, run
@@ -55,8 +56,8 @@ FRAME = {"frames": ONES}
 ROWS = torch.ones(2, HIDDEN)
 
 
-def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> harness.Caches:
-    return harness.Caches(instance, capacity, pair=pair)
+def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> vllm_path.Caches:
+    return vllm_path.Caches(instance, capacity, pair=pair)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
     assert run(instance, "a <frame>", FRAME).ids == ids("a <pad> <pad> </s>")
     assert run(instance, "a", {"frames": []}).ids == ids("a </s>")
     with pytest.raises(InputError, match=r"^plain\.prompt\[1\]: expected a token id from 0 to 31, got 32\."):
-        harness.run(instance, [*ids("<frame>"), 32], FRAME)
+        vllm_path.run(instance, [*ids("<frame>"), 32], FRAME)
 
 
 OUTSIDE = "prompt[0]: expected a token id from 0 to 31, got "
@@ -317,7 +318,7 @@ def test_an_encoder_decoder_model() -> None:
     spec = ModelSpec("plain", frames(update=insert(at="start")), decoder_prompt=lambda s: [s.tok["</s>"], *s.prompt])
     instance = processor(spec)
     for cache in (None, caches(instance).sender):
-        result = harness.kit.render(instance, ids("a b"), FRAME, {}, cache)
+        result = vllm_path.render(instance, ids("a b"), FRAME, {}, cache)
         assert result["encoder_prompt_token_ids"] == ids("<pad> <pad> a b")
         assert result["prompt_token_ids"] == ids("</s> a b")
 
@@ -378,7 +379,7 @@ def test_the_senders_cache_holds_no_tensors() -> None:
     """It is there so that the API server does not keep what the engine keeps already."""
     instance = processor(MIXED)
     sender = caches(instance, pair=True).sender
-    result = harness.kit.render(instance, ids("<series>"), SERIES, {}, sender)
+    result = vllm_path.render(instance, ids("<series>"), SERIES, {}, sender)
     fields, layouts = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
     assert fields is None
     assert layouts.alternatives

@@ -27,8 +27,9 @@ from mmkit import (
 from mmkit.bound.calls import Taken
 from mmkit.errors import MmkitError
 from mmkit.render_processes import Recipe, RenderProcesses
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import elsewhere, harness, kit
+from mmkit.testing import vllm_path
+from mmkit.testing.differences import differences
+from mmkit.vllm_api import elsewhere
 from tests.path.test_project_specs import subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG
@@ -40,7 +41,7 @@ class Renderer(SimpleNamespace):
     @elsewhere.with_processes
     def render(self, prompt: dict[str, Any], cache: Any) -> Any:
         data, kwargs = prompt["multi_modal_data"], prompt["mm_processor_kwargs"]
-        return kit.render(self.mm_processor, prompt["prompt_token_ids"], data, kwargs, cache)
+        return vllm_path.render(self.mm_processor, prompt["prompt_token_ids"], data, kwargs, cache)
 
 
 def requests_are_the_same(name):
@@ -52,14 +53,14 @@ def requests_are_the_same(name):
     @given(st.lists(subject(name).requests(), min_size=1, max_size=3), st.booleans())
     def same(requests, with_cache):
         here_cache, there_cache = (
-            harness.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)
+            vllm_path.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)
         )
         for request in [*requests, requests[0]]:
             note(repr(request))
             sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
-            here = kit.render(processor, *sent.values(), dict(request.kwargs), here_cache)
+            here = vllm_path.render(processor, *sent.values(), dict(request.kwargs), here_cache)
             there = renderer.render({**sent, "mm_processor_kwargs": dict(request.kwargs)}, there_cache)
-            assert differences(harness.outcome(here), harness.outcome(there)) is None
+            assert differences(vllm_path.outcome(here), vllm_path.outcome(there)) is None
 
     with elsewhere.lent(renderer, 1):
         same()

@@ -17,8 +17,8 @@ from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 
 from mmkit import InputError, SpecError, Tensor, batched, between, derived, embed, fields, tok
 from mmkit.bound.placeholders import rows_field
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_path
+from mmkit.testing.differences import differences
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import BASES, HIDDEN
 from tests.profiles import scaled
@@ -155,9 +155,9 @@ def test_damaged_requests_are_refused_or_harmless() -> None:
     def check(data: Any) -> None:
         subject = data.draw(st.sampled_from(subjects))
         drawn = data.draw(subject.requests())
-        body = harness.sent(subject.processor, drawn.prompt, drawn.data(), drawn.kwargs)
-        here = harness.admitted(subject.processor, harness.received(body))
-        request = harness.received(body)
+        body = vllm_path.sent(subject.processor, drawn.prompt, drawn.data(), drawn.kwargs)
+        here = vllm_path.admitted(subject.processor, vllm_path.received(body))
+        request = vllm_path.received(body)
         request["mm_kwargs"] = {
             name: [_stated(name, item) for item in items] for name, items in request["mm_kwargs"].items()
         }
@@ -168,7 +168,7 @@ def test_damaged_requests_are_refused_or_harmless() -> None:
         sent = request["mm_kwargs"]
         refusal = ""
         try:
-            there = harness.admitted(subject.processor, request)
+            there = vllm_path.admitted(subject.processor, request)
         except InputError as error:
             refusal = str(error)
         seen[kind, "refused" if refusal else "harmless"] += 1
@@ -239,44 +239,44 @@ SENTENCES = [*PARTS, *((sentence, item(frames=frames, rows=rows)) for sentence, 
 @pytest.mark.parametrize(("sentence", "changes"), SENTENCES, ids=[sentence for sentence, _ in SENTENCES])
 def test_sentences(sentence: str, changes: dict[str, Any]) -> None:
     instance = processor(plain(**VARIABLE))
-    request = harness.received(harness.sent(instance, ids("a <frame>"), {"frames": ONES}))
+    request = vllm_path.received(vllm_path.sent(instance, ids("a <frame>"), {"frames": ONES}))
     with pytest.raises(InputError) as refused:
-        harness.admitted(instance, {**request, **changes})
+        vllm_path.admitted(instance, {**request, **changes})
     assert str(refused.value).startswith(f"plain.{sentence}")
 
 
 def test_embeddings_from_elsewhere_need_to_be_enabled() -> None:
     instance = processor(plain(embeds=True))
-    request = harness.received(harness.sent(instance, ids("<frame>"), {"frames": ONES}))
+    request = vllm_path.received(vllm_path.sent(instance, ids("<frame>"), {"frames": ONES}))
     with pytest.raises(
         InputError, match=r"^plain\.frames\[0\]: .* got frames_embeds\. Start vLLM with --enable-mm-emb"
     ):
-        harness.admitted(instance, request | item(frames_embeds=torch.ones(2, HIDDEN)))
+        vllm_path.admitted(instance, request | item(frames_embeds=torch.ones(2, HIDDEN)))
 
 
 def test_a_grid_that_is_not_that_of_the_rows_reaches_no_engine() -> None:
     """Neither from here nor from elsewhere."""
     data = {"frames": ONES}
     fitting, wrong = (processor(plain(**VARIABLE, positions=(1, HEIGHT, width))) for width in (1, HEIGHT))
-    body = harness.sent(fitting, ids("<frame>"), data)
-    harness.admitted(fitting, harness.received(body))
+    body = vllm_path.sent(fitting, ids("<frame>"), data)
+    vllm_path.admitted(fitting, vllm_path.received(body))
     grid = r"plain\.frames, positions: layout: expected embed\(\) positions for a grid of \(1, 2, 2\), got"
     with pytest.raises(SpecError, match=grid):
         run(wrong, "<frame>", data)
     with pytest.raises(InputError, match=rf"^plain\.frames\[0\]: expected what the spec says, got {grid}"):
-        harness.admitted(wrong, harness.received(body))
+        vllm_path.admitted(wrong, vllm_path.received(body))
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_items_without_positions(cached: bool) -> None:
     """As in vLLM's own Terratorch: an empty range at the start of a prompt of one id, whatever the caller wrote."""
     instance = processor(plain(layout=None, update=None, tokens=0, limit=1))
-    caches = harness.Caches(instance, 0.01, pair=False) if cached else None
+    caches = vllm_path.Caches(instance, 0.01, pair=False) if cached else None
     for words in ("a b", "<frame>", "a", ""):
         outcome = run(instance, words, {"frames": ONES}, caches=caches)
         assert (outcome.ids, outcome.ranges) == ([0], {"frames": [(0, 0, ())]})
-    assert harness.outcome(instance.get_dummy_mm_inputs({"frames": 1})).ranges == outcome.ranges
-    request = harness.received(harness.sent(instance, [], {"frames": ONES}))
-    assert differences(harness.admitted(instance, request).fields, outcome.fields) is None
+    assert vllm_path.outcome(instance.get_dummy_mm_inputs({"frames": 1})).ranges == outcome.ranges
+    request = vllm_path.received(vllm_path.sent(instance, [], {"frames": ONES}))
+    assert differences(vllm_path.admitted(instance, request).fields, outcome.fields) is None
     with pytest.raises(InputError, match=r"^plain\.prompt: expected \[0\], as the spec rewrites it, got \[0, 0\]\."):
-        harness.admitted(instance, {**request, "prompt_token_ids": [0, 0]})
+        vllm_path.admitted(instance, {**request, "prompt_token_ids": [0, 0]})

@@ -491,7 +491,7 @@ RAGGED = Tensor(shape=(between(0, 8), 2))
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_processing_ragged_items(lengths):
-    """Law L8, for a process that returns one field of each kind; and L5, against each item on its own."""
+    """`round_trip`, for a process that returns one field of each kind; `independence`, against each item on its own."""
     declared = {
         "rows": flat(fields.count * 2, dim=1, shape=(2, fields.count * 2), dtype="float32"),
         "count": batched(shape=(), dtype="int64"),
@@ -517,7 +517,7 @@ def test_processing_ragged_items(lengths):
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
 def test_unpadding(shape):
-    """A processor that pads to the largest of the batch must not be seen (law L5)."""
+    """A processor that pads to the largest of the batch must not be seen (law `independence`)."""
     modality = bound(
         item=Tensor(shape=(between(1, 8),)),
         fields={"x": batched(shape=shape), "n": batched()},

@@ -7,43 +7,33 @@ law and the limits of its test.
 
 from __future__ import annotations
 
-from . import doors, items, orders, outcomes, outputs, reference, system
-from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
+from .caches import cache
+from .decoding import outputs
+from .huggingface import positions, reference
+from .items import embeds, identity, refusal, worst_case
+from .models import containment, counts, safety, strangers
+from .outcomes import idempotence, independence, ranges, round_trip, text
 
-__all__ = [
-    "LAWS",
-    "Case",
-    "KitError",
-    "Law",
-    "NotApplicable",
-    "NotDrawn",
-    "Violation",
-    "differences",
-]
-
-_IN_ORDER = (
-    outcomes.counts,
-    outcomes.ranges,
-    system.caches,
-    outcomes.text,
-    outcomes.independence,
-    items.worst_case,
-    items.identity,
-    outcomes.round_trip,
-    items.refusal,
-    outcomes.idempotence,
-    items.embeds,
-    system.processes,
-    system.safety,
-    system.containment,
-    system.wire,
-    system.strangers,
-    reference.processing,
-    orders.orders,
-    doors.doors,
-    reference.positions,
-    items.names,
-    outputs.outputs,
-)
-
-LAWS = {law.number: law for law in _IN_ORDER}
+LAWS = {
+    law.name: law
+    for law in (
+        counts,
+        ranges,
+        cache,
+        text,
+        independence,
+        worst_case,
+        identity,
+        round_trip,
+        refusal,
+        idempotence,
+        embeds,
+        safety,
+        containment,
+        strangers,
+        reference,
+        positions,
+        outputs,
+    )
+}
+"""By name."""

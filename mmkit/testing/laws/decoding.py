@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from ...bound.output import BoundOutput
 from ...errors import InputError
-from .law import Case, NotApplicable, brief, law
+from ..differences import brief
+from ..law import Case, NotApplicable, law
 
 
 @law(
-    "L22 outputs",
     "whatever ids an output allows are an array of one shape, and the same one after encode and "
     "decode; other ids are refused",
 )

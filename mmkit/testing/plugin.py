@@ -1,0 +1,131 @@
+"""What ``pytest --mmkit MODULE:SPEC --mmkit-model DIR`` collects: one test per law."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..errors import MmkitError
+from ..model_spec import ModelSpec
+from .checks import check_law, law_of, marks_of
+from .law import NotApplicable, Violation
+from .laws import LAWS
+from .subject import Subject, of_registered, of_spec
+
+REGISTERED = "registered"
+"""In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
+
+
+class Laws(pytest.File):
+    """The config of a checkpoint, as what the laws are checked on."""
+
+    subject: Subject
+
+    def collect(self) -> Iterator[Any]:
+        option = self.config.getoption
+        try:
+            self.subject = subject_of(
+                option("--mmkit"),
+                self.path.parent,
+                samples=option("--mmkit-samples"),
+                trust_remote_code=option("--mmkit-trust-remote-code"),
+            )
+            known = expectations(option("--mmkit-expected"))
+        except MmkitError as error:
+            raise self.CollectError(str(error)) from error
+        for law in LAWS.values():
+            if option("--mmkit-load") or not law.needs_model:
+                test = LawTest.from_parent(self, name=law.name)
+                for mark in marks_of(law, known):
+                    test.add_marker(mark)
+                yield test
+
+
+class LawTest(pytest.Item):
+    """A law."""
+
+    def runtest(self) -> None:
+        assert isinstance(self.parent, Laws)
+        examples = self.config.getoption("--mmkit-examples")
+        try:
+            check_law(self.name, self.parent.subject, examples=examples)
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        if isinstance(excinfo.value, Violation):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+
+def subject_of(target: str, folder: Path, *, samples: str | None = None, **options: Any) -> Subject:
+    """The subject of a command line.
+
+    Args:
+        target: ``package.module:SPEC``, or ``registered``.
+        folder: of the checkpoint.
+        samples: ``package.module:function``; the function returns the `samples` of `of_spec`.
+        options: for `of_spec` or `of_registered`.
+
+    Raises:
+        MmkitError: there is no such spec, function or processor.
+    """
+    if samples is not None:
+        options["samples"] = named(samples)()
+    if target != REGISTERED:
+        return of_spec(named(target, ModelSpec), folder, **options)
+    try:
+        return of_registered(folder, **options)
+    except Exception as error:
+        expected = "a checkpoint for which vLLM, or a plugin, has a multimodal processor"
+        raise MmkitError(str(folder), expected, f"{type(error).__name__}: {error}") from error
+
+
+def named(target: str, kind: type = object) -> Any:
+    """What ``package.module:name`` names; modules of the working directory are found too.
+
+    Raises:
+        MmkitError: there is no such thing, or it is of another kind.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module, _, name = target.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise MmkitError(target, "package.module:name that can be imported", got) from error
+    if not isinstance(value, kind):
+        raise MmkitError(target, f"a {kind.__name__}", f"a {type(value).__name__}")
+    return value
+
+
+def expectations(file: Path | None) -> dict[str, str]:
+    """The known violations of a TOML file, with a reason or a link for each: lines such as
+    ``independence = "pads to the batch"``.
+
+    Raises:
+        MmkitError: the file cannot be read, or has other contents.
+    """
+    if file is None:
+        return {}
+    expected = 'TOML lines as independence = "a reason or a link"'
+    try:
+        known = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MmkitError(str(file), expected, f"{type(error).__name__}: {error}") from error
+    for name, why in known.items():
+        law_of(name)
+        if not isinstance(why, str) or not why.strip():
+            raise MmkitError(str(file), expected, f"{name} = {why!r}")
+    return known
