@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..model import sampling_params
 from ..outputs import EXTRA_ARG
 from ..plan import Plan
-from ..vllm_api.moved import find
+from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
 from .errors import Lost
 from .protocol import Limits, decoded, given, optional

@@ -13,10 +13,9 @@ from msgspec import Raw
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api import elsewhere
+from ..vllm_api import offload
 from ..vllm_api.chat import SENT
 from ..vllm_api.processor import CommonProcessor
-from ..vllm_api.undecoded import leave_images_undecoded
 from . import errors
 from .chat import apart
 from .engine import Engine
@@ -59,9 +58,8 @@ class MmkitEndpoints:
             model = getattr(args, "model", "the model")
             logger.warning("mmkit: %s has no mmkit spec, so /v1/mm answers 404.", model)
             return
-        if processes := elsewhere.of(engine_client.renderer):
+        if processes := offload.install(engine_client.renderer):
             await asyncio.to_thread(processes.wait)
-            leave_images_undecoded()
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
         engine = Engine(engine_client, processor, trust_kwargs=trust)

@@ -27,8 +27,8 @@ from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
 from ..updates import Insert
 from ..vllm_api import seam
+from ..vllm_api.compat import ProcessorInputs, SenderCache, find
 from ..vllm_api.items import Layouts
-from ..vllm_api.moved import ProcessorInputs, SenderCache, find
 from ..vllm_api.processor import CommonProcessor, Request
 
 _item_size = find(

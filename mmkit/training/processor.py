@@ -11,7 +11,6 @@ from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 from typing_extensions import override
 
-from ..bound.calls import LazyProcessor
 from ..errors import InputError
 from ..items.values import dtype_name
 from ..plan import Plan, Preview
@@ -258,11 +257,3 @@ def dtype_of(config: Any) -> torch.dtype | None:
     stated = of_text_config(config, "dtype") or getattr(config, "dtype", None)
     dtype = getattr(torch, str(dtype_name(stated)), None)
     return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def own_processor(processor: Any) -> Any:
-    """The Hugging Face processor inside a spec's processor; any other processor as it is."""
-    if not isinstance(processor, Processor):
-        return processor
-    own = processor.hf_processor
-    return own.loaded if isinstance(own, LazyProcessor) else own

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -32,12 +31,11 @@ from vllm.multimodal.processing import (
     EncDecMultiModalProcessor,
 )
 
-from . import items
-from . import processor as common
+from . import info, items, patches
+from .compat import PROMPTS_ARE_IDS, BaseDummyInputsBuilder, ProcessorInputs
 from .hooks import REQUEST_FIELDS
 from .items import Parser
-from .moved import BaseDummyInputsBuilder, ProcessorInputs
-from .processor import CommonInfo, CommonProcessor, Request
+from .processor import CommonProcessor, Request, untimed
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 ITEMS = list(_APPLY.parameters)[2]  # where a request comes in parts: mm_data, or mm_items
@@ -46,7 +44,7 @@ INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
 _GUARDS_PROMPTS = hasattr(BaseProcessingInfo, "get_default_tok_params")
 _BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
 _HOLDS_CACHE = "cache" in inspect.signature(BaseMultiModalProcessor.__init__).parameters
-_ADDS_TRUNCATION = _HOLDS_CACHE and "str" not in str(ProcessorInputs.__annotations__["prompt"])
+_ADDS_TRUNCATION = _HOLDS_CACHE and PROMPTS_ARE_IDS
 """Whether vLLM adds the option to calls without a text to cut off, too."""
 
 _NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
@@ -64,7 +62,7 @@ if _GUARDS_PROMPTS:
     _GUARDS = (GuardedTokenizeParams,)
 
 
-class ProcessingInfo(CommonInfo):
+class ProcessingInfo(info.CommonInfo):
     """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     if INFO_PARSES:
@@ -98,7 +96,7 @@ class ProcessingInfo(CommonInfo):
             return None  # vLLM then counts the tokens of the dummy inputs
 
 
-class DummyInputs(common.DummyInputs):
+class DummyInputs(info.DummyInputs):
     """The largest items of a spec; generated classes set `spec`."""
 
     if _BUILDER_MAKES_DUMMIES:
@@ -112,6 +110,10 @@ class DummyInputs(common.DummyInputs):
 
 class Processor(CommonProcessor):
     """Processes the requests of a spec; generated classes set `spec`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        patches.install()
 
     if TAKES_PARTS:
 
@@ -142,7 +144,7 @@ class Processor(CommonProcessor):
                 {name: value for name in _FACTORS if (value := getattr(inputs, name))},
                 getattr(inputs, "tokenization_kwargs", {}),
             )
-            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else nullcontext)
+            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else untimed)
 
     if not _BUILDER_MAKES_DUMMIES:
 

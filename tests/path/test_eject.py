@@ -59,7 +59,7 @@ def test_imports_change_and_nothing_else(spec: Path) -> None:
     assert spec.read_text() == expected
     assert sys.modules["robots.arms.spec"].ROBOT.modalities[0].name == "actions"
     files = {path.relative_to(copy).as_posix(): path.read_bytes() for path in copy.rglob("*.py")}
-    assert {"model/mixin.py", "generate.py", "vllm_api/guard.py", "vllm_api/tok_params.py"} <= {*files}
+    assert {"model/mixin.py", "generate.py", "vllm_api/admission.py", "vllm_api/tok_params.py"} <= {*files}
     assert not [name for name in files if name.startswith(("testing/", "cli/", "serve/", "eject", "vllm_api/kit"))]
     assert b"class RobotProcessor(Processor):" in files["generated/robots/arms/spec/ROBOT.py"]
     for name, text in files.items():

@@ -1,0 +1,124 @@
+"""What vLLM asks about the modalities of a spec before a request: limits, tokens, the largest
+items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+from vllm.multimodal.processing import BaseProcessingInfo
+
+from ..bound.calls import LazyProcessor
+from ..errors import SpecError
+from ..plan import Plan
+from .compat import BaseDummyInputsBuilder
+from .items import Parser, embeds_size
+
+if TYPE_CHECKING:
+    from ..spec import Declaration
+    from .processor import CommonProcessor
+
+
+class CommonInfo(BaseProcessingInfo):
+    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
+
+    spec: ClassVar[Declaration]
+    _last: ClassVar[tuple[Any, Plan | None]] = None, None
+    """The arguments of the last binding, and its plan, which keeps them alive."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
+        new info for each chat request."""
+        config, kwargs = self.get_hf_config(), self.merged_kwargs({})
+        tokenizer = self.ctx.tokenizer
+        if type(tokenizer) is object:  # what vLLM 0.11 has for none
+            tokenizer = None
+        most = self.ctx.model_config.max_model_len
+        bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
+        last, plan = self._last
+        if plan is None or last != bound_to:
+            processor = LazyProcessor(self.get_hf_processor)
+            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most)
+            type(self)._last = bound_to, plan
+        return plan
+
+    @override
+    def get_hf_processor(self, **kwargs: object) -> Any:
+        ctx = self.ctx
+        if (saved := Path(ctx.model_config.model, "hf_processor")).is_dir():
+            # by the processor of `mmkit.training`, whose own files nothing here reads
+            config = copy(ctx.model_config)
+            config.model = str(saved)
+            ctx = replace(ctx, model_config=config)
+        try:
+            processor = ctx.get_hf_processor(**kwargs)
+            return getattr(processor, "hf_processor", processor)
+        except TypeError as error:  # of vLLM, where it loaded a tokenizer or a part
+            if kwargs:
+                raise
+            expected = "a checkpoint with a Hugging Face processor"
+            remedy = "Load the part that it has in hf(processor=...)."
+            raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
+
+    def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
+        """The `mm_processor_kwargs` of a request, merged with the server's."""
+        # before 0.17 there is no such method
+        merge = getattr(self.ctx, "get_merged_mm_kwargs", None)
+        merged: dict[str, Any] = (merge or self.ctx.get_mm_config().merge_mm_processor_kwargs)(
+            kwargs
+        )
+        return merged
+
+    def new_parser(self) -> Parser:
+        """A parser of callers' data."""
+        config = self.ctx.model_config
+        takes_embeds = config.get_multimodal_config().enable_mm_embeds
+        return Parser(self.plan, embeds_size(config) if takes_embeds else None)
+
+    @override
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {name: modality.limit for name, modality in self.plan.modalities.items()}
+
+    @override
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int] | None:
+        modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
+        if any(m.needs_hf for m in modalities):
+            return None  # vLLM then processes the dummy inputs and counts their tokens
+        return {m.name: m.largest()[1] for m in modalities}
+
+
+class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
+    """The worst-case request of a spec; generated classes set `spec`."""
+
+    spec: ClassVar[Declaration]
+    processor: CommonProcessor
+
+    @override
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        # dummy prompts are built as token ids, so that models without a tokenizer have them too
+        return ""
+
+    @override
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+    ) -> Any:
+        sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
+        counts = {name: count for name, count in mm_counts.items() if count}
+        return {
+            name: [self.processor.largest(name, sizes.get(name))] * count
+            for name, count in counts.items()
+        }
+
+
+def dummy_sizes(options: Any) -> dict[str, int]:
+    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
+    stated = {} if options is None else vars(options)
+    return {name: size for name, size in stated.items() if name != "count" and size is not None}
