@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -59,12 +59,10 @@ class RequestItems(MultiModalDataItems):
         self.largest: frozenset[str] = frozenset()
         self.hashes: dict[str, list[str]] = {}
 
-    def taken(self) -> dict[str, Taken]:
-        """The items, ready for processing."""
-        return {
-            name: Taken(own.get_all(), isinstance(own, EmbedItems), len(own))
-            for name, own in self.data.items()
-        }
+    def taken(self, name: str, indices: Iterable[int]) -> Taken:
+        """Some items of a modality, ready for processing."""
+        own = self.data[name]
+        return Taken([own.get(i) for i in indices], isinstance(own, EmbedItems), len(own))
 
 
 class EmbedItems(EmbeddingItems):
