@@ -303,7 +303,7 @@ def test_limits_from_the_environment():
 
 def test_a_server_that_could_not_do_is_refused_before_it_loads():
     check({"VLLM_USE_RUST_FRONTEND": "0"})
-    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_SESSIONS: expected int >= 0, got '-1'"):
+    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_SESSIONS: expected int >= 1, got '-1'"):
         check({"MMKIT_SERVE_SESSIONS": "-1"})
     with pytest.raises(MmkitError) as caught:
         check({"VLLM_USE_RUST_FRONTEND": "1"})
