@@ -245,8 +245,7 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 def _images(kind: Image) -> SearchStrategy[Sample]:
     sides = [side for size in kind.largest for side in size]
     sizes = st.tuples(*[_sides(sides, end) for end in kind.bounds()]).map(kind.nearest)
-    forms = ["pil", "numpy"] + ["chw"] * (kind.arrays is not None)
-    forms += ["float"] * (kind.arrays is True)
+    forms = ["pil", "numpy"] + ["chw"] * kind.only_pictures
 
     def sample(seed: int, size: Any, form: str) -> Sample:
         width, height = size

@@ -31,7 +31,7 @@ from ..plan import CONFIGURED, Plan
 from ..updates import Insert
 from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
 from .hashes import Hashes
-from .info import CommonInfo, DummyInputs, dummy_sizes
+from .info import DummyInputs, ProcessingInfo, dummy_sizes
 from .items import (
     Layouts,
     RequestItems,
@@ -99,7 +99,7 @@ class Request:
     tokenization: Mapping[str, Any] = field(default_factory=dict)
 
 
-class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
+class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     """Processes the requests of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
@@ -124,7 +124,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 f"{cls.__name__}.{name}", "a method that mmkit calls", got, f"State {place}."
             )
 
-    def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
+    def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
