@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from examples.llava_like.cases import Case, draw_picture, make_cases
@@ -86,6 +87,19 @@ def feature(name: str, *, processes: bool = False) -> Callable[[Run], Run]:
 def options(name: str, *, processes: bool = False, **given: Any) -> None:
     """A feature that is an option of the engine."""
     feature(name, processes=processes)(lambda side: answer(side.engine(**given), side.requests))
+
+
+def tell(receiver: Any, name: str, own: bool) -> None:
+    """Send what a side makes of a feature, as an `answer` or an `error`."""
+    from examples.llava_like import register
+
+    register()
+    (chosen,) = (one for one in FEATURES if one.name == name)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        try:
+            receiver.send({"answer": chosen.run(Side(own, Path(folder), stack))})
+        except Exception as error:
+            receiver.send({"error": f"{type(error).__name__}: {error}"})
 
 
 def different(first: Any, second: Any) -> Any:
