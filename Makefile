@@ -55,7 +55,7 @@ help:
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make bench   every benchmark, with its table    BENCHARGS='overhead startup' chooses"
 	@echo "make docs    build the documentation into site/; a warning is an error"
-	@echo "make lint    ruff check, ruff format --check, mypy --strict"
+	@echo "make lint    ruff check, ruff format --check, mypy --strict, import-linter"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make wheel-test  the wheel in an empty environment: new package, server, examples   WHEELARGS is passed on"
 	@echo "make release build and check what is released; uploads nothing (CONTRIBUTING.md)"
@@ -133,6 +133,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -37,22 +37,24 @@ class Field(Structural):
     """
 
     keep_on_cpu: bool = False
-    shape: tuple[Any, ...] | None = None
-    dtype: str | None = None
+    shape: Any = None
+    dtype: Any = None
     value: Value = None
     hidden: bool = False
 
-    word: ClassVar[str]
+    word: ClassVar[str] = ""
     """The word that declares such a field."""
     derived_word: ClassVar[str] = ""
     """The word that declares one with a value."""
 
     def __post_init__(self) -> None:
-        if (
-            self.dtype is not None
-            and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}"
-        ):
-            raise SpecError("dtype of a field", "a torch dtype or its name", repr(self.dtype))
+        name, shape = dtype_name(self.dtype), self.shape
+        if name is not None and str(getattr(torch, str(name), None)) != f"torch.{name}":
+            raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
+        own = {"dtype": name, "value": expression(self.value)}
+        own["shape"] = None if shape is None else tuple(map(expression, shape))
+        for key, value in own.items():
+            object.__setattr__(self, key, value)
 
     @property
     def is_derived(self) -> bool:
@@ -61,11 +63,9 @@ class Field(Structural):
 
     def bind(self, scope: Scope) -> Self:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
-        shape = (
-            None
-            if self.shape is None
-            else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
-        )
+        shape = self.shape
+        if shape is not None:
+            shape = [map_size(lambda end: fold(end, scope), size) for size in shape]
         return replace(self, shape=shape, value=fold(self.value, scope))
 
     def derive(self, scope: Scope) -> Any:
@@ -110,11 +110,7 @@ class Field(Structural):
         return list(parts)
 
     def batch(self, parts: Sequence[Any]) -> Any:
-        """The value that a model receives for the parts of some items, as vLLM batches them.
-
-        Raises:
-            SpecError: parts that should be one and the same.
-        """
+        """The value that a model receives for the parts of some items, as vLLM batches them."""
         raise NotImplementedError
 
     @cached_property
@@ -267,25 +263,14 @@ class Flat(Field):
 
 
 class Shared(Field):
-    """Every item has the whole of ``data``."""
+    """Every item has the one value of an expression."""
 
-    word = "shared"
     derived_word = "constant"
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
 
-    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        return [data] * count
-
-    def split_each(
-        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
-    ) -> list[Any]:
-        return [self.batch(parts)] * count
-
     def batch(self, parts: Sequence[Any]) -> Any:
-        if any(not _equal(part, parts[0]) for part in parts[1:]):
-            raise SpecError("a shared field", "the same for every item", "another for some")
         return parts[0]
 
 
@@ -297,12 +282,6 @@ def packed(data: Any) -> Any:
     return data
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one is other or torch.equal(one, other)
-    return bool(one is other or one == other)
-
-
 def _extent(data: Any, dim: int, where: str) -> int:
     """Extent of a dimension. A value that is no tensor has only a first dimension for vLLM."""
     tensor = isinstance(data, torch.Tensor)
@@ -310,10 +289,6 @@ def _extent(data: Any, dim: int, where: str) -> int:
         got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
         raise SpecError(where, f"a tensor with a dimension {dim}", got)
     return int(data.shape[dim]) if tensor else len(data)
-
-
-def _shape(shape: Shape | None) -> tuple[Any, ...] | None:
-    return None if shape is None else tuple(map(expression, shape))
 
 
 def batched(
@@ -334,7 +309,7 @@ def batched(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
+    return Batched(keep_on_cpu, shape, dtype, hidden=hidden)
 
 
 def flat(
@@ -365,26 +340,7 @@ def flat(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Flat(
-        keep_on_cpu,
-        _shape(shape),
-        dtype_name(dtype),
-        expression(value),
-        hidden,
-        expression(sizes),
-        dim,
-    )
-
-
-def shared(
-    *,
-    shape: Shape | None = None,
-    dtype: str | torch.dtype | None = None,
-    keep_on_cpu: bool = False,
-    hidden: bool = False,
-) -> Field:
-    """Every item has the whole value of ``data``. Arguments as for `batched`."""
-    return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
+    return Flat(keep_on_cpu, shape, dtype, value, hidden, expression(sizes), dim)
 
 
 def derived(
@@ -398,7 +354,7 @@ def derived(
     """A batched field that `process` does not return: mmkit computes it for each item.
 
     Args:
-        value: an expression over the `item` facts and the other batched and shared `fields`.
+        value: an expression over the `item` facts and the other batched `fields`.
         shape: shape of one item's part; sizes or expressions.
         dtype: torch dtype of the tensor that the value becomes, or the dtype's name; None leaves
             the value as it is.
@@ -408,15 +364,15 @@ def derived(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), expression(value), hidden)
+    return Batched(keep_on_cpu, shape, dtype, value, hidden)
 
 
 def constant(
     value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
 ) -> Field:
-    """A shared field that `process` does not return: one value for all items, over `cfg`, `proc`
-    and `tok`.
+    """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
+    `tok`.
 
     Arguments as for `derived`.
     """
-    return Shared(keep_on_cpu, None, dtype_name(dtype), expression(value))
+    return Shared(keep_on_cpu, None, dtype, value)

@@ -11,8 +11,6 @@ one. A function can do anything else::
             "patches": torch.cat(parts),
             # a batched field: one part per item, also as a list
             "counts": torch.tensor([len(part) for part in parts]),
-            # a shared field: the same for every item
-            "scale": torch.tensor(scope.cfg.scale),
         }
 
 In each case, an item's part must not depend on the other items of the request, for example by

@@ -16,6 +16,7 @@ from ..bound.calls import LazyProcessor
 from ..errors import MmkitError, SpecError
 from ..expr import Scope
 from ..model_spec import ModelSpec
+from ..plan import Plan
 from ..vocabulary import Vocabulary
 
 TARGET = "package.module:SPEC"
@@ -113,19 +114,20 @@ class Opened:
     @property
     def architecture(self) -> str:
         """The model class that the config names."""
-        return next(iter(self.scope.cfg.architectures or ()), "")
+        return next(iter(self.info.get_hf_config().architectures or ()), "")
 
-    def processor(self) -> Any:
-        """The generated processor.
+    @property
+    def plan(self) -> Plan:
+        """The bound spec.
 
         Raises:
-            SpecError: the spec cannot be bound.
+            SpecError: it cannot be bound.
         """
-        classes = self.spec.classes
         try:
-            return classes.processor(self.info, classes.dummy_inputs(self.info))
+            plan: Plan = self.info.plan
         except SpecError as error:
             raise SpecError(f"{error} {self.remedy}".rstrip()) from error
+        return plan
 
 
 class _InfoOnly:
@@ -154,21 +156,20 @@ def open_checkpoint(
     with needs_vllm():
         from ..testing import vllm_path
     classes = spec.classes
+    embeds = any(modality.embeds for modality in spec.modalities)
+    options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
-        embeds = any(modality.embeds for modality in spec.modalities)
-        config = vllm_path.config_for_spec(
-            path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code
-        )
+        config = vllm_path.config_for_spec(path, **options)
         info = vllm_path.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
-        return Opened(spec, info, remedy)
     except MmkitError:
         raise
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
-        expected = "a checkpoint that vLLM can read"
         got = "one that needs its own code" if needs_code else reason(error)
-        raise UsageError(f"--config {folder}", expected, got, remedy) from error
+        where = f"--config {folder}"
+        raise UsageError(where, "a checkpoint that vLLM can read", got, remedy) from error
+    return Opened(spec, info, remedy)
 
 
 _UNTRUSTED = (

@@ -204,10 +204,8 @@ class Tensor(ItemType):
                 value = flat[position].item()
                 index = map(int, np.unravel_index(position, tensor.shape))
                 known = f"{value:g}" if isinstance(value, float) else str(value)
-                got = f"{known} at [{', '.join(map(str, index))}]"
+                got = f"{known} at [{', '.join(map(str, index))}]" if tensor.ndim else known
                 raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
-        if not self.torch_dtype.is_floating_point:
-            self._check_range(flat.to(torch.int64), where)
 
     def _rules(
         self, flat: torch.Tensor, wide: torch.Tensor
@@ -219,32 +217,32 @@ class Tensor(ItemType):
             wide: the values in float64.
         """
         is_exact = not flat.is_floating_point()
-        if not self.torch_dtype.is_floating_point:
-            if not is_exact:
-                # 2**63 is no int64; NaN equals nothing
-                odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
-                yield odd, f"whole numbers that {self.dtype} holds", ""
+        if self.torch_dtype.is_floating_point:
+            large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
+            yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
+            if is_exact:
+                held = flat.to(self.torch_dtype)
+                # 2**63 is no int64: what was rounded up to it would come back as any number
+                rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
+                remedy = "Send floats to have them rounded."
+                yield rounded, f"integers that {self.dtype} holds exactly", remedy
             return
-        large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
-        yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
-        if is_exact:
-            held = flat.to(self.torch_dtype)
-            # 2**63 is no int64: what was rounded up to it would come back as any number
-            rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
-            remedy = "Send floats to have them rounded."
-            yield rounded, f"integers that {self.dtype} holds exactly", remedy
+        if not is_exact:
+            # 2**63 is no int64; NaN equals nothing
+            odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
+            yield odd, f"whole numbers that {self.dtype} holds", ""
+        whole, (lowest, highest) = flat.to(torch.int64), self._range()
+        outside = (whole < lowest) | (whole > highest)
+        yield outside, f"{self.dtype} values from {lowest} to {highest}", ""
 
-    def _check_range(self, whole: torch.Tensor, where: str) -> None:
+    def _range(self) -> tuple[int, int]:
+        """The least and the most of an integer."""
         limits = torch.iinfo(self.torch_dtype)
-        lowest, highest = limits.min, limits.max
         if isinstance(self.bound, Between):
-            lowest, highest = self.bound.least, self.bound.most
-        elif self.bound is not None:
-            lowest, highest = max(lowest, -self.bound), self.bound
-        least, most = int(whole.min()), int(whole.max())
-        if least < lowest or most > highest:
-            expected = f"{self.dtype} values from {lowest} to {highest}"
-            raise InputError(where, expected, f"values from {least} to {most}")
+            return self.bound.least, self.bound.most
+        if self.bound is None:
+            return limits.min, limits.max
+        return max(limits.min, -self.bound), self.bound
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)

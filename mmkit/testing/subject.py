@@ -17,12 +17,11 @@ from ..expr import Scope
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
 from ..model_spec import ModelSpec
-from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
 from .options import options_of
-from .strategies import Request, Sample, as_sample, items, most_of, prompts
+from .strategies import Request, Sample, as_sample, items, prompts
 from .vllm_path import Caches, Outcome, Piece
 
 Kwargs = Mapping[str, Any]
@@ -109,7 +108,7 @@ class Subject:
     @property
     def runs(self) -> Runs:
         """The tokens that merge at the edges of layouts."""
-        return NO_RUNS if self.plan is None else self.plan.runs
+        return Runs(None, None, "") if self.plan is None else self.plan.runs
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -216,7 +215,7 @@ def _drawn_samples(
     limits = subject.limits
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():
-        few = most_of(limit)
+        few = 4 if limit is None else min(limit, 4)
         drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
     for name, limit in limits.items():  # the first modalities fill up to the least number
         missing = least - sum(map(len, drawn.values()))

@@ -27,8 +27,8 @@ from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
 from ..updates import Insert
 from ..vllm_api import seam
-from ..vllm_api.items import Layouts, kwargs_item
-from ..vllm_api.moved import ProcessorInputs, SenderCache, find
+from ..vllm_api.compat import ProcessorInputs, SenderCache, find
+from ..vllm_api.items import Layouts
 from ..vllm_api.processor import CommonProcessor, Request
 
 _item_size = find(
@@ -482,44 +482,18 @@ def _own_piece(layouts: Layouts) -> Piece:
 def round_trip(
     processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Per declared field: the processed value, and what batching its items again makes of it. Of a
-    generated processor: the parts of all items as mmkit batches them, and as vLLM does."""
-    both: dict[str, tuple[Any, Any]] = {}
-    if isinstance(processor, CommonProcessor):
-        for name, split in processor._process(parsed(processor, data).taken(), kwargs).items():
-            modality = processor.plan.modalities[name]
-            own = [kwargs_item(modality, part) for part in split]
-            for key in own[0]:
-                values = [part[key] for part in split]
-                ours, theirs = modality.fields_and_embeds[key].batch(values), _joined(own, key)
-                if isinstance(ours, torch.Tensor) and isinstance(theirs, list):
-                    ours = [row for value in values for row in value]  # vLLM 0.11 pads nothing
-                both[key] = ours, theirs
-        return both
+    """By a hand-written processor, per declared field: the processed value, and what batching its
+    items again makes of it."""
     (raw, config), by_modality, _ = processed(processor, data, kwargs)
-    joined = {key: _joined(own, key) for own in by_modality.values() for key in own[0]}
+    joined = {
+        key: element.field.reduce_data([item[key] for item in items])
+        for items in by_modality.values()
+        for key, element in items[0].items()
+    }
     # theirs are fields of no items
     absent = set(processor.info.get_supported_mm_limits()) - set(data)
     present = [key for key in config if key in raw and config[key].modality not in absent]
     return {key: (raw[key], joined.get(key)) for key in present}
-
-
-def _joined(items: Sequence[Any], key: str) -> Any:
-    """A field of items, batched by vLLM."""
-    return items[0][key].field.reduce_data([item[key] for item in items])
-
-
-def parts(
-    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> dict[str, list[dict[str, Any]]]:
-    """Per modality and item, the fields as a generated processor splits them, before vLLM does.
-    Hidden ones are left out."""
-    split = processor._process(parsed(processor, data).taken(), kwargs)
-    sent = {name: m.fields_and_embeds for name, m in processor.plan.modalities.items()}
-    return {
-        name: [{key: part[key] for key in part if key in sent[name]} for part in own]
-        for name, own in split.items()
-    }
 
 
 @cache

@@ -10,13 +10,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from examples.llava_like import register
-from examples.llava_like.cases import Case, draw_picture, make_cases
+from examples.llava_like.cases import Case, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
-from mmkit import InputError
-from mmkit.offline import render_processes
 from tests.engine.processes import engines_in_this_process
 from tools.features import parts
 from tools.features.rows import FEATURES, Side
@@ -109,15 +107,3 @@ def test_an_adapter_of_the_tower_is_as_its_weights_in_the_checkpoint(engines: Ex
     merged = parts.merged(tmp_path / "merged", side.checkpoint, side.folder / "adapter")
     llm = engines.enter_context(engine(merged, seed=0, enforce_eager=True))
     assert answer(llm, side.requests) == ids
-
-
-def test_answers_with_render_processes(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
-    """Requests are rendered ahead, some of their images are cached; one that is refused costs none of the others."""
-    with render_processes(llava, 1):
-        llava.llm_engine.reset_mm_cache()
-        assert answer(llava, [case.request() for case in cases]) == answers
-        bad = {"prompt": "<image><image>", "multi_modal_data": {"image": [draw_picture(0)]}}
-        with pytest.raises(InputError, match=r"expected 1 placeholder\(s\) \[3\] in the prompt for 1 item, got 2"):
-            answer(llava, [cases[0].request(), bad, cases[1].request()])
-        assert answer(llava, [case.request() for case in reversed(cases)]) == answers[::-1]
-    assert answer(llava, [cases[0].request()]) == answers[:1]

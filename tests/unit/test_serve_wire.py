@@ -9,7 +9,6 @@ import struct
 import msgspec
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,13 +90,6 @@ def test_raw_values_are_little_endian_in_c_order():
     assert decoded([value])[0].tolist() == [[1, -2], [3, 4]]
 
 
-def test_safetensors():
-    tensor = torch.arange(4.0)
-    value = {"safetensors": text(safetensors.torch.save({"x": tensor}))}
-    assert torch.equal(decoded(value), tensor)
-    assert torch.equal(decoded([value])[0], tensor)
-
-
 def test_images_become_the_parts_of_chat_messages():
     image = PILImage.new("RGB", (3, 2), (1, 2, 3))
     (part,) = decoded(encode({"m": [image]})["m"])
@@ -133,12 +125,9 @@ def test_embeddings_come_with_what_their_layout_reads():
         assert [(len(own.rows), own["grid"].tolist()) for own in taken] == [(4, [1, 3]), (3, [1, 2])]
 
 
-FORMS = (
-    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of {"image_url"}, {"video_url"}, '
-    '{"audio_url"}'
-)
+FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of {"image_url"}, {"video_url"}, {"audio_url"}'
+KEYS = "data, dtype, shape, type, image_url, video_url, audio_url"
 KNOWN = "float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool"
-TWO = safetensors.torch.save({"a": torch.zeros(1), "b": torch.zeros(1)})
 REFUSED = {
     "null": (None, "items.m: expected a list of items, or one encoded tensor, got null."),
     "text": ("x", "items.m: expected a list of items, or one encoded tensor, got a text."),
@@ -146,7 +135,8 @@ REFUSED = {
     "text inside": ([[1, "x"]], "items.m[0][1]: expected bool | int | float | array, got str."),
     "null inside": ([[1, None]], "items.m[0][1]: expected bool | int | float | array, got null."),
     "object inside": ([[1, {}]], "items.m[0][1]: expected bool | int | float | array, got object."),
-    "unknown object": ([{"x": 1}], f"items.m[0]: expected {FORMS}, got an object with 'x'."),
+    "unknown object": ([{"x": 1}], f"items.m[0].x: expected one of {KEYS}, got another one."),
+    "half an object": ([{"data": ""}], f"items.m[0]: expected {FORMS}, got an object with ['data']."),
     "dtype": ([raw(b"", "complex64", [0])], f"items.m[0].dtype: expected one of {KNOWN}, got 'complex64'."),
     "dtype list": ([raw(b"", [1], [0])], "items.m[0].dtype: expected str, got array."),
     "shape": ([raw(b"", "int8", [-1])], "items.m[0].shape: expected a list of sizes, got [-1]."),
@@ -166,10 +156,6 @@ REFUSED = {
     "base64 type": (
         [{"data": 1, "dtype": "int8", "shape": [1]}],
         "items.m[0].data: expected bytes, got int.",
-    ),
-    "two tensors": (
-        [{"safetensors": text(TWO)}],
-        "items.m[0].safetensors: expected a file with one tensor, got 2.",
     ),
     "url": ([{"image_url": "data:"}], "items.m[0].image_url: expected object, got str."),
 }
@@ -216,17 +202,17 @@ def test_records_and_texts_come_back():
         (WORD, 3, "items.m: expected a list of items, or one encoded tensor, got 3."),
         (CELL, [1], "items.m[0]: expected object | null, got int."),
         (CELL, "x", "items.m: expected a list of items, or one encoded tensor, got a text."),
-        (CELL, [{"x": 1}], "items.m[0]: expected a dict of ids and values and name, got one with 'x' as well."),
-        (CELL, {"x": 1}, "items.m: expected a dict of ids and values and name, got one with 'x' as well."),
-        (CELL, [{"ids": {"x": 1}}], f"items.m[0].ids: expected {FORMS}, got an object with 'x'."),
+        (CELL, [{"x": 1}], "items.m[0].x: expected one of ids, values, name, got another one."),
+        (CELL, {"x": 1}, "items.m.x: expected one of ids, values, name, got another one."),
+        (CELL, [{"ids": {"x": 1}}], f"items.m[0].ids.x: expected one of {KEYS}, got another one."),
         (CELL, [{"ids": [["x"]]}], "items.m[0].ids[0][0]: expected bool | int | float | array, got str."),
         (
             CELL,
             [{"ids": raw(b"1", "int8", [2])}],
             "items.m[0].ids.data: expected 2 bytes for shape (2,) of int8, got 1.",
         ),
-        (CELL, {"m_embeds": [], "ids": [1]}, "items.m: expected m_embeds alone, got others beside it."),
-        (None, {"m_embeds": [], "data": ""}, "items.m: expected m_embeds alone, got others beside it."),
+        (CELL, {"m_embeds": [], "ids": [1]}, "items.m.ids: expected one of m_embeds, got another one."),
+        (None, {"m_embeds": [], "data": ""}, "items.m.data: expected one of m_embeds, got another one."),
         (
             None,
             {"m_embeds": [{"image_url": {"url": "data:"}}]},
@@ -247,9 +233,8 @@ def test_a_pickle_is_not_read():
         def __reduce__(self):
             return exec, ("raise SystemExit",)
 
-    for value in ({"safetensors": text(pickle.dumps(Bomb()))}, raw(pickle.dumps(Bomb()), "object", [1])):
-        with pytest.raises(InputError):
-            decoded([value])
+    with pytest.raises(InputError):
+        decoded([raw(pickle.dumps(Bomb()), "object", [1])])
 
 
 @pytest.mark.parametrize(
@@ -277,9 +262,7 @@ def test_what_the_client_cannot_send(value):
         encode({"m": value})
 
 
-UNKNOWN = (
-    "expected no field of that name, got one. Its /docs list the fields; those of sampling stand in sampling_params."
-)
+UNKNOWN = "expected a field that /docs lists, got another one."
 BODIES = {
     "truncated": (b'{"prompt": [1', "body: expected JSON, got input data was truncated."),
     "no object": (b"[]", "body: expected object, got array."),
@@ -296,7 +279,6 @@ BODIES = {
         b'{"prompt": "\xff"}',
         "body: expected JSON, got 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte.",
     ),
-    "kind": (b'{"output_format": "xml"}', "output_format: expected a valid value, got invalid enum value 'xml'."),
     "deep": (
         b'{"mm_processor_kwargs": ' + b"[" * 5000,
         "body: expected JSON nested at most some hundred deep, got deeper.",
@@ -315,13 +297,13 @@ def test_limits_from_the_environment():
     assert Limits.of({}) == Limits()
     assert Limits.of({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(items=7, idle_seconds=1.5)
     for value in ("x", "0", "-1", "1e400"):
-        with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected a whole number of at least 1, got "):
+        with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected (int|int >= 1|a valid value), got "):
             Limits.of({"MMKIT_SERVE_ITEMS": value})
 
 
 def test_a_server_that_could_not_do_is_refused_before_it_loads():
     check({"VLLM_USE_RUST_FRONTEND": "0"})
-    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_SESSIONS: expected a whole number of at least 0, got '-1'"):
+    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_SESSIONS: expected int >= 1, got '-1'"):
         check({"MMKIT_SERVE_SESSIONS": "-1"})
     with pytest.raises(MmkitError) as caught:
         check({"VLLM_USE_RUST_FRONTEND": "1"})

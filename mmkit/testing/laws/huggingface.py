@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
+from itertools import compress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from transformers import PretrainedConfig
 
+from ...training.batch import MEDIA
 from ..differences import near
 from ..law import Case, NotApplicable, law
 from ..strategies import Request
@@ -47,11 +49,10 @@ def reference(case: Case) -> None:
     if not outcome:  # decoding may change what the ids mean
         reject()
     rows = {
-        outcome.ids[start + i]
+        token
         for ranges in outcome.ranges.values()
         for start, _, mask in ranges
-        for i in range(len(mask))
-        if mask[i]
+        for token in compress(outcome.ids[start:], mask)
     }
     if rows.isdisjoint(theirs):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
@@ -167,9 +168,6 @@ _FIELDS = {
     "second_per_grids": ("second_per_grid_ts", "video_second_per_grid"),
 }
 """The names of fields under which `get_rope_index` takes them, where they differ."""
-
-_TYPES = {"image": 1, "video": 2, "audio": 3}
-"""Of tokens, in transformers; those of a text have 0."""
 
 
 def processed(
@@ -319,7 +317,7 @@ def _types(processor: Any, outcome: Outcome) -> list[list[int]]:
     for name, ranges in outcome.ranges.items():
         for start, _, mask in ranges:
             for i, embeds in enumerate(mask, start):
-                types[i] = _TYPES.get(name, 0) * embeds
+                types[i] = MEDIA.get(name, 0) * embeds
     return [types]
 
 

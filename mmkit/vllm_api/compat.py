@@ -67,6 +67,21 @@ SenderCache = find(
     "multimodal.cache:MultiModalProcessorSenderCache",
 )
 
+
+def _renders() -> bool:
+    try:
+        return hasattr(find("renderers.base:BaseRenderer"), "_process_tokens")
+    except VllmApiError:
+        return False
+
+
+RENDERS = _renders()
+"""Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
+start."""
+
+PROMPTS_ARE_IDS = "str" not in str(ProcessorInputs.__annotations__["prompt"])
+"""Whether a processor never sees a text; from 0.29."""
+
 KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
 """Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
 
