@@ -2,7 +2,7 @@
 
 A bug changes one thing in a correct base: `MIXED` (two modalities, text, kwargs) or `ROBOT` (ids only, placeholders
 written by the caller) over a made-up checkpoint. ``python -m tests.path.planted`` writes
-the table of them, docs/planted-bugs.md.
+the table of them, docs/data/planted-bugs.md.
 """
 
 from __future__ import annotations
@@ -905,7 +905,7 @@ HEADING = """\
 
 Mistakes that people make in a processor, a spec or a model, each planted in correct code: the law that must catch it,
 that law's message, and the other laws that see it. No law is idle, and the correct code passes them all.
-[test_planted_bugs.py](../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
+[test_planted_bugs.py](../../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
 this page.
 
 | bug | mistake | law | message | also caught by |
@@ -926,4 +926,4 @@ def page(examples: int = 60) -> str:
 if __name__ == "__main__":
     from tests.path import planted as module  # the classes must be importable from other processes
 
-    (Path(__file__).parents[2] / "docs/planted-bugs.md").write_text(module.page())
+    (Path(__file__).parents[2] / "docs/data/planted-bugs.md").write_text(module.page())

@@ -1,5 +1,5 @@
-"""What docs/laws-on-vllm.md and the page of its findings state, and how a violation is told to be
-one of them."""
+"""What docs/data/laws-on-vllm.md and the page of its findings state, and how a violation is told to
+be one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PATH = Path(__file__).parents[2] / "docs" / "laws-on-vllm.md"
+PATH = Path(__file__).parents[2] / "docs" / "data" / "laws-on-vllm.md"
 FINDINGS = PATH.with_name("laws-on-vllm-findings.md")
 
 PATTERNS = {
