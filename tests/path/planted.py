@@ -420,12 +420,8 @@ def target_of_another_position(inherited, request, counts, entries):
 
 
 def receiver_gets_other_data(inherited, request, some, missing):
-    sent = request.items.taken()
-    return inherited(
-        request,
-        {name: own._replace(values=sent[name].values[: len(own.values)]) for name, own in some.items()},
-        missing,
-    )
+    first = {name: request.items.taken(name, range(len(own.values))) for name, own in some.items()}
+    return inherited(request, first, missing)
 
 
 _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
