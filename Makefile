@@ -39,7 +39,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -55,6 +55,7 @@ help:
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make bench   every benchmark, with its table    BENCHARGS='overhead startup' chooses"
 	@echo "make docs    build the documentation into site/; a warning is an error"
+	@echo "make words   count the words of the pages; more than the budget is an error"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict, import-linter"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make wheel-test  the wheel in an empty environment: new package, server, examples   WHEELARGS is passed on"
@@ -128,6 +129,9 @@ bench: $(VENV)/.installed
 docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(VENV)/.installed
 	$(BIN)/python -m mkdocs build --strict --clean
+
+words:
+	$(PYTHON) -m tools.words
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

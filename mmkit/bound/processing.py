@@ -12,10 +12,10 @@ import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Field, Flat, Shared
+from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
-from .binding import Binding, calling
+from .binding import At, Binding
 from .memory import overlap, share, spans
 
 Processed: TypeAlias = Sequence[dict[str, Any]]
@@ -151,7 +151,7 @@ class Processing:
 
     def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """What the function of the spec returns for canonical items."""
-        with calling(SpecError, self._where, "to take well-formed items"):
+        with At(self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
             raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
@@ -174,10 +174,6 @@ class Processing:
         parts: list[Fields] = []
         for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
             parts += self._split(self._named(raw), [value], count, i)
-        for name, declared in self.sent.items():
-            if isinstance(declared, Shared):
-                with self._at[name]:
-                    declared.batch([own[name] for own in parts])
         return parts
 
     def finish(

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, Raw
-from vllm.engine.protocol import StreamingInput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
 from ..model import sampling_params
-from ..outputs import EXTRA_ARG
 from ..plan import Plan
 from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
 from .errors import Lost
-from .protocol import Limits, decoded, given, optional
+from .protocol import NULL, Limits, decoded, given, optional
 from .wire import FRAMES, Media
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
@@ -50,6 +47,7 @@ _OURS = (
 
 _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _INT64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Constrained: Any = msgspec.defstruct("Constrained", [("structured_outputs", Raw, NULL)])
 _CONSTRAINT = {
     name: kind for name, kind in get_type_hints(StructuredOutputsParams).items() if name[0] != "_"
 }
@@ -110,29 +108,12 @@ class Engine:
     # -- the server --------------------------------------------------------------------------------
 
     @property
-    def api_servers(self) -> int:
-        """The number of API servers that share this one's address."""
-        return max(1, getattr(self._client.vllm_config.parallel_config, "_api_process_count", 1))
-
-    @property
-    def spare_sessions(self) -> int:
-        """Sessions that leave each copy of the model half of its sequences and of its KV cache."""
-        config = self._client.vllm_config
-        parallel = config.parallel_config
-        copies: int = parallel.data_parallel_size
-        if parallel.local_engines_only:
-            copies = parallel.data_parallel_size_local
-        # vLLM adds up the blocks of all copies
-        blocks = (config.cache_config.num_gpu_blocks or 0) // copies
-        tokens = blocks * (config.cache_config.block_size or 1)
-        most: int = config.scheduler_config.max_num_seqs // 2
-        return copies * max(1, min(most, tokens // (2 * self.max_model_len)) if tokens else most)
-
-    @property
-    def encodes_only(self) -> bool:
-        """Whether the language model is another server's, to which vLLM hands encoded items."""
-        transfer = getattr(self._client.vllm_config, "ec_transfer_config", None)
-        return transfer is not None and transfer.is_ec_producer and not transfer.is_ec_consumer
+    def copies(self) -> int:
+        """Copies of the model over which vLLM spreads the requests of this address."""
+        config = self._client.vllm_config.parallel_config
+        local: int = config.data_parallel_size_local
+        copies: int = config.data_parallel_size
+        return local if config.local_engines_only else copies
 
     def limits(self) -> Mapping[str, int]:
         """The most items of each modality in one request."""
@@ -158,14 +139,15 @@ class Engine:
             InputError: a field that vLLM lacks or that is not the client's, or another type.
             TooLarge: a constraint that is beyond the limit.
         """
+        where = f"{_PARAMS}.structured_outputs"
+        raw = getattr(decoded(_Constrained | None, sent, _PARAMS), "structured_outputs", NULL)
+        if len(memoryview(raw)) > limits.constraint:  # before it is read
+            raise limits.too_large(where, "constraint", "bytes")
         options = given(decoded(self._sampling | None, sent, _PARAMS), self._kinds)
         if options.get("structured_outputs") is not None:
-            where = f"{_PARAMS}.structured_outputs"
             if not self.has_tokenizer:
                 expected = "none, since the server has no tokenizer"
                 raise InputError(where, expected, "a constraint")
-            if len(memoryview(sent)) > limits.constraint:
-                raise limits.too_large(where, "constraint", "bytes beside one")
             kinds = given(options["structured_outputs"], _CONSTRAINT)
             options["structured_outputs"] = _made(where, StructuredOutputsParams, **kinds)
         return options
@@ -239,20 +221,21 @@ class Engine:
         frames: int = options.get("num_frames", FRAMES)
         return frames
 
-    async def ids(self, prompt: str | list[int]) -> list[int] | None:
-        """The token ids of a prompt, as vLLM makes them before it looks at items; None if this vLLM
-        does not tell."""
-        if isinstance(prompt, list):
-            return prompt
-        if not hasattr(self._renderer, "tokenize_prompt_async"):
-            return None
+    async def ids(self, prompt: Mapping[str, Any]) -> list[int]:
+        """The token ids of a prompt, as vLLM makes them before it looks at items."""
+        if "prompt" not in prompt:
+            return list(prompt["prompt_token_ids"])
         # what is not empty stands for items: with them, the processor checks the placeholders
-        with_items = {"prompt": prompt, "multi_modal_data": {"": ()}}
+        with_items = {"prompt": prompt["prompt"], "multi_modal_data": {"": ()}}
         parsed = parse_model_prompt(self._client.model_config, with_items)
-        params = self._renderer.default_cmpl_tok_params
-        tokenized = await self._renderer.tokenize_prompt_async(parsed, params)
+        tokenized = await self._renderer.tokenize_prompt_async(parsed, self._tokens_of(prompt))
         ids: list[int] = tokenized["prompt_token_ids"]
         return ids
+
+    def _tokens_of(self, prompt: Mapping[str, Any]) -> Any:
+        """How vLLM tokenizes a prompt."""
+        options = prompt.get("tokenization_kwargs", {})
+        return self._renderer.default_cmpl_tok_params.with_kwargs(**options)
 
     async def render(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """A prompt and its items as the engine takes them. The caller sends the result, or says
@@ -264,9 +247,8 @@ class Engine:
         Raises:
             ValueError: the request is refused.
         """
-        prompt = dict(prompt)
-        options = prompt.pop("tokenization_kwargs", {})
-        params = self._renderer.default_cmpl_tok_params.with_kwargs(**options)
+        params, prompt = self._tokens_of(prompt), dict(prompt)
+        prompt.pop("tokenization_kwargs", None)
         parsed = parse_model_prompt(self._client.model_config, prompt)
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
@@ -292,10 +274,23 @@ class Engine:
     # -- answers -----------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt: Mapping[str, Any], sampling: Any, request_id: str, copy: int | None = None
+        self,
+        prompt: Mapping[str, Any],
+        sampling: Any,
+        request_id: str,
+        copy: int | None,
+        *,
+        fits: bool,
     ) -> AsyncGenerator[tuple[Mapping[str, Any], Any], None]:
-        """The rendered prompt with each of vLLM's outputs for a request; `copy` is the copy of the
-        model that is to compute it.
+        """The rendered prompt with each of vLLM's outputs for a request.
+
+        Args:
+            prompt: as for `render`.
+            sampling: vLLM's parameters.
+            request_id: a new name.
+            copy: the copy of the model that is to compute it; None for any.
+            fits: whether a prompt is refused behind which the answer would be cut off by the end of
+                the context.
 
         Raises:
             ValueError: the request is refused.
@@ -307,9 +302,13 @@ class Engine:
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
             try:
-                self._check_room(rendered, sampling)
+                length = len(rendered["prompt_token_ids"])
+                if fits and length > (most := self.max_model_len - sampling.max_tokens):
+                    expected = f"at most {most} tokens before the {sampling.max_tokens} that follow"
+                    raise InputError("prompt", expected, str(length))
                 name = f"{request_id}-{attempt}"
-                async with aclosing(self.outputs(rendered, sampling, name, copy)) as outputs:
+                made = self._client.generate(rendered, sampling, name, data_parallel_rank=copy)
+                async with aclosing(made) as outputs:
                     async for output in outputs:
                         if not begun and is_lost(output):
                             break
@@ -323,25 +322,6 @@ class Engine:
                 if not begun:
                     self.forget(rendered)
         raise failed
-
-    def _check_room(self, rendered: Mapping[str, Any], sampling: Any) -> None:
-        """Refuse a prompt behind which an output would be cut off by the end of the context."""
-        if EXTRA_ARG not in (sampling.extra_args or {}):
-            return
-        length, most = len(rendered["prompt_token_ids"]), self.max_model_len - sampling.max_tokens
-        if length > most:
-            expected = f"at most {most} tokens before the {sampling.max_tokens} of the output"
-            raise InputError("prompt", expected, str(length))
-
-    def outputs(
-        self, prompt: Any, sampling: Any, request_id: str, copy: int | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a rendered prompt, or for one that comes in parts as `part` makes
-        them."""
-        outputs: AsyncGenerator[Any, None] = self._client.generate(
-            prompt, sampling, request_id, data_parallel_rank=copy
-        )
-        return outputs
 
     async def pool(self, prompt: Mapping[str, Any], params: Any, request_id: str) -> Any:
         """vLLM's output for a pooling request.
@@ -369,21 +349,6 @@ def _made(where: str, kind: Callable[..., T], *args: Any, **options: Any) -> T:
         where = f"{where}.{getattr(error, 'parameter', None) or ''}".rstrip(".")
         got = str(error.args[0] if error.args else error).rstrip(".")
         raise InputError(where, "parameters that vLLM takes", got) from None
-
-
-def part(rendered: Mapping[str, Any], sampling: Any) -> Any:
-    """One part of the prompt of a resumable request."""
-    return StreamingInput(prompt=rendered, sampling_params=sampling)
-
-
-def after(last: Sequence[int], rendered: Mapping[str, Any]) -> dict[str, Any]:
-    """A rendered part with ids before it."""
-    shifted = {
-        name: [replace(place, offset=place.offset + len(last)) for place in places]
-        for name, places in rendered.get("mm_placeholders", {}).items()
-    }
-    moved = {"mm_placeholders": shifted} if shifted else {}
-    return {**rendered, **moved, "prompt_token_ids": [*last, *rendered["prompt_token_ids"]]}
 
 
 def is_lost(output: Any) -> bool:

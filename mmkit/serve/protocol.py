@@ -37,9 +37,8 @@ class Limits(Struct, frozen=True, kw_only=True):
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, which others wait for.
-        sessions: open sessions, over all API servers of one address, of which each has its share. A
-            session holds sequences and KV cache while it waits for its client; 0 means as many
-            sessions as leave each copy of the model half of both.
+        sessions: open sessions of one API server. A session holds its tokens and items while it
+            waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
     """
@@ -50,7 +49,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     items: Least = 4096
     pixels: Least = 2**25
     constraint: Least = 2**14
-    sessions: Annotated[int, Meta(ge=0)] = 0
+    sessions: Least = 256
     idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
 
     @classmethod
@@ -353,8 +352,7 @@ class OutputInfo(_Out, frozen=True):
 
 
 class Modalities(_Out, frozen=True):
-    """Answer of ``GET /v1/mm/modalities``; `limits` has the number of sessions of the API server
-    that answers."""
+    """Answer of ``GET /v1/mm/modalities``."""
 
     model: str
     spec: str

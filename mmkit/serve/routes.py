@@ -162,7 +162,8 @@ async def _generated(request: Request, state: ServerState) -> Any:
     rank = request.headers.get(COPY)
     prompt, name = await state.prompt(asked), f"mmgen-{uuid4().hex}"
     copy = None if rank is None else decoded(int, rank, COPY)
-    outputs = state.engine.generate(prompt, sampling, name, copy)
+    fits = output is not None
+    outputs = state.engine.generate(prompt, sampling, name, copy, fits=fits)
     events = _events(asked, outputs, output, id=name, model=model)
     # of a stream, too, so that a refusal still has its status
     first = await _unless_gone(request, anext(events))

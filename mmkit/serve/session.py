@@ -1,4 +1,4 @@
-"""``WS /v1/mm/session``: a closed loop of items in, tokens out, on vLLM's resumable requests.
+"""``WS /v1/mm/session``: a closed loop of items in, tokens out.
 
 One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so
 on. The server says with every message how many tokens still fit, and refuses what does not fit
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from asyncio import FIRST_COMPLETED
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -23,18 +23,14 @@ from starlette.websockets import WebSocketState
 
 from ..errors import InputError
 from . import errors, protocol
-from .engine import TRIES, after, is_lost, part
-from .errors import SESSIONS, Lost, TooBusy
+from .errors import SESSIONS, TooBusy
 from .protocol import NULL, decoded, named
 from .state import ServerState, choice, produced, usage
-from .window import Held, History, held, together
+from .window import History, held, together
 from .wire import weigh
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
 """Close codes of websockets."""
-
-_ALONE = ("n", "stop", "structured_outputs")
-"""Sampling parameters that vLLM does not take for a request that is resumed, or not again."""
 
 
 class _End(Exception):
@@ -69,15 +65,12 @@ class Session:
         """Serve the session until it ends; whatever ends it, its request is gone from the engine
         then."""
         await self._socket.accept()
-        try:
-            if self._state.engine.encodes_only:
-                remedy = "Open it at the consumer of what is encoded here."
-                away = InputError("session", "a server that generates", "one that encodes", remedy)
-                end = await self._refuse(away, POLICY)
-            else:
-                with self._state.place():
-                    end = await self._served()
-        except TooBusy as error:
+        most = self._state.limits.sessions
+        if self._state.sessions < most:
+            end = await self._served()
+        else:
+            expected = f"at most {most} open at once"
+            error = TooBusy("session", expected, "one more", "Try again later.")
             end = await self._refuse(error, BUSY)
         with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             await self._send(protocol.ClosedMessage(reason=end.reason, remaining=self._remaining))
@@ -87,6 +80,7 @@ class Session:
     async def _served(self) -> _End:
         """Read and answer messages until the session ends; why it does."""
         SESSIONS.inc()
+        self._state.sessions += 1
         tasks = [asyncio.ensure_future(work) for work in (self._read(), self._answer())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
@@ -98,11 +92,10 @@ class Session:
             return await self._refuse(error, ERROR)
         finally:
             SESSIONS.dec()
+            self._state.sessions -= 1
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._talk is not None:
-                await self._talk.close()
 
     async def _send(self, message: Any) -> None:
         """Send a message; a client that does not read for too long is gone."""
@@ -170,26 +163,22 @@ class Session:
 
     async def _turn(self, message: Any) -> None:
         """Answer one message."""
-        begun, step = self._talk, None
+        begun = self._talk
         try:
             if isinstance(message, protocol.StartMessage) == (begun is not None):
                 first = '"start" as the first message'
                 expected = '"next" or "close" in a session that has started' if begun else first
                 raise InputError("type", expected, _tag(message))
-            talk = begun or _Talk(self._state, message, f"{self._id}-%d")
-            step = await talk.step(message)
-            self._talk = talk
-            async for told in talk.chunk(step):
-                self._is_busy = isinstance(told, protocol.TokensMessage)
-                await self._send(told)
+            talk = begun or _Talk(self._state, message, self._id)
+            async with aclosing(talk.chunk(await talk.step(message))) as chunk:
+                async for told in chunk:
+                    self._is_busy = isinstance(told, protocol.TokensMessage)
+                    self._talk = talk
+                    await self._send(told)
         except Exception as error:
-            if not errors.of_caller(error) or (begun and step):
+            if not errors.of_caller(error):
                 raise
-            if step is not None:  # what vLLM refuses only now, as more logprobs than it allows
-                self._state.engine.forget(step.rendered)
-                self._talk = None
-                await talk.close()
-            self._is_busy = False
+            self._is_busy, self._talk = False, begun
             await self._refuse(error)
 
 
@@ -201,25 +190,22 @@ class _Step(NamedTuple):
     """A message on its way to the engine.
 
     Attributes:
-        prompt: vLLM's, as `Engine.render` takes it.
-        rendered: that, rendered.
-        ids: the tokens of the message.
-        items: its items.
+        prompt: vLLM's, of what is left of the session and the message.
+        items: what all items in it came as, by modality, and their names for the cache.
         sampling: vLLM's parameters.
-        left: the history that stands before it; after a slide, another one.
+        left: the history that stands before the message; after a slide, another one.
     """
 
     prompt: Mapping[str, Any]
-    rendered: Mapping[str, Any]
-    ids: list[int]
-    items: list[Held]
+    items: tuple[Mapping[str, Any], Mapping[str, Any]]
     sampling: Any
     left: History
 
 
 class _Talk:
-    """What a session is once it has begun: its settings, what the engine has read, and the
-    engine's request, which is another one after the window has slid.
+    """What a session is once it has begun: its settings, and all that the model has read and
+    written. Each chunk is a request of its own, whose prompt is that; the engine has it in its
+    prefix cache.
 
     Raises:
         InputError: the settings of the start are refused.
@@ -227,17 +213,14 @@ class _Talk:
 
     def __init__(self, state: ServerState, start: Any, name: str) -> None:
         self._state, self._engine, self._plan = state, state.engine, state.plan
-        self._name = name
+        self._name, self._copy = name, state.next_copy()
         state.check_model(start.model)
         self._output = state.output(start)
         self._sampling = self._engine.chosen(start.sampling_params, state.limits)
-        for alone in _ALONE:
-            if alone in self._sampling:
-                expected = "none in a session, which vLLM resumes for each chunk"
-                remedy = "Ask /v1/mm/generate, with all that came before."
-                raise InputError(f"sampling_params.{alone}", expected, "one", remedy)
-        if start.window and self._plan.spec.decoder_prompt is not None:
-            raise InputError("window", "none for a model with an encoder", "one")
+        if self._sampling.get("n", 1) != 1:
+            raise InputError("sampling_params.n", "1 in a session", str(self._sampling["n"]))
+        if self._plan.spec.decoder_prompt is not None:
+            raise InputError("session", "a model without an encoder", "one with it")
         # without the items, whose bytes would stay in memory as long as the session
         bare = dict.fromkeys(("items", "uuids", "sampling_params"), NULL)
         kwargs = start.mm_processor_kwargs.copy()
@@ -246,22 +229,11 @@ class _Talk:
         )
         self._history = History(start.window and start.window.keep)
         self._index = 0
-        self._feed: asyncio.Queue[Any] = asyncio.Queue()
-        self._outputs: AsyncGenerator[Any, None] | None = None
 
     @property
     def room(self) -> int:
         """Tokens that still fit, without a slide."""
         return self._engine.max_model_len - len(self._history.ids)
-
-    async def close(self) -> None:
-        """Take the request from the engine."""
-        outputs, self._outputs, self._feed = self._outputs, None, asyncio.Queue()
-        if outputs is not None:
-            with suppress(Exception):  # a dead engine has nothing to take it from
-                await outputs.aclose()
-
-    # -- a message ---------------------------------------------------------------------------------
 
     async def step(self, message: Any) -> _Step:
         """A message as the engine takes it, if it fits; nothing changes by it.
@@ -271,33 +243,38 @@ class _Talk:
         """
         sampling, before = self._sampled(message), self._history
         prompt = await self._state.prompt(message, self._start, special=not before.ids)
-        if prompt.get("prompt") or prompt.get("prompt_token_ids"):
-            rendered = await self._engine.render(prompt)
-        elif before.ids:
-            rendered = {"type": "token", "prompt_token_ids": []}
-        else:
+        ids = await self._engine.ids(prompt)
+        if not ids and not before.ids:
             raise InputError("prompt", "at least one token in the first message", "none")
-        try:
-            ids, items = list(rendered["prompt_token_ids"]), self._items(prompt, rendered)
-            check = partial(self._check, len(ids), items, sampling.max_tokens)
-            left = before.fitting(len(items), check)
-        except BaseException:
-            self._engine.forget(rendered)
-            raise
-        if left is not before:
-            # the engine may have let go of the items that are left: all come once more
-            self._engine.forget(rendered)
-            prompt = self._whole(left, ids, items, prompt)
+        length = len(ids)
+        if self._start.window and ids:  # how long it is with all its placeholders
             rendered = await self._engine.render(prompt)
-            if list(rendered["prompt_token_ids"]) != [*left.ids, *ids]:
-                self._engine.forget(rendered)
-                expected = "a spec that leaves the placeholders of an expanded prompt as they are"
-                raise InputError("window", expected, "another")
-        return _Step(prompt, rendered, ids, items, sampling, left)
+            self._engine.forget(rendered)
+            length = len(rendered["prompt_token_ids"])
+        new = await self._engine.beside(self._taken, prompt.pop("multi_modal_data", {}))
+        counts = Counter({name: len(values) for name, values in new.items()})
+        check = partial(self._check, length, counts, sampling.max_tokens)
+        left = before.fitting(counts.total(), check)
+        values, uuids = left.came_as(new, prompt.pop("multi_modal_uuids", {}))
+        prompt.pop("prompt", None)
+        whole = {
+            **prompt,
+            "prompt_token_ids": [*left.ids, *ids],
+            "multi_modal_data": {name: together(name, of) for name, of in values.items()},
+            "multi_modal_uuids": uuids,
+        }
+        return _Step(whole, (values, uuids), sampling, left)
+
+    def _taken(self, data: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """What the items of a message came as."""
+        of, size = self._plan.modalities, self._plan.hidden_size
+        return {name: of[name].intake.take(sent, size)[0] for name, sent in data.items()}
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""
         options = self._sampling
+        if (seed := options.get("seed")) is not None:
+            options = options | {"seed": seed ^ self._index}  # no chunk is drawn as another one
         if isinstance(message, protocol.NextMessage):
             names, where = ["max_tokens"], "sampling_params"
             options = options | named(message.sampling_params, names, where, int | None)
@@ -306,112 +283,63 @@ class _Talk:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling
 
-    def _items(self, prompt: Mapping[str, Any], rendered: Mapping[str, Any]) -> list[Held]:
-        """The items of a message; with a window, what they came as."""
-        if self._start.window is None:
-            return held(rendered)
-        data, size = prompt.get("multi_modal_data", {}), self._plan.hidden_size
-        values = {n: self._plan.modalities[n].intake.take(data[n], size)[0] for n in data}
-        return held(rendered, values, prompt.get("multi_modal_uuids", {}))
-
     def _check(
-        self, length: int, new: list[Held], max_tokens: int, used: int, items: Counter[str]
+        self, length: int, new: Counter[str], max_tokens: int, used: int, items: Counter[str]
     ) -> None:
         """Refuse a message that goes beyond the model's context or its limits on items."""
         within = "session" if self._start.window is None else "window"
-        room, all_items = self._engine.max_model_len - used, items + Counter(i.name for i in new)
+        room = self._engine.max_model_len - used
         if length + max_tokens > room:
             expected = f"at most {room} more tokens in this {within}"
             got = f"{length} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
             raise InputError("sampling_params.max_tokens", expected, got, remedy)
         for name, limit in self._engine.limits().items():
-            if all_items[name] > limit:
+            if (count := items[name] + new[name]) > limit:
                 expected = f"at most {limit} item(s) in one {within}"
-                remedy = "Start a new session."
-                raise InputError(f"items.{name}", expected, str(all_items[name]), remedy)
-
-    def _whole(
-        self, left: History, ids: list[int], new: list[Held], prompt: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """vLLM's prompt of what is left of a session, and of a message after it."""
-        items: dict[str, list[Held]] = {}
-        for item in (*left.items, *new):
-            items.setdefault(item.name, []).append(item)
-        return {
-            **prompt,
-            "prompt_token_ids": [*left.ids, *ids],
-            "multi_modal_data": {name: together(of) for name, of in items.items()},
-            "multi_modal_uuids": {name: [item.uuid for item in of] for name, of in items.items()},
-        }
-
-    # -- its chunk ---------------------------------------------------------------------------------
+                raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
 
     async def chunk(
         self, step: _Step
-    ) -> AsyncIterator[protocol.TokensMessage | protocol.ChunkMessage]:
-        """Generate the chunk after a message: what to tell of it, at last the whole."""
-        slid = self._history.slid(step.left)
-        if slid is not None:
-            await self.close()
-        self._history, begins = step.left, self._outputs is None
+    ) -> AsyncGenerator[protocol.TokensMessage | protocol.ChunkMessage, None]:
+        """Generate the chunk after a message: what to tell of it, at last the whole.
+
+        Raises:
+            InputError: vLLM refuses the message; the session is as it was before.
+        """
         ids: list[int] = []
-        text, logprobs, cached, room = "", [], 0, self.room - len(step.ids)
-        async for output in self._answers(step):
-            new = choice(output.outputs[0])
-            ids += new.token_ids
-            text += new.text or ""
-            logprobs += new.logprobs or []
-            if begins:  # vLLM goes on telling that of a request's first part
+        text, logprobs, cached = "", [], 0
+        name = f"{self._name}-{self._index}"
+        outputs = self._engine.generate(step.prompt, step.sampling, name, self._copy, fits=True)
+        async with aclosing(outputs):
+            async for rendered, output in outputs:
+                read = list(rendered["prompt_token_ids"])
+                if not ids and read[: len(step.left.ids)] != list(step.left.ids):
+                    expected = "a spec that leaves placeholders that are whole as they are"
+                    raise InputError("session", expected, "another one")
+                new = choice(output.outputs[0])
+                ids += new.token_ids
+                text += new.text or ""
+                logprobs += new.logprobs or []
                 cached = max(cached, output.num_cached_tokens or 0)
-            if new.finish_reason is None and self._start.stream and new.token_ids:
-                left = room - len(ids)
-                yield protocol.TokensMessage(
-                    index=self._index, token_ids=new.token_ids, text=new.text, remaining=left
-                )
+                left = self._engine.max_model_len - len(read) - len(ids)
+                told: Any = {"index": self._index, "remaining": left}
+                if new.finish_reason is None and self._start.stream and new.token_ids:
+                    yield protocol.TokensMessage(token_ids=new.token_ids, text=new.text, **told)
         if new.finish_reason not in ("stop", "length"):
             raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
         made = self._output and await produced(self._output, ids)
-        read = len(step.rendered["prompt_token_ids"]) if begins else len(step.ids)
-        self._history.add([*step.ids, *ids], step.items)
+        slid = self._history.slid(step.left)
+        self._history = step.left._replace(ids=[*read, *ids], items=held(rendered, *step.items))
         self._index += 1
         yield protocol.ChunkMessage(
-            index=self._index - 1,
             token_ids=ids,
             text=text or None,
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
             logprobs=logprobs or None,
-            usage=usage(read, len(ids), cached),
+            usage=usage(len(read), len(ids), cached),
             slid=slid,
             produced=made,
-            remaining=self.room,
+            **told,
         )
-
-    async def _answers(self, step: _Step) -> AsyncIterator[Any]:
-        """vLLM's outputs of one chunk; the message is sent again if the engine lacks an item."""
-        rendered, begun = step.rendered, False
-        # vLLM drops the last token of a request that goes on, and wants it before the next part
-        last = self._history.ids[-1:] if self._outputs is not None else []
-        for _ in range(TRIES):
-            self._feed.put_nowait(part(after(last, rendered), step.sampling))
-            if self._outputs is None:
-                name = self._name % self._index
-                parts = self._parts(self._feed)
-                self._outputs = self._engine.outputs(parts, step.sampling, name)
-            async for output in self._outputs:
-                if not begun and is_lost(output):
-                    break
-                begun = begun or bool(output.outputs[0].token_ids)
-                yield output
-                if output.outputs[0].finish_reason is not None:
-                    return
-            else:
-                raise _End("the server is closing it", GOING_AWAY)
-            rendered = await self._engine.render(step.prompt)
-        raise Lost
-
-    async def _parts(self, feed: asyncio.Queue[Any]) -> AsyncGenerator[Any, None]:
-        """The prompt's parts, as vLLM takes them."""
-        while True:
-            yield await feed.get()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
-
-import msgspec
 
 from ..bound.modality import BoundModality
 from ..errors import InputError
 from ..vllm_api.chat import modalities
 from . import protocol
 from .engine import Engine
-from .errors import TooBusy
 from .protocol import Choice, Limits, Usage, decoded, named, shown
 from .wire import Decoder, Media, check_kind, describe, embeds_of, encoded, media_of
 
@@ -28,6 +25,7 @@ class ServerState:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
+        sessions: how many are open.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class ServerState:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self._sessions = 0
+        self.sessions, self._turns = 0, count()
         self._described: protocol.Modalities | None = None
 
     # -- the server --------------------------------------------------------------------------------
@@ -63,30 +61,14 @@ class ServerState:
                 )
                 for of in plan.outputs.values()
             ],
-            limits=msgspec.structs.replace(self.limits, sessions=self.most_sessions),
+            limits=self.limits,
         )
 
-    @property
-    def most_sessions(self) -> int:
-        """Sessions that may be open at once: the share of this API server."""
-        most = self.limits.sessions or self.engine.spare_sessions
-        return max(1, most // self.engine.api_servers)
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """The place of a session while the block runs.
-
-        Raises:
-            TooBusy: all places are taken.
-        """
-        if self._sessions >= self.most_sessions:
-            expected = f"at most {self.most_sessions} open at once"
-            raise TooBusy("session", expected, "one more", "Try again later.")
-        self._sessions += 1
-        try:
-            yield
-        finally:
-            self._sessions -= 1
+    def next_copy(self) -> int | None:
+        """The copy of the model that computes the next session, whose prefix cache has it; None if
+        there is but one."""
+        copies = self.engine.copies
+        return next(self._turns) % copies if copies > 1 else None
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -191,10 +173,11 @@ class ServerState:
         loaded."""
         if prompt is None or self.plan.spec.prompt is not None:
             return
-        counters = {name: count for name in media if (count := self.plan.standing(name))}
-        ids = await self.engine.ids(prompt) if counters else None
-        for name, count in counters.items() if ids is not None else ():
-            items, places = len(data[name]), count(ids)  # type: ignore[arg-type]
+        counters = {name: standing for name in media if (standing := self.plan.standing(name))}
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        ids = await self.engine.ids({key: prompt}) if counters else []
+        for name, standing in counters.items():
+            items, places = len(data[name]), standing(ids)
             if places < items:
                 where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
                 expected = f"{items} placeholder(s) in the prompt for {items} item(s)"

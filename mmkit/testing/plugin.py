@@ -29,13 +29,7 @@ class Laws(pytest.File):
     def collect(self) -> Iterator[Any]:
         option = self.config.getoption
         try:
-            self.subject = subject_of(
-                option("--mmkit"),
-                self.path.parent,
-                samples=option("--mmkit-samples"),
-                trust_remote_code=option("--mmkit-trust-remote-code"),
-            )
-            known = expectations(option("--mmkit-expected"))
+            self.subject, known = self._subject(), expectations(option("--mmkit-expected"))
         except MmkitError as error:
             raise self.CollectError(str(error)) from error
         for law in LAWS.values():
@@ -44,6 +38,19 @@ class Laws(pytest.File):
                 for mark in marks_of(law, known):
                     test.add_marker(mark)
                 yield test
+
+    def _subject(self) -> Subject:
+        option, folder = self.config.getoption, self.path.parent
+        options = {"trust_remote_code": option("--mmkit-trust-remote-code")}
+        if option("--mmkit-samples"):
+            options["samples"] = named(option("--mmkit-samples"))()
+        if option("--mmkit") != REGISTERED:
+            return of_spec(named(option("--mmkit"), ModelSpec), folder, **options)
+        try:
+            return of_registered(folder, **options)
+        except Exception as error:
+            expected = "a checkpoint for which vLLM, or a plugin, has a multimodal processor"
+            raise MmkitError(str(folder), expected, f"{type(error).__name__}: {error}") from error
 
 
 class LawTest(pytest.Item):
@@ -64,29 +71,6 @@ class LawTest(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name
-
-
-def subject_of(target: str, folder: Path, *, samples: str | None = None, **options: Any) -> Subject:
-    """The subject of a command line.
-
-    Args:
-        target: ``package.module:SPEC``, or ``registered``.
-        folder: of the checkpoint.
-        samples: ``package.module:function``; the function returns the `samples` of `of_spec`.
-        options: for `of_spec` or `of_registered`.
-
-    Raises:
-        MmkitError: there is no such spec, function or processor.
-    """
-    if samples is not None:
-        options["samples"] = named(samples)()
-    if target != REGISTERED:
-        return of_spec(named(target, ModelSpec), folder, **options)
-    try:
-        return of_registered(folder, **options)
-    except Exception as error:
-        expected = "a checkpoint for which vLLM, or a plugin, has a multimodal processor"
-        raise MmkitError(str(folder), expected, f"{type(error).__name__}: {error}") from error
 
 
 def expectations(file: Path | None) -> dict[str, str]:

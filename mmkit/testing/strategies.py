@@ -245,8 +245,7 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 def _images(kind: Image) -> SearchStrategy[Sample]:
     sides = [side for size in kind.largest for side in size]
     sizes = st.tuples(*[_sides(sides, end) for end in kind.bounds()]).map(kind.nearest)
-    forms = ["pil", "numpy"] + ["chw"] * (kind.arrays is not None)
-    forms += ["float"] * (kind.arrays is True)
+    forms = ["pil", "numpy"] + ["chw"] * kind.only_pictures
 
     def sample(seed: int, size: Any, form: str) -> Sample:
         width, height = size
@@ -299,7 +298,7 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 
 @items.register
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
-    ends = kind.ends()
+    ends = [(size.least, size.most) for size in kind.bounds()]
     sides = [_size(*end) for end in ends]
     bound = _INTEGERS if kind.bound is None else kind.bound
     least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)

@@ -17,7 +17,6 @@ from ..expr import Scope
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
 from ..model_spec import ModelSpec
-from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
@@ -109,7 +108,7 @@ class Subject:
     @property
     def runs(self) -> Runs:
         """The tokens that merge at the edges of layouts."""
-        return NO_RUNS if self.plan is None else self.plan.runs
+        return Runs(None, None, "") if self.plan is None else self.plan.runs
 
     @cached_property
     def vocabulary_size(self) -> int:

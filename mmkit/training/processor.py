@@ -220,7 +220,7 @@ class Processor(ProcessorMixin):
         then among all ids, that is no placeholder."""
         tokenizer = getattr(self, "tokenizer", None)
         known = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
-        known += [of_text_config(self.config, name) for name in ("pad_token_id", "eos_token_id")]
+        known += of_text_config(self.config, "pad_token_id", "eos_token_id")
         candidates = [token for token in known if isinstance(token, int) and token >= 0]
         candidates += range(self.plan.vocab_size)
         return next(token for token in candidates if token not in self.plan.embed_ids)
@@ -254,6 +254,6 @@ class Processor(ProcessorMixin):
 
 def dtype_of(config: Any) -> torch.dtype | None:
     """The dtype that a config states for its model, or None."""
-    stated = of_text_config(config, "dtype") or getattr(config, "dtype", None)
-    dtype = getattr(torch, str(dtype_name(stated)), None)
+    (stated,) = of_text_config(config, "dtype")
+    dtype = getattr(torch, str(dtype_name(stated or getattr(config, "dtype", None))), None)
     return dtype if isinstance(dtype, torch.dtype) else None

@@ -1,7 +1,7 @@
 """The only place that knows vLLM.
 
 `seam` has the classes that vLLM calls, `processor` what they do with a request. Features of the
-installed vLLM decide where its versions differ, no version number; docs/vllm-changes.md tells how
+installed vLLM decide where its versions differ, no version number; CONTRIBUTING.md tells how
 to add one. An override that vLLM no longer has, or no longer calls, is an error (see `hooks`).
 """
 

@@ -19,7 +19,7 @@ from ..bound.placeholders import rows_field
 from ..errors import InputError, VllmApiError
 from ..plan import Plan
 from .compat import find
-from .items import Rendered
+from .items import Rendered, is_rendered
 from .processor import CommonProcessor
 
 TRUST = "trust_processed_fields"
@@ -128,11 +128,6 @@ def _check_allowed(plan: Plan, params: Any) -> None:
 
 
 # -- before a request is rendered ------------------------------------------------------------------
-
-
-def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
-    return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 
 def with_tenants(theirs: Any) -> Any:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
+from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.processing import BaseProcessingInfo
 
 from ..bound.calls import LazyProcessor
 from ..errors import SpecError
 from ..plan import Plan
-from .compat import BaseDummyInputsBuilder
+from .compat import BaseDummyInputsBuilder, ProcessorInputs
 from .items import Parser, embeds_size
 
 if TYPE_CHECKING:
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
     from .processor import CommonProcessor
 
 
-class CommonInfo(BaseProcessingInfo):
+INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
+BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
+
+_COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
+"""Whether embed positions count; before 0.13 the length of a layout does."""
+
+GUARDS: tuple[type, ...] = ()
+if hasattr(BaseProcessingInfo, "get_default_tok_params"):  # from 0.17
+    from .tok_params import GuardedTokenizeParams
+
+    GUARDS = (GuardedTokenizeParams,)
+
+
+class ProcessingInfo(BaseProcessingInfo):
     """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
@@ -75,6 +89,27 @@ class CommonInfo(BaseProcessingInfo):
         )
         return merged
 
+    if INFO_PARSES:
+
+        @override
+        def get_data_parser(self) -> Parser:
+            return self.new_parser()
+
+        @override
+        def validate_num_items(self, modality: str, num_items: int) -> None:
+            self.plan.check_names([modality])
+            intake = self.plan.modalities[modality].intake
+            intake.check_count(num_items, self.allowed_mm_limits[modality])
+
+    if GUARDS:
+
+        @override
+        def get_default_tok_params(self) -> Any:
+            params = super().get_default_tok_params()
+            if self.spec.tokenization_kwargs:
+                params = params.with_kwargs(**self.spec.tokenization_kwargs)
+            return GuardedTokenizeParams.guard(params, self.plan)
+
     def new_parser(self) -> Parser:
         """A parser of callers' data."""
         config = self.ctx.model_config
@@ -90,12 +125,12 @@ class CommonInfo(BaseProcessingInfo):
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int] | None:
         modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if any(m.needs_hf for m in modalities):
+        if not _COUNTS_EMBEDS or any(m.needs_hf for m in modalities):
             return None  # vLLM then processes the dummy inputs and counts their tokens
         return {m.name: m.largest()[1] for m in modalities}
 
 
-class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
+class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
     """The worst-case request of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
@@ -116,6 +151,14 @@ class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
             name: [self.processor.largest(name, sizes.get(name))] * count
             for name, count in counts.items()
         }
+
+    if BUILDER_MAKES_DUMMIES:
+
+        @override
+        def get_dummy_processor_inputs(
+            self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+        ) -> ProcessorInputs:
+            return ProcessorInputs(*self.processor.worst(seq_len, mm_counts, mm_options))
 
 
 def dummy_sizes(options: Any) -> dict[str, int]:

@@ -10,8 +10,8 @@ from vllm.renderers import TokenizeParams
 
 from ..errors import InputError
 from ..plan import Plan
-from .admission import is_rendered
 from .compat import RENDERS
+from .items import is_rendered
 
 
 @dataclass(frozen=True)

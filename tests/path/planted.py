@@ -2,7 +2,7 @@
 
 A bug changes one thing in a correct base: `MIXED` (two modalities, text, kwargs) or `ROBOT` (ids only, placeholders
 written by the caller) over a made-up checkpoint. ``python -m tests.path.planted`` writes
-the table of them, docs/planted-bugs.md.
+the table of them, docs/data/planted-bugs.md.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from mmkit import (
     batched,
     between,
     cfg,
+    constant,
     derived,
     embed,
     fields,
     flat,
     item,
-    shared,
     tok,
 )
 from mmkit import replace as replaces
@@ -76,7 +76,7 @@ def _series(items: Any, scope: Any) -> dict[str, Any]:
     """Each row `repeat` times, times `scale`: both are options of the request."""
     repeat, scale = scope.kwargs.get("repeat", 1), scope.kwargs.get("scale", 1)
     tensors = [value.repeat_interleave(repeat, dim=0) * scale for value in items]
-    return {"values": torch.cat(tensors), "length": [torch.tensor(len(v)) for v in tensors], "version": torch.tensor(7)}
+    return {"values": torch.cat(tensors), "length": [torch.tensor(len(v)) for v in tensors]}
 
 
 def series(**changes: Any) -> Modality:
@@ -85,7 +85,11 @@ def series(**changes: Any) -> Modality:
         "item": Tensor(shape=(between(1, 4), 2), bound=8.0),
         "layout": tok["<open>"] + embed(tok["<row>"]) * fields.length + tok["<close>"],
         "update": replaces(tok["<series>"]),
-        "fields": {"values": flat(fields.length), "length": batched(keep_on_cpu=True), "version": shared()},
+        "fields": {
+            "values": flat(fields.length),
+            "length": batched(keep_on_cpu=True),
+            "version": constant(7, dtype="int64"),
+        },
         "process": _series,
         "limit": 4,
         **changes,
@@ -416,12 +420,8 @@ def target_of_another_position(inherited, request, counts, entries):
 
 
 def receiver_gets_other_data(inherited, request, some, missing):
-    sent = request.items.taken()
-    return inherited(
-        request,
-        {name: own._replace(values=sent[name].values[: len(own.values)]) for name, own in some.items()},
-        missing,
-    )
+    first = {name: request.items.taken(name, range(len(own.values))) for name, own in some.items()}
+    return inherited(request, first, missing)
 
 
 _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
@@ -477,7 +477,7 @@ def _stated(more: int) -> Callable[..., Any]:
 
 def hash_of_the_shape(inherited, request, uncached):
     kwargs, items = sorted(request.kwargs.items()), request.items.items()
-    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}, {}
+    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
 
 def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
@@ -571,9 +571,8 @@ def embeddings_that_raise(inherited, request, modality, own, parts):
 def hash_of_the_file(inherited, request, uncached):
     images = request.items["image"]
     files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    hashes, names = inherited(request, uncached)
-    own = zip(files, hashes["image"], strict=True)
-    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}, names
+    own = zip(files, inherited(request, uncached)["image"], strict=True)
+    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
 
 
 def llava_with(hook: str, change: Callable[..., Any]) -> Subject:
@@ -901,7 +900,7 @@ HEADING = """\
 
 Mistakes that people make in a processor, a spec or a model, each planted in correct code: the law that must catch it,
 that law's message, and the other laws that see it. No law is idle, and the correct code passes them all.
-[test_planted_bugs.py](../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
+[test_planted_bugs.py](../../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
 this page.
 
 | bug | mistake | law | message | also caught by |
@@ -922,4 +921,4 @@ def page(examples: int = 60) -> str:
 if __name__ == "__main__":
     from tests.path import planted as module  # the classes must be importable from other processes
 
-    (Path(__file__).parents[2] / "docs/planted-bugs.md").write_text(module.page())
+    (Path(__file__).parents[2] / "docs/data/planted-bugs.md").write_text(module.page())

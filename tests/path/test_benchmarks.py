@@ -13,7 +13,7 @@ def test_ratios_are_of_pairs():
 
 
 def test_the_tables_of_the_pages_are_the_stored_results():
-    pages = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("performance", "performance-terra"))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("data/performance.md", "performance-terra.md"))
     for name, table in report.tables().items():
         assert table in pages, f"python -m benchmarks.report prints another table of {name}"
 

@@ -259,7 +259,7 @@ REFUSED = {
     "show SPEC --config HERE --prompt left": "terra.prompt: expected token ids, got a text. The model has no",
     "show SPEC --config HERE --item actions=5x3": "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5",
     "show SPEC --config HERE --svg no/such.svg": "--svg no/such.svg: expected a file that can be written, got no such",
-    "check SPEC --config HERE --expected TMP/L99.toml": "laws: expected some of counts, ranges, cache, ",
+    "check SPEC --config HERE --expected TMP/L99.toml": "laws: expected some of ranges, text, ",
     "check SPEC --config HERE --expected TMP/NO_REASON.toml": f"{TOML} independence = 3.",
     "check SPEC --config HERE --samples json:nothing": "json:nothing: expected package.module:name that can be",
     "check SPEC --config HERE --expected TMP/NO_TOML.toml": f"{TOML} TOMLDecodeError",

@@ -27,9 +27,9 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
 
 
 def test_the_table_of_the_docs() -> None:
-    """docs/gallery.md states the lines of each spec and the number of stored cases."""
-    text = (Path(__file__).parents[2] / "docs" / "gallery.md").read_text()
-    stated = re.findall(r"^\| \[.*?\]\(\.\./(.*?)\) \|[^|]*\| (\d+) \|[^|]*\|[^|]*\| (\d+) \|", text, re.MULTILINE)
+    """docs/data/gallery.md states the lines of each spec and the number of stored cases."""
+    text = (Path(__file__).parents[2] / "docs" / "data" / "gallery.md").read_text()
+    stated = re.findall(r"^\| \[.*?\]\(\.\./\.\./(.*?)\) \|[^|]*\| (\d+) \|[^|]*\|[^|]*\| (\d+) \|", text, re.MULTILINE)
     known = {}
     for name, system in SYSTEMS.items():
         path = Path(*("examples/" + system.spec.split(":")[0].replace(".", "/") + ".py").split("/"))

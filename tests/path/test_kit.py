@@ -44,7 +44,7 @@ def test_check_reports_each_law() -> None:
 
 
 def test_an_unknown_law() -> None:
-    with pytest.raises(MmkitError, match=r"^laws: expected some of counts, ranges, .*, outputs, got 'L2'\.$"):
+    with pytest.raises(MmkitError, match=r"^laws: expected some of ranges, text, .*, outputs, got 'L2'\.$"):
         testing.check(TERRA, CHECKPOINT, laws=["L2"])
 
 

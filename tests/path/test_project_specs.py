@@ -53,10 +53,6 @@ EXPECTED = {
         "ids: 14 and 13 long",
         "vLLM's class leaves out the <s> that transformers writes",
     ),
-    ("gemma3", "reference"): (
-        "ids: ",
-        "vLLM's class joins two newlines and four from the left, where no token has all six",
-    ),
 }
 """What a message says, and why."""
 LEFT_OUT: dict[str, set[str]] = {

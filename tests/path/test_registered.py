@@ -1,4 +1,4 @@
-"""The laws on some of vLLM's own processors; docs/laws-on-vllm.md has all of them, by `python -m tools.survey`."""
+"""The laws on some of vLLM's own processors; docs/data/laws-on-vllm.md has all of them, by `python -m tools.survey`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ from mmkit import (
     proc,
     replace,
     select,
-    shared,
     tok,
     where,
 )
@@ -495,14 +494,13 @@ def test_processing_ragged_items(lengths):
     declared = {
         "rows": flat(fields.count * 2, dim=1, shape=(2, fields.count * 2), dtype="float32"),
         "count": batched(shape=(), dtype="int64"),
-        "table": shared(shape=(2,)),
+        "table": constant(cfg.n, dtype="int64"),
     }
 
     def process(items, scope):
         return {
             "rows": torch.cat([x.repeat(2, 1).T for x in items], dim=1),
             "count": torch.tensor([len(x) for x in items]),
-            "table": torch.arange(scope.cfg.n),
         }
 
     modality = bound(item=RAGGED, fields=declared, process=process)

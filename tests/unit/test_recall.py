@@ -22,7 +22,7 @@ def test_the_page_has_every_bug() -> None:
 
 
 def test_every_bug_is_one_of_three() -> None:
-    planted = (ROOT / "docs" / "planted-bugs.md").read_text()
+    planted = (ROOT / "docs" / "data" / "planted-bugs.md").read_text()
     for bug in BUGS.values():
         assert sum(map(bool, (bug.replay, bug.rebuilt, bug.missed))) == 1
         assert not bug.rebuilt or f"| {bug.rebuilt.replace('_', ' ')} |" in planted, bug

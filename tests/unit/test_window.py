@@ -17,36 +17,39 @@ turns = st.tuples(
 
 @given(st.lists(turns, min_size=1, max_size=12), st.none() | st.integers(1, 3), st.integers(8, 30))
 def test_what_is_left_is_what_was_there(drawn, keep, room) -> None:
+    """Each token is known with the item that it belongs to."""
     history, known, count = History(keep), [], 0
 
     def check(tokens: int, items: Counter[str]) -> None:
-        if tokens + size > room:
+        if tokens + len(new) > room:
             raise InputError("tokens", "fewer", str(tokens))
 
     for items, generated in drawn:
-        owners, places = [], {}
+        new, values = [], {}
         for name, before, length in items:
-            owners += [None] * before
-            places.setdefault(name, []).append(SimpleNamespace(offset=len(owners), length=length))
-            owners += [(name, count + len(owners))] * length
-        size = len(owners) + generated
+            item = (name, count + len(new) + before)
+            values.setdefault(name, []).append(item)
+            new += [None] * before + [item] * length
+        new = list(zip(range(count, count + len(new) + generated), [*new, *[None] * generated], strict=True))
+        count += len(new)
         try:
             left = history.fitting(len(items), check)
         except InputError:
             return
         slid, dropped = history.slid(left), len(history.ids) - len(left.ids)
-        assert (slid is None) == (left is history)
         if slid is not None:
             gone = Counter(name for name, _ in {owner for _, owner in known[:dropped]} - {None})
             assert (slid.tokens, slid.items) == (dropped, gone)
             assert known[dropped - 1][1] != known[dropped][1], "an item is whole or gone"
             assert not left.items or len(left.items) + len(items) <= keep
-        history, known = left, known[dropped:]
-        values = {name: [(name, count + place.offset) for place in of] for name, of in places.items()}
-        ids = range(count, count + size)
-        history.add(ids, held({"mm_placeholders": places}, values))
-        known += zip(ids, [*owners, *[None] * generated], strict=True)
-        count += size
-        assert history.ids == [number for number, _ in known]
-        for item in history.items:
-            assert {owner for _, owner in known[item.start : item.stop]} == {item.value}
+        known = known[dropped:] + new
+        came_as, uuids = left.came_as(values, {})
+        owners = [owner for _, owner in known]
+        places = {
+            name: [SimpleNamespace(offset=owners.index(item), length=owners.count(item)) for item in of]
+            for name, of in came_as.items()
+        }
+        ids = [number for number, _ in known]
+        assert [*left.ids, *(number for number, _ in new)] == ids
+        history = left._replace(ids=ids, items=held({"mm_placeholders": places}, came_as, uuids))
+        assert [item.value for item in history.items] == list(dict.fromkeys(filter(None, owners)))

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-STORED = Path(__file__).parents[2] / "docs" / "features.json"
-"""The results that docs/features.md shows; another run of some features changes these alone."""
+STORED = Path(__file__).parents[2] / "docs" / "data" / "features.json"
+"""The results that docs/data/features.md shows; a run of some features changes these alone."""
 
 PREFIX = "outcome: "
 SECONDS = 900

@@ -1,4 +1,4 @@
-"""The laws of `mmkit.testing` on vLLM's own processors, compared with docs/laws-on-vllm.md.
+"""The laws of `mmkit.testing` on vLLM's own processors, compared with docs/data/laws-on-vllm.md.
 
 Per law every distinct violation is looked for, not the first: one is told by the first line of its
 message without its numbers, and the search goes on without it. The same examples are drawn each
@@ -155,7 +155,7 @@ def main(
         int, typer.Option(min=0, help="Of the examples, while a finding has not been seen.")
     ] = DOUBLINGS,
 ) -> None:
-    """Check the laws on entries of the zoo, and tell where docs/laws-on-vllm.md disagrees; status 1
+    """Check the laws on entries of the zoo, and tell where the stored page disagrees; status 1
     if it does."""
     settings.register_profile("survey", derandomize=True)
     settings.load_profile("survey")

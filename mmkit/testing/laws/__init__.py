@@ -7,33 +7,12 @@ law and the limits of its test.
 
 from __future__ import annotations
 
-from .caches import cache
-from .decoding import outputs
-from .huggingface import positions, reference
-from .items import embeds, identity, refusal, worst_case
-from .models import containment, counts, safety, strangers
-from .outcomes import idempotence, independence, ranges, round_trip, text
+from ..law import Law
+from . import caches, decoding, huggingface, items, models, outcomes
+
+_MODULES = (outcomes, caches, items, models, huggingface, decoding)
 
 LAWS = {
-    law.name: law
-    for law in (
-        counts,
-        ranges,
-        cache,
-        text,
-        independence,
-        worst_case,
-        identity,
-        round_trip,
-        refusal,
-        idempotence,
-        embeds,
-        safety,
-        containment,
-        strangers,
-        reference,
-        positions,
-        outputs,
-    )
+    law.name: law for module in _MODULES for law in vars(module).values() if isinstance(law, Law)
 }
 """By name."""

@@ -71,7 +71,7 @@ def test_a_session_goes_on_without_items_and_with_a_prompt(client: Client, frame
         assert session.first.token_ids + session.next(max_tokens=40).token_ids == frames[0].tolist()
         assert session.remaining == MAX_LEN - len(PROMPT) - 64
         chunk = session.next({"actions": ACTIONS[0, 3:4]}, [PAD] * STEP, max_tokens=64)
-        assert (chunk.token_ids, chunk.index, chunk.usage.prompt_tokens) == (frames[1].tolist(), 2, STEP)
+        assert (chunk.token_ids, chunk.index) == (frames[1].tolist(), 2)
 
 
 def test_every_chunk_of_a_session_has_an_output(client: Client, frames: np.ndarray) -> None:
@@ -113,7 +113,10 @@ def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
             chunks.append(chunk)
     assert [chunk.token_ids for chunk in chunks] == DRIVE.frames[3:36].tolist()
     assert slid == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * LAID_OUT))
-    assert [chunks[index].usage.prompt_tokens for index in (21, 22)] == [STEP, 20 * LAID_OUT]
+    assert [chunks[index].usage.prompt_tokens for index in (21, 22)] == [24 * LAID_OUT, 20 * LAID_OUT]
+    # but for a slide, the engine has all but what is new, and at most a block
+    computed = [chunk.usage.prompt_tokens - chunk.usage.prompt_tokens_details.cached_tokens for chunk in chunks[1:22]]
+    assert max(computed) < STEP + BLOCK_SIZE
 
 
 def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
