@@ -217,10 +217,10 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
 
     prompt, data, kwargs = request
     sent = Request(prompt, vllm_path.parsed(processor, data), {}, kwargs, None)
-    taken = sent.items.taken()
+    counts = {name: len(own) for name, own in sent.items.data.items()}
+    taken = {name: sent.items.taken(name, range(count)) for name, count in counts.items()}
     parts = processor._process(taken, kwargs)
     modalities = processor._configured(kwargs).modalities
-    counts = {name: own.total for name, own in taken.items()}
 
     def call() -> Any:
         entries = {}

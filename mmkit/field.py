@@ -11,12 +11,12 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Structural, Value, evaluate, expression, fold, plain
+from .expr import Scope, Structural, Value, evaluate, expression, fold, plain, stated
 from .items import Between, Size, dtype_name, fits, map_size, shape_text
 from .layout import whole
 
@@ -29,23 +29,18 @@ class Field(Structural):
     """One processed tensor: `Batched`, `Flat` or `Shared`.
 
     Attributes:
-        keep_on_cpu: the model reads this field on the host.
         shape: shape of one item's part, where it is stated.
         dtype: name of its torch dtype, where it is stated.
-        value: the expression of a derived field.
+        keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
+        value: the expression of a derived field.
     """
 
-    keep_on_cpu: bool = False
     shape: Any = None
     dtype: Any = None
-    value: Value = None
+    keep_on_cpu: bool = False
     hidden: bool = False
-
-    word: ClassVar[str] = ""
-    """The word that declares such a field."""
-    derived_word: ClassVar[str] = ""
-    """The word that declares one with a value."""
+    value: Value = None
 
     def __post_init__(self) -> None:
         name, shape = dtype_name(self.dtype), self.shape
@@ -161,30 +156,20 @@ class Field(Structural):
                 raise SpecError(where, f"shape {wanted} per item", str(shape))
 
     def __repr__(self) -> str:
-        options = [
-            f"{name}={value!r}" for name, value in self._options().items() if value is not None
-        ]
-        if self.is_derived and self.derived_word:
-            return f"{self.derived_word}({', '.join([repr(self.value), *options])})"
-        return f"{self.word}({', '.join([*self._leading(), *options])})"
+        word, first = self._word()
+        leading = repr(getattr(self, first)) if first else ""
+        return f"{word}({', '.join(filter(None, [leading, stated(self, first)]))})"
 
-    def _leading(self) -> list[str]:
-        return []
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "keep_on_cpu": self.keep_on_cpu or None,
-            "hidden": self.hidden or None,
-        }
+    def _word(self) -> tuple[str, str]:
+        """The word that declares such a field, and the name of its first argument."""
+        raise NotImplementedError
 
 
 class Batched(Field):
     """Item i is ``data[i]``."""
 
-    word = "batched"
-    derived_word = "derived"
+    def _word(self) -> tuple[str, str]:
+        return ("derived", "value") if self.is_derived else ("batched", "")
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         extent = _extent(data, 0, where)
@@ -208,8 +193,10 @@ class Flat(Field):
     sizes: Value = None
     dim: int = 0
 
-    word = "flat"
     varies = True
+
+    def _word(self) -> tuple[str, str]:
+        return "flat", "sizes"
 
     def bind(self, scope: Scope) -> Self:
         return replace(super().bind(scope), sizes=fold(self.sizes, scope))
@@ -255,17 +242,12 @@ class Flat(Field):
             self.split(part, [self.size_of(own)], 1, f"item {i}")
         return parts
 
-    def _leading(self) -> list[str]:
-        return [repr(self.sizes)]
-
-    def _options(self) -> dict[str, Any]:
-        return {"value": self.value, "dim": self.dim or None, **super()._options()}
-
 
 class Shared(Field):
     """Every item has the one value of an expression."""
 
-    derived_word = "constant"
+    def _word(self) -> tuple[str, str]:
+        return "constant", "value"
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
@@ -309,7 +291,7 @@ def batched(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, shape, dtype, hidden=hidden)
+    return Batched(shape, dtype, keep_on_cpu, hidden)
 
 
 def flat(
@@ -340,7 +322,7 @@ def flat(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Flat(keep_on_cpu, shape, dtype, value, hidden, expression(sizes), dim)
+    return Flat(shape, dtype, keep_on_cpu, hidden, value, expression(sizes), dim)
 
 
 def derived(
@@ -364,7 +346,7 @@ def derived(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, shape, dtype, value, hidden)
+    return Batched(shape, dtype, keep_on_cpu, hidden, value)
 
 
 def constant(
@@ -375,4 +357,4 @@ def constant(
 
     Arguments as for `derived`.
     """
-    return Shared(keep_on_cpu, None, dtype, value)
+    return Shared(None, dtype, keep_on_cpu, value=value)

@@ -82,9 +82,9 @@ class Plan:
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.spec, self._dtype = spec, dtype
+        self.spec, self._dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
-        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
+        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if self._is_raw else None)
         # the items of an encoder-decoder model do not count towards the decoder's context
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
@@ -149,7 +149,7 @@ class Plan:
             raise SpecError(self.spec.name, expected, "none")
         self._reserved = self._reserved_targets()
         self.runs = Runs(self.spec.merges, scope.tok, f"{self.spec.name}, merges")
-        prompt = Fixed((0,), b"\0") if self.spec.is_raw else self.spec.prompt
+        prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {
             name: value.bind(scope) for name, value in layouts.items() if value is not None
@@ -291,7 +291,7 @@ class Plan:
         """
         self.check_ids(prompt)
         ids = list(prompt)
-        if self.spec.is_raw:
+        if self._is_raw:
             return ids
         taken = self._take(data)
         items = self._alternatives(taken, self._read(taken))
@@ -500,7 +500,7 @@ class Plan:
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
-        if self.spec.is_raw and (missing := set(self.modalities).difference(present)):
+        if self._is_raw and (missing := set(self.modalities).difference(present)):
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:

@@ -23,7 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing import parent_process
-from threading import Thread, local
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -133,10 +134,11 @@ class RenderProcesses:
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
-        self._own, self._all = local(), set[_Process]()
-        # each thread has a process of its own, and waits for it
+        self._all, self._free = set[_Process](), SimpleQueue[_Process]()
+        # one thread a process: it takes a free one, and waits for its answer
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
-        self._begun = [self._threads.submit(self._begin) for _ in range(count)]
+        for _ in range(count):
+            self._begin()
 
     def wait(self) -> None:
         """Return when they are ready.
@@ -144,8 +146,8 @@ class RenderProcesses:
         Raises:
             MmkitError: one of them is not; says why.
         """
-        for begun in self._begun:
-            begun.result().ready.result(START)
+        for process in list(self._all):
+            process.ready.result(START)
 
     def process(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
         """The processed fields of the items of a request, as `Plan.process` returns them. Its
@@ -163,14 +165,13 @@ class RenderProcesses:
         for process in list(self._all):
             process.end()
 
-    def _begin(self) -> _Process:
-        """Another process for this thread. It needs seconds to start; no request waits for it."""
-        process = self._own.process = _Process(self._recipe, self._where)
+    def _begin(self) -> None:
+        process = _Process(self._recipe, self._where)
         self._all.add(process)
-        return process
+        self._free.put(process)
 
     def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
-        process: _Process = self._own.process
+        process = self._free.get()
         try:
             process.ready.result(START)
             return process.answer(items).result(PATIENCE)
@@ -182,6 +183,9 @@ class RenderProcesses:
             got = silent if isinstance(error, TimeoutError) else "one that ended"
             remedy = "Send the request again; the server's log may tell why."
             raise MmkitError(self._where, "one that answers", got, remedy) from error
+        finally:
+            if process in self._all:
+                self._free.put(process)
 
 
 class _Process:

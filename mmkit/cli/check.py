@@ -20,10 +20,11 @@ from ..items.tensor import Tensor
 from ..layout import Layout, embed
 from ..model_spec import ModelSpec
 from ..plan import Plan
+from ..plugin import named
 from ..process import HF
 from ..spec import Modality
 from ..updates import already_expanded
-from .common import REGISTERED, checkpoint, load_spec, needs_vllm, open_checkpoint, plural
+from .common import checkpoint, needs_vllm, open_checkpoint, plural
 
 
 def run(
@@ -39,7 +40,7 @@ def run(
     """Bind a spec to a checkpoint, then check its laws, without an engine and without weights.
 
     Args:
-        target: the name of a spec; `REGISTERED` for the processor that vLLM, or a plugin, has for
+        target: the name of a spec; `registered` for the processor that vLLM, or a plugin, has for
             the checkpoint.
         folder: folder of the checkpoint.
         arguments: further ones for pytest, which neither reads settings of this directory nor its
@@ -55,9 +56,9 @@ def run(
     Raises:
         MmkitError: a folder, a file or a function that cannot be read, or pytest is missing.
     """
-    spec = None if target == REGISTERED else load_spec(target)
     path = checkpoint(folder)
-    if spec is not None:
+    if target != "registered":
+        spec: ModelSpec = named(target, ModelSpec)
         opened = open_checkpoint(spec, path, trust_remote_code=trust_remote_code)
         if errors := binding_errors(spec, opened.scope):
             console = Console(highlight=False)
@@ -70,7 +71,7 @@ def run(
     with needs_vllm():
         import pytest
 
-        from ..testing.plugin import expectations, named
+        from ..testing.plugin import expectations
     expectations(expected)
     if samples is not None:
         named(samples)

@@ -8,7 +8,9 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from ..errors import MmkitError
-from .common import TARGET, load_spec, quiet
+from ..model_spec import ModelSpec
+from ..plugin import named
+from .common import quiet
 from .new import KINDS
 
 
@@ -32,7 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Spec = Annotated[str, Argument(metavar="SPEC", help=f"A spec, as {TARGET}.", show_default=False)]
+Spec = Annotated[
+    str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)
+]
 Config = Annotated[Path, Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")]
 Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture; - to print it.")]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
@@ -61,7 +65,7 @@ def show(
 
     quiet()
     request: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg}
-    run(load_spec(spec), config, trust_remote_code=trust_remote_code, **request)
+    run(named(spec, ModelSpec), config, trust_remote_code=trust_remote_code, **request)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -100,7 +104,7 @@ def compare(
     quiet()
     options: dict[str, Any] = {"requests": requests, "examples": examples, "known": known or ()}
     options["trust_remote_code"] = trust_remote_code
-    raise typer.Exit(run(load_spec(spec), config, model_class, **options))
+    raise typer.Exit(run(named(spec, ModelSpec), config, model_class, **options))
 
 
 @app.command()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +17,6 @@ from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..vocabulary import Vocabulary
 
-TARGET = "package.module:SPEC"
-
-REGISTERED = "registered"
-"""In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
-
 
 def shipped(path: str) -> Path:
     """A file of the repository that the wheel holds as well: see pyproject.toml."""
@@ -34,40 +27,6 @@ def shipped(path: str) -> Path:
 
 class UsageError(MmkitError):
     """A command line that cannot be executed: exit status 2."""
-
-
-def load_spec(target: str) -> ModelSpec:
-    """The spec that ``package.module:SPEC`` names; modules of the working directory are found too.
-
-    Raises:
-        UsageError: no such module or variable, or it holds something else.
-    """
-    name, _, variable = target.partition(":")
-    if not name or not variable:
-        remedy = "Name a module and its variable, as examples.terra.spec:TERRA."
-        raise UsageError("SPEC", TARGET, repr(target), remedy)
-    find_in_working_directory()
-    try:
-        module = importlib.import_module(name)
-    except MmkitError as error:  # a declaration that is refused has a sentence of its own
-        raise UsageError(f"{target}: {error}") from error
-    except Exception as error:
-        remedy = "Check its name and the directory."
-        raise UsageError(target, "a module that can be imported", reason(error), remedy) from error
-    value = getattr(module, variable, None)
-    if isinstance(value, ModelSpec):
-        return value
-    specs = [key for key, value in vars(module).items() if isinstance(value, ModelSpec)]
-    remedy = f"It has: {', '.join(specs)}." if specs else f"{name} holds no spec."
-    got = f"a {type(value).__name__}" if hasattr(module, variable) else "no such variable"
-    raise UsageError(target, "a ModelSpec", got, remedy)
-
-
-def find_in_working_directory() -> None:
-    """Import modules of the working directory too, as `python -m` does, and a console script does
-    not."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 def checkpoint(folder: str | Path, option: str = "--config") -> Path:

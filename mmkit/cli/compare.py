@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..model_spec import ModelSpec
+from ..plugin import named
 from .common import UsageError, checkpoint, open_checkpoint, plural, reason
 from .forms import parse_items
-
-_CLASS = "package.module:Class"
 
 
 def run(
@@ -74,16 +72,13 @@ def run(
 
 
 def _load_class(target: str) -> type:
-    name, _, variable = target.partition(":")
-    where = f"--class {target}"
-    try:
-        model = getattr(importlib.import_module(name), variable)
-    except Exception as error:
-        raise UsageError(where, f"{_CLASS} that can be imported", reason(error)) from error
+    model: type = named(target, type)
     if not hasattr(model, "_processor_factory"):
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
-        raise UsageError(where, "a model class with a processor", "one without", remedy)
-    return model  # type: ignore[no-any-return]
+        raise UsageError(
+            f"--class {target}", "a model class with a processor", "one without", remedy
+        )
+    return model
 
 
 def _stored(file: Path, spec: ModelSpec, folder: Path, trust: bool) -> Iterator[Any]:

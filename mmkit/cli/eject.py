@@ -14,7 +14,8 @@ from pathlib import Path
 from shutil import copytree
 
 from ..errors import DISTRIBUTION, MmkitError
-from .common import find_in_working_directory, plural, reason
+from ..plugin import find_in_working_directory
+from .common import plural, reason
 
 ROOT = Path(__file__).parents[1]
 MMKIT = __name__.split(".")[0]

@@ -76,15 +76,9 @@ class _Media(ItemType):
         raise NotImplementedError
 
     def bounds(self) -> list[Between]:
-        """The least and the most of each size."""
         count = len(self.dummy_sizes)
         least, most = self.least or [1] * count, self.most or [math.inf] * count
         return list(map(Between, least, most))
-
-    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes within the bounds that are nearest to the given ones."""
-        pairs = zip(sizes, self.bounds(), strict=True)
-        return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         smaller = super().within(sizes, where)

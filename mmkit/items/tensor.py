@@ -253,22 +253,17 @@ class Tensor(ItemType):
         return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
-        return [self.blank(*(least for least, _ in self.ends()))]
+        return [self.blank(*(size.least for size in self.bounds()))]
 
     def varied(self) -> list[torch.Tensor]:
-        middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
+        middle = (min(s.most, max(2 * s.least, s.least + 8)) for s in self.bounds())
         return [self.blank(*middle), *self.small()]
-
-    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        ends = zip(sizes, self.ends(), strict=True)
-        return tuple(min(max(size, least), most) for size, (least, most) in ends)
 
     def smallest(self) -> list[torch.Tensor]:
         return self.small()
 
-    def ends(self) -> list[tuple[int, int]]:
-        """The least and the most of each size."""
-        return [(s.least, s.most) if isinstance(s, Between) else (s, s) for s in self.shape]
+    def bounds(self) -> list[Between]:
+        return [size if isinstance(size, Between) else Between(size, size) for size in self.shape]
 
     def describe(self) -> str:
         if isinstance(self.bound, Between):
@@ -335,7 +330,7 @@ def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
     if isinstance(value, (list, tuple)) and not value:  # it tells nothing of the other sizes
-        sizes = [least for least, _ in kind.ends()[1:]]
+        sizes = [size.least for size in kind.bounds()[1:]]
         return np.zeros((0, *sizes), dtype=numbers[0])
     try:
         return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)

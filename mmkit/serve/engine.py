@@ -20,7 +20,7 @@ from ..plan import Plan
 from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
 from .errors import Lost
-from .protocol import Limits, decoded, given, optional
+from .protocol import NULL, Limits, decoded, given, optional
 from .wire import FRAMES, Media
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
@@ -47,6 +47,7 @@ _OURS = (
 
 _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _INT64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Constrained: Any = msgspec.defstruct("Constrained", [("structured_outputs", Raw, NULL)])
 _CONSTRAINT = {
     name: kind for name, kind in get_type_hints(StructuredOutputsParams).items() if name[0] != "_"
 }
@@ -138,14 +139,15 @@ class Engine:
             InputError: a field that vLLM lacks or that is not the client's, or another type.
             TooLarge: a constraint that is beyond the limit.
         """
+        where = f"{_PARAMS}.structured_outputs"
+        raw = getattr(decoded(_Constrained | None, sent, _PARAMS), "structured_outputs", NULL)
+        if len(memoryview(raw)) > limits.constraint:  # before it is read
+            raise limits.too_large(where, "constraint", "bytes")
         options = given(decoded(self._sampling | None, sent, _PARAMS), self._kinds)
         if options.get("structured_outputs") is not None:
-            where = f"{_PARAMS}.structured_outputs"
             if not self.has_tokenizer:
                 expected = "none, since the server has no tokenizer"
                 raise InputError(where, expected, "a constraint")
-            if len(memoryview(sent)) > limits.constraint:
-                raise limits.too_large(where, "constraint", "bytes beside one")
             kinds = given(options["structured_outputs"], _CONSTRAINT)
             options["structured_outputs"] = _made(where, StructuredOutputsParams, **kinds)
         return options

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from ..errors import MmkitError
 from ..model_spec import ModelSpec
+from ..plugin import named
 from .checks import check_law, law_of, marks_of
 from .law import NotApplicable, Violation
 from .laws import LAWS
@@ -73,25 +71,6 @@ class LawTest(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name
-
-
-def named(target: str, kind: type = object) -> Any:
-    """What ``package.module:name`` names; modules of the working directory are found too.
-
-    Raises:
-        MmkitError: there is no such thing, or it is of another kind.
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module, _, name = target.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise MmkitError(target, "package.module:name that can be imported", got) from error
-    if not isinstance(value, kind):
-        raise MmkitError(target, f"a {kind.__name__}", f"a {type(value).__name__}")
-    return value
 
 
 def expectations(file: Path | None) -> dict[str, str]:

@@ -298,7 +298,7 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 
 @items.register
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
-    ends = kind.ends()
+    ends = [(size.least, size.most) for size in kind.bounds()]
     sides = [_size(*end) for end in ends]
     bound = _INTEGERS if kind.bound is None else kind.bound
     least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)

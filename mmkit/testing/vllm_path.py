@@ -464,9 +464,9 @@ def _layouts(
 ) -> list[Layouts]:
     """The layouts of items of a modality, as a generated processor has them."""
     request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
-    taken = request.items.taken()
-    missing = {key: range(own.total) for key, own in taken.items()}
-    entries = processor._processed(request, taken, missing)
+    counts = {key: len(own) for key, own in request.items.data.items()}
+    missing = {key: range(count) for key, count in counts.items()}
+    entries = processor._processed(request, counts, missing)
     return [entry[1] for entry in entries.get(name, []) if entry is not None]
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import torch
 from blake3 import blake3
+from PIL import _imaging
 from PIL.Image import Image
 
 from ..bound.memo import Memo, options_key
@@ -107,7 +107,7 @@ def _pixels(image: Image) -> bytes:
     """What `tobytes` returns, which puts pieces of 64 KiB together: that takes seven times as long
     for an image of 336 x 336 pixels."""
     image.load()
-    encoder = PIL.Image._getencoder(image.mode, "raw", (image.mode,))
+    encoder = _imaging.raw_encoder(image.mode, image.mode)
     encoder.setimage(image.im, (0, 0, *image.size))
     _, ended, data = encoder.encode(4 * image.width * image.height + 1)
     return data if ended == 1 else image.tobytes()

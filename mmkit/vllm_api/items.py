@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -59,12 +59,10 @@ class RequestItems(MultiModalDataItems):
         self.largest: frozenset[str] = frozenset()
         self.hashes: dict[str, list[str]] = {}
 
-    def taken(self) -> dict[str, Taken]:
-        """The items, ready for processing."""
-        return {
-            name: Taken(own.get_all(), isinstance(own, EmbedItems), len(own))
-            for name, own in self.data.items()
-        }
+    def taken(self, name: str, indices: Iterable[int]) -> Taken:
+        """Some items of a modality, ready for processing."""
+        own = self.data[name]
+        return Taken([own.get(i) for i in indices], isinstance(own, EmbedItems), len(own))
 
 
 class EmbedItems(EmbeddingItems):
@@ -167,13 +165,13 @@ def kwargs_item(
     forms = vllm_fields(modality, rows is not None)
     if rows is not None and (key := rows_field(modality.name)) in forms:
         fields = {**fields, key: torch.tensor(rows)}
-    return MultiModalKwargsItem(
-        {
-            key: _element(modality.name, key, packed(fields[key]), form)
-            for key, form in forms.items()
-            if key in fields
-        }
-    )
+    item = MultiModalKwargsItem()
+    item.data = {
+        key: _element(modality.name, key, packed(fields[key]), form)
+        for key, form in forms.items()
+        if key in fields
+    }
+    return item
 
 
 def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldElem:

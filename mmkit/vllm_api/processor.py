@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import is_
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -148,9 +149,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """
         if not isinstance(request.prompt, str):
             self.plan.check_ids(request.prompt)
-        taken = request.items.taken()
-        self._check_uuids(taken, request.uuids)
-        counts = {name: own.total for name, own in taken.items()}
+        self._check_uuids(request)
+        counts = {name: len(own) for name, own in request.items.data.items()}
         uncached = {
             n for n, count in counts.items() if not self.plan.modalities[n].may_cache(count)
         }
@@ -160,7 +160,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         with timed("get_cache_missing_items"):
             missing = {name: _missing(cache, of_items) for name, of_items in hashes.items()}
         with timed("apply_hf_processor"):
-            new = self._processed(request, taken, missing)
+            new = self._processed(request, counts, missing)
         try:
             with timed("merge_mm_kwargs"):
                 entries = self._exchanged(cache, hashes, new)
@@ -207,17 +207,13 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         return {**request.factors, "mm_processor_kwargs": own}
 
     def _processed(
-        self, request: Request, taken: Mapping[str, Taken], missing: Mapping[str, Sequence[int]]
+        self, request: Request, counts: Mapping[str, int], missing: Mapping[str, Sequence[int]]
     ) -> dict[str, list[Entry | None]]:
         """The entries of all items of a request: processed where missing, None for the others."""
-        some = {
-            name: own._replace(values=[own.values[i] for i in missing[name]])
-            for name, own in taken.items()
-            if missing[name]
-        }
         entries: dict[str, list[Entry | None]] = {
-            name: [None] * own.total for name, own in taken.items() if own.total
+            name: [None] * count for name, count in counts.items() if count
         }
+        some = {name: request.items.taken(name, own) for name, own in missing.items() if own}
         if not some:
             return entries
         modalities = self._configured(request.kwargs).modalities
@@ -322,12 +318,15 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         }
         return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)
 
-    def _check_uuids(self, taken: Mapping[str, Taken], mm_uuids: Mapping[str, Any]) -> None:
-        for name, own in taken.items():
-            modality, uuids = self.plan.modalities[name], mm_uuids.get(name)
-            if not uuids and all(value is not None for value in own.values):
+    def _check_uuids(self, request: Request) -> None:
+        for name, own in request.items.data.items():
+            uuids = request.uuids.get(name)
+            if not uuids and not any(map(_is_none, own.data)):
                 continue
-            pairs = zip(own.values, uuids or [None] * own.total, strict=True)
+            modality, pairs = (
+                self.plan.modalities[name],
+                zip(own.data, uuids or [None] * len(own), strict=True),
+            )
             for i, (value, uuid) in enumerate(pairs):
                 where = f"{modality.where}[{i}]"
                 if not isinstance(uuid, str | None):
@@ -404,7 +403,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """The processed fields of an item that the spec itself states."""
         with self._of_the_spec():
             items = self.data_parser.parse_mm_data({name: [value]})
-            return self._process(items.taken(), {})[name][0]
+            return self._process({name: items.taken(name, [0])}, {})[name][0]
 
     @contextmanager
     def _of_the_spec(self) -> Iterator[None]:
@@ -431,6 +430,9 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     def _get_prompt_updates(self, *_: Any, **__: Any) -> Any:
         """Abstract in vLLM, whose own `apply` alone calls it."""
         raise NotImplementedError
+
+
+_is_none = partial(is_, None)
 
 
 def _missing(cache: Any, hashes: list[str]) -> Sequence[int]:

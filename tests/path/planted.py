@@ -420,12 +420,8 @@ def target_of_another_position(inherited, request, counts, entries):
 
 
 def receiver_gets_other_data(inherited, request, some, missing):
-    sent = request.items.taken()
-    return inherited(
-        request,
-        {name: own._replace(values=sent[name].values[: len(own.values)]) for name, own in some.items()},
-        missing,
-    )
+    first = {name: request.items.taken(name, range(len(own.values))) for name, own in some.items()}
+    return inherited(request, first, missing)
 
 
 _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
@@ -481,7 +477,7 @@ def _stated(more: int) -> Callable[..., Any]:
 
 def hash_of_the_shape(inherited, request, uncached):
     kwargs, items = sorted(request.kwargs.items()), request.items.items()
-    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}, {}
+    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
 
 def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
@@ -575,9 +571,8 @@ def embeddings_that_raise(inherited, request, modality, own, parts):
 def hash_of_the_file(inherited, request, uncached):
     images = request.items["image"]
     files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    hashes, names = inherited(request, uncached)
-    own = zip(files, hashes["image"], strict=True)
-    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}, names
+    own = zip(files, inherited(request, uncached)["image"], strict=True)
+    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
 
 
 def llava_with(hook: str, change: Callable[..., Any]) -> Subject:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import Phase, assume, find, reject, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
@@ -39,7 +38,6 @@ from mmkit import (
 )
 from mmkit.expr import Scope
 from mmkit.items import ItemType
-from mmkit.model import MultiModalModel
 from mmkit.testing import (
     LAWS,
     Case,
@@ -53,7 +51,6 @@ from mmkit.testing import (
     strategies,
 )
 from tests import random_specs
-from tests.path.planted import Body, with_model
 from tests.profiles import scaled
 
 ALPHA = Modality(
@@ -142,44 +139,6 @@ ABOUT_OTHERS = ("reference", "positions", "outputs")
 @pytest.mark.parametrize("number", [n for n, law in LAWS.items() if not law.needs_model and n not in ABOUT_OTHERS])
 def test_items_of_parts(number: str) -> None:
     check_law(number, of_spec(PARTS, random_specs.checkpoint()), examples=scaled(25))
-
-
-class Parts(MultiModalModel, nn.Module):
-    """Each row is the cosine of a number of its item, along one direction."""
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.body = Body(config.vocab_size, config.hidden_size)
-
-    def get_language_model(self) -> Body:
-        return self.body
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        weight = self.body.table.weight
-        return numbers.to(weight.dtype).cos()[:, None] * weight[0]
-
-    def embed_alpha(self, nodes: Any, values: Any, edges: Any, count: Any) -> list[torch.Tensor]:
-        own = nodes.split(count.flatten().tolist())
-        return [self.rows(one + value.sum(-1) + len(edge)) for one, value, edge in zip(own, values, edges, strict=True)]
-
-    def embed_beta(self, beta_data: Any, force: Any, name: Any, order: Any, length: Any) -> list[torch.Tensor]:
-        parts = zip(beta_data.sum(-1).split(length.flatten().tolist()), force, strict=True)
-        turns = zip(parts, order.tolist(), strict=True)
-        return [self.rows(torch.cat([both[first], both[second]])) for both, (first, second) in turns]
-
-    def embed_gamma(self, pixels: Any, click: Any) -> list[torch.Tensor]:
-        fours = [nn.functional.avg_pool2d(image.sum(0)[None], 4, ceil_mode=True).flatten() for image in pixels]
-        return [self.rows(one + at.sum()) for one, at in zip(fours, click, strict=True)]
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("number", [number for number, law in LAWS.items() if law.needs_model])
-def test_rows_of_items_of_parts(number: str) -> None:
-    subject = with_model(Parts, PARTS, random_specs.checkpoint, kwargs=None)
-    check_law(number, subject, examples=scaled(10))
 
 
 UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
@@ -272,15 +231,6 @@ def test_a_field_that_an_option_contradicts() -> None:
         r"got \(2, 2\)\.\n    in the processing of alpha: .*, mm_processor_kwargs \{'length': 2\}",
         str(verdict.value),
     )
-
-
-@pytest.mark.parametrize(
-    ("law", "sentence"), [("text", "the model has no tokenizer"), ("embeds", "no modality takes embeddings")]
-)
-def test_a_law_that_does_not_concern_a_spec(law: str, sentence: str) -> None:
-    with pytest.raises(NotApplicable) as verdict:
-        testing.check_law(law, testing.of_spec(TERRA, CHECKPOINT), examples=5, database=False)
-    assert str(verdict.value) == sentence
 
 
 def test_embeddings_that_a_registered_processor_refuses() -> None:

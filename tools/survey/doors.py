@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from functools import wraps
 from types import SimpleNamespace
@@ -21,12 +21,14 @@ from vllm.entrypoints.llm import LLM
 from vllm.model_executor import model_loader
 from vllm.sampling_params import SamplingParams
 
+from mmkit.errors import VllmApiError
 from mmkit.testing.vllm_path import Outcome, StandIn, generated, outcome
+from mmkit.vllm_api.compat import find
 
-try:
-    from vllm.renderers.registry import renderer_from_config
-except ImportError:  # before 0.17 the engine renders
-    renderer_from_config = None
+renderer_from_config: Any = None
+with suppress(VllmApiError):
+    find("renderers.base:BaseRenderer")  # before 0.17 the engine renders
+    renderer_from_config = find("renderers.registry:renderer_from_config")
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """A chat template that writes the contents of messages."""

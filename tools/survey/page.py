@@ -11,7 +11,7 @@ PATH = Path(__file__).parents[2] / "docs" / "data" / "laws-on-vllm.md"
 FINDINGS = PATH.with_name("laws-on-vllm-findings.md")
 
 PATTERNS = {
-    1: r"idempotence .*(\d+ ids became \d+|refused with|have other lengths)",
+    1: r"^idempotence: .*(\d+ ids became \d+|refused with|have other lengths)",
     2: r"one item of \w+ too few: accepted",
     3: r"in two processes: MultiModalCacheMissError",
     4: r"the same content as ndarray has another",
@@ -19,9 +19,10 @@ PATTERNS = {
     6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword "
     r"arguments",
     7: r"pass the parser, then (KeyError|IndexError|AttributeError|TypeError: 'int' object)",
-    8: r"embeddings of video pass the parser, then TypeError: can't multiply sequence",
+    8: r"embeddings of video pass the parser, then TypeError: (can't multiply|unsupported operand)",
     9: r"RuntimeError: Expected there to be \d+ prompt placeholders",
-    10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges",
+    10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges|"
+    r"the Hugging Face processor and vLLM, of .*\\n",
     11: r"outside the ranges",
     12: r"outside the ranges",
     13: r"IndexError: index -1 is out of "
@@ -34,7 +35,7 @@ PATTERNS = {
     19: r"\['pixel_values'\]: torch.float32|^doors: options of a request",
     20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone "
     r"and",
-    21: r"\['pixel_values'\]",
+    21: r"\['(pixel_values|audio_features)'\]",
     22: r"\['image_input_idx'\]",
     23: r"\['input_audio_features'\]: values differ",
     24: r"^doors: options of a request and, for the \w+ request, of the server",
@@ -42,7 +43,7 @@ PATTERNS = {
     26: r"AssertionError: Expected a cached item for mm_hash",
     27: r"rows are stated for audio, and the dummy item has \d\b",
     28: r"without names and under those that (other items had|it had with other kwargs)",
-    29: r"positions .*(the token after the prompt is at|token \d+ is at .* and in )",
+    29: r"^positions: .*(the token after the prompt is at|token \d+ is at .* and in )",
     30: r"Position ids length mismatch with input ids length",
     31: r"the Hugging Face processor and vLLM, of ",
     32: r"^doors: options of a request and, for the \w+ request, of the server",

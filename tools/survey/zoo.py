@@ -188,7 +188,9 @@ def tokenizer(
 
 stored("llava", "LlavaForConditionalGeneration", "image")
 stored("llava_next", "LlavaNextForConditionalGeneration", "image")
-stored("llava_onevision", "LlavaOnevisionForConditionalGeneration", "image", "video")
+stored(
+    "llava_onevision", "LlavaOnevisionForConditionalGeneration", "image", "video", side=(28, 280)
+)
 stored("blip2", "Blip2ForConditionalGeneration", "image")
 stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
 stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
@@ -200,14 +202,14 @@ stored(
 )
 
 
-stored("fuyu", "FuyuForCausalLM", "image")
 stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
 stored("qwen2_audio", "Qwen2AudioForConditionalGeneration", "audio")
 stored("ultravox", "UltravoxModel", "audio", samples=(1600, 64000))
 stored("phi3v", "Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
-stored("minicpmv", "MiniCPMV", "image", "video", kwargs=[{"max_slice_nums": 2}])
-LONGEST = [{"size": {"longest_edge": 56}}]
-stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=LONGEST)
+SLICES = [{"images_kwargs": {"max_slice_nums": 2}}]
+stored("minicpmv", "MiniCPMV", "image", "video", kwargs=SLICES)
+LONGEST, OF_PATCHES = ([{"size": {"longest_edge": edge}}] for edge in (56, 64))
+stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=OF_PATCHES)
 stored("idefics3", "Idefics3ForConditionalGeneration", "image", kwargs=LONGEST)
 PAN_AND_SCAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 28}
 stored("gemma3", "Gemma3ForConditionalGeneration", "image", kwargs=[PAN_AND_SCAN])
@@ -219,7 +221,7 @@ def changed(name: str, file: str, **values: Any) -> Mapping[str, Any]:
     return files | {file: {**json.loads(files[file]), **values}}
 
 
-@maker("Mistral3ForConditionalGeneration", "image", kwargs=LONGEST)
+@maker("Mistral3ForConditionalGeneration", "image", kwargs=OF_PATCHES)
 def mistral3() -> Sequence[Any]:
     files = changed("pixtral_hf", "processor_config.json", spatial_merge_size=2)
     config = json.loads(files["config.json"])
@@ -751,6 +753,12 @@ def h2ovl() -> Sequence[Any]:
     return [*_chat("H2OVLChatModel", "h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text]
 
 
+@maker("SkyworkR1VChatModel", "image", kwargs=TILE_OPTIONS)
+def skywork_r1v() -> Sequence[Any]:
+    text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
+    return [*_chat("SkyworkR1VChatModel", "skywork_chat", **TILES, llm_config=QWEN2), text]
+
+
 @maker("NVLM_D", "image", kwargs=TILE_OPTIONS)
 def nvlm_d() -> Sequence[Any]:
     text = tokenizer("<|vision_pad|>", "</Image>")
@@ -858,7 +866,7 @@ class MiniCPMOProcessor(hf.ProcessorMixin):
     tokenizer_class = "AutoTokenizer"
 
 
-@maker("MiniCPMO", "image", "video", "audio", kwargs=[{"max_slice_nums": 2}])
+@maker("MiniCPMO", "image", "video", "audio", kwargs=SLICES)
 def minicpmo() -> Sequence[Any]:
     """MiniCPM-V with a feature extractor, and a tokenizer that names its marks without "_token"."""
     named = {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
