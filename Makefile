@@ -39,7 +39,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -54,9 +54,10 @@ help:
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
-	@echo "make bench   every benchmark, tables and pictures    BENCHARGS='overhead growth' chooses"
+	@echo "make bench   every benchmark, with its table    BENCHARGS='overhead startup' chooses"
 	@echo "make docs    build the documentation into site/; a warning is an error"
-	@echo "make lint    ruff check, ruff format --check, mypy --strict"
+	@echo "make words   count the words of the pages; more than the budget is an error"
+	@echo "make lint    ruff check, ruff format --check, mypy --strict, import-linter"
 	@echo "make format  let ruff fix and format the sources"
 	@echo "make wheel-test  the wheel in an empty environment: new package, server, examples   WHEELARGS is passed on"
 	@echo "make release build and check what is released; uploads nothing (CONTRIBUTING.md)"
@@ -133,10 +134,14 @@ docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(VENV)/.installed
 	$(BIN)/python -m mkdocs build --strict --clean
 
+words:
+	$(PYTHON) -m tools.words
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -7,13 +7,12 @@ site a link to a file that is no page is shown as its text alone.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent
 
@@ -29,27 +28,19 @@ _OUTSIDE = re.compile(r"[a-z][a-z+.-]*:|#|/")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie elsewhere, and notebooks as pages."""
+    """Add the pages that lie elsewhere."""
     for source, uri in ELSEWHERE.items():
         files.append(
             File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
         )
-    for file in list(files):
-        if file.src_uri.endswith(".ipynb"):
-            files.remove(file)
-            text = notebook_page(
-                json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8"))
-            )
-            uri = file.src_uri.removesuffix(".ipynb") + ".md"
-            files.append(
-                File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
-            )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links of a page for the site; what is in a fenced block stays as it is."""
     uri = page.file.src_uri
+    if uri.startswith("data/"):
+        page.meta["search"] = {"exclude": True}  # what programs write is linked, not searched
     home = next((source for source, target in ELSEWHERE.items() if target == uri), f"docs/{uri}")
 
     def changed(match: re.Match[str]) -> str:
@@ -78,19 +69,8 @@ def site_link(target: str, home: str, uri: str) -> str | None:
         path = ELSEWHERE[path]
     elif path.startswith("docs/"):
         path = path.removeprefix("docs/")
-        if path.endswith(".ipynb"):
-            path = path.removesuffix(".ipynb") + ".md"
     elif (ROOT / path).exists():
         return None
     else:
         return target  # for the validation to complain about
     return posixpath.relpath(path, posixpath.dirname(uri) or ".") + hash_sign + anchor
-
-
-def notebook_page(notebook: dict[str, Any]) -> str:
-    """A notebook as a page: its text, and its code. There are no outputs in git."""
-    parts = []
-    for cell in notebook["cells"]:
-        source = "".join(cell["source"]).rstrip()
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-    return "\n\n".join(parts) + "\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,17 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption(
         "--mmkit-load",
         action="store_true",
-        help="load the model too, with dummy weights: L1, L13, L14",
+        help="load the model too, with dummy weights, for the laws about rows",
+    )
+    group.addoption(
+        "--mmkit-samples",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns strategies for items, by modality",
+    )
+    group.addoption(
+        "--mmkit-expected",
+        metavar="FILE",
+        help='known violations, TOML: independence = "a reason or a link"',
     )
     group.addoption(
         "--mmkit-trust-remote-code", action="store_true", help="run code that the checkpoint brings"
@@ -39,15 +50,24 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    name, folder = config.getoption("--mmkit"), config.getoption("--mmkit-model")
-    if not name:
+    if not config.getoption("--mmkit"):
         return
+    folder = config.getoption("--mmkit-model")
     if not folder:
         raise pytest.UsageError("--mmkit: expected --mmkit-model DIR beside it, got none.")
-    from mmkit.cli import suite
+    file = Path(folder, "config.json")
+    if not file.is_file():
+        expected = "expected a folder with a config.json, got none"
+        raise pytest.UsageError(f"--mmkit-model {folder}: {expected}.")
+    config.args[:] = [str(file)]
 
-    suite.check_options(name, folder)
-    config.option.pyargs, config.args[:] = True, [suite.__name__]
+
+def pytest_collect_file(file_path: Path, parent: Any) -> Any:
+    if not parent.config.getoption("--mmkit"):
+        return None
+    from mmkit.testing.plugin import Laws
+
+    return Laws.from_parent(parent, path=file_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

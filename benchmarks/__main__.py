@@ -1,5 +1,4 @@
-"""All benchmarks, one after the other, then their pictures: ``python -m benchmarks``, or ``make
-bench``.
+"""All benchmarks, one after the other: ``python -m benchmarks``, or ``make bench``.
 
 Each runs in a process of its own and writes `benchmarks/results/<name>.json`.
 """
@@ -17,12 +16,9 @@ ALL = (
     "overhead",
     "render",
     "stages",
-    "growth",
     "terra_cpu",
     "terra_session",
     "serve_load",
-    "text_latency",
-    "capacity",
     "terra_gpu",
 )
 
@@ -32,7 +28,7 @@ def main(
         list[str] | None, typer.Argument(help=f"Of {', '.join(ALL)}; all by default.")
     ] = None,
 ) -> None:
-    """Run benchmarks, and draw what is known."""
+    """Run benchmarks."""
     if unknown := set(names or ()) - set(ALL):
         raise typer.BadParameter(
             f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}."
@@ -46,7 +42,6 @@ def main(
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
         if done.returncode:
             failed.append(name)
-    subprocess.run([sys.executable, "-m", "benchmarks.plots"], check=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,11 +47,6 @@ def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dic
     }
 
 
-def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The slope of a line through the logarithms: 1 is linear."""
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-
-
 def shown(figure: Mapping[str, Any]) -> str:
     """A ratio as tables show it."""
     return f"{figure['ratio']:.2f} ({figure['p10']:.2f}-{figure['p90']:.2f})"
@@ -64,14 +57,19 @@ def progress(things: Iterable[Any], what: str) -> Any:
     return tqdm(things, desc=what, disable=None)
 
 
-def store(name: str, report: Mapping[str, Any]) -> Path:
-    """Keep a report in `benchmarks/results`, or in the folder that MMKIT_RESULTS names, with what
-    it was taken on."""
+def store(
+    name: str, report: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a report as a table of Markdown, and keep both in `benchmarks/results`.
+
+    MMKIT_RESULTS names another folder. What the figures were taken on is kept with them.
+    """
+    table = [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
     folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps({"on": machine(), **report}, indent=2) + "\n")
-    return path
+    kept = {"on": machine(), **report, "table": table}
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    print(*table, sep="\n")
 
 
 def machine() -> dict[str, Any]:
@@ -91,11 +89,3 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table."""
-    grid = Table(*columns)
-    for row in rows:
-        grid.add_row(*map(str, row))
-    Console(width=160).print(grid)

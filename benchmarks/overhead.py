@@ -34,6 +34,13 @@ SYSTEMS = (
     "ultravox",
     "phi3v",
 )
+PARTS = {
+    "uncached": "uncached",
+    "uncached_own": "uncached, without HF",
+    "cached": "cached",
+    "prompt_update": "prompt update",
+    "startup": "start-up",
+}
 SIDES = ("generated", "hand_written")
 
 
@@ -73,17 +80,20 @@ def main(
     names = list(report["systems"])
     report["median"] = {
         part: statistics.median(report["systems"][name][part]["ratio"] for name in names)
-        for part in ("uncached", "uncached_own", "cached", "prompt_update", "startup")
+        for part in PARTS
     }
-    measure.store("overhead", report)
-    measure.table(
-        ["model", "requests", *report["median"], "peak memory"],
+    rows = [
         [
-            [name, parts["requests"], *(measure.shown(parts[part]) for part in report["median"]),
-             f"{parts['peak_kib']['generated'] / parts['peak_kib']['hand_written']:.2f}"]
-            for name, parts in report["systems"].items()
-        ] + [["median", "", *(f"{value:.2f}" for value in report["median"].values()), ""]],
-    )  # fmt: skip
+            name,
+            *(f"{parts[part]['ratio']:.2f}" for part in PARTS),
+            f"{parts['uncached']['generated_ms']:.2f} ms",
+            f"{parts['peak_kib']['generated'] / parts['peak_kib']['hand_written']:.2f}",
+        ]
+        for name, parts in report["systems"].items()
+    ]
+    rows.append(["median", *(f"{report['median'][part]:.2f}" for part in PARTS), "", ""])
+    columns = ["model", *PARTS.values(), "one request, uncached", "peak memory"]
+    measure.store("overhead", report, columns, rows)
 
 
 def system(name: str, rounds: int) -> dict[str, Any]:
@@ -137,17 +147,17 @@ def common_requests(
 
 def apply(side: Side, request: Any, cache: Any = None) -> Any:
     """One request: parsed, processed, placed."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
     prompt, data, kwargs = request
-    return kit.render(side.processor, prompt, data, kwargs, cache)
+    return vllm_path.render(side.processor, prompt, data, kwargs, cache)
 
 
 def cache(processor: Any) -> Any:
     """An empty processor cache, large enough."""
-    from mmkit.vllm_api import harness
+    from mmkit.testing import vllm_path
 
-    return harness.Caches(processor, 1.0, pair=False).sender
+    return vllm_path.Caches(processor, 1.0, pair=False).sender
 
 
 def start(config: Any) -> None:
@@ -202,15 +212,15 @@ def prompt_updates(sides: dict[str, Side], requests: list[Any], rounds: int) -> 
 
 def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The layouts and the placement of one processed request."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
     from mmkit.vllm_api.processor import Request
 
     prompt, data, kwargs = request
-    sent = Request(prompt, kit.parsed(processor, data), {}, kwargs, None)
-    taken = sent.items.taken()
+    sent = Request(prompt, vllm_path.parsed(processor, data), {}, kwargs, None)
+    counts = {name: len(own) for name, own in sent.items.data.items()}
+    taken = {name: sent.items.taken(name, range(count)) for name, count in counts.items()}
     parts = processor._process(taken, kwargs)
     modalities = processor._configured(kwargs).modalities
-    counts = {name: own.total for name, own in taken.items()}
 
     def call() -> Any:
         entries = {}
@@ -224,14 +234,10 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
 
 def hand_written_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The prompt update of one processed request."""
-    from mmkit.vllm_api import kit
+    from mmkit.testing import vllm_path
 
     prompt, data, kwargs = request
-    items = kit.parsed(processor, data)
-    raw = kit.process(processor, items, kwargs)
-    fields = kit.MultiModalKwargsItems.from_hf_inputs(
-        raw, processor._get_mm_fields_config(raw, kwargs)
-    )
+    _, fields, items = vllm_path.processed(processor, data, kwargs)
 
     def call() -> Any:
         updates = processor._get_mm_prompt_updates(items, kwargs, fields)

@@ -2,12 +2,9 @@
 
 Requests with one photograph of 1 to 4 megapixels each, as a JPEG in a data URL, from the message to
 what the engine would get: decoded, processed, placed. There is no engine. The same requests go
-through vLLM's hand-written class, through the generated one, and through the generated one with
-render processes, in turns:
-
-- offline: `LLM.chat` of all requests, which vLLM renders in one thread;
-- online: the renderer of vLLM's server with eight requests at a time. It decodes in threads beside
-  the one that processes, so that two cores have work without render processes, too.
+through the renderer of vLLM's server, eight at a time, with vLLM's hand-written class, with the
+generated one, and with the generated one and render processes, in turns. The server decodes in
+threads beside the one that processes, so that two cores have work without render processes, too.
 
 The models have the sizes of published ones: LLaVA's images of 336 x 336 pixels, InternVL's up to 13
 tiles of 448 x 448.
@@ -25,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,73 +52,69 @@ def main(
     with tempfile.TemporaryDirectory(prefix="mmkit-bench-") as folder:
         for name in SYSTEMS:
             report["rows"] += system(name, Path(folder) / name, requests, rounds, counts)
-    measure.store("render", report)
-    measure.table(
-        ["model", "door", "what", "requests/s", "times hand-written", "memory of each, MiB"],
-        [
-            [row["model"], row["door"], row["what"], f"{row['per_second']:.1f}",
-             measure.shown(row), row["mib"] or ""]
-            for row in report["rows"]
-        ],
-    )  # fmt: skip
+    columns = ["model", "by", "requests/s", "times hand-written"]
+    rows = [
+        [row["model"], row["what"].replace("_", "-"), f"{row['per_second']:.1f}",
+         measure.shown(row), f"{row['mib']} MiB" if row["mib"] else ""]
+        for row in report["rows"]
+    ]  # fmt: skip
+    measure.store("render", report, [*columns, "memory of each process"], rows)
 
 
 def system(
     name: str, folder: Path, requests: int, rounds: int, counts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """The rows of one model."""
-    from mmkit.vllm_api import elsewhere
-    from mmkit.vllm_api.doors import Doors
+    from mmkit.render_processes import RenderProcesses
+    from mmkit.vllm_api import offload
+    from tools.survey.doors import Doors
 
     oracles = importlib.import_module("tests.oracles")
     checkpoint = str(enlarged(name, oracles.SYSTEMS[name].checkpoint, folder))
-    spec = oracles.SYSTEMS[name].load_spec()
-    doors = {BASE: Doors(oracles.hand_written(name, checkpoint), None)}
-    doors["generated"] = Doors(oracles.processor(name, checkpoint), spec)
+    doors = {BASE: Doors(oracles.hand_written(name, checkpoint))}
+    doors["generated"] = Doors(oracles.processor(name, checkpoint))
     with ExitStack() as stack:
         pids: dict[str, list[int]] = {}
         for count in counts:
             what = f"{count} render process(es)"
-            doors[what] = Doors(oracles.processor(name, checkpoint), spec)
+            doors[what] = Doors(oracles.processor(name, checkpoint))
             renderer = doors[what].llm.renderer
-            stack.enter_context(elsewhere.lent(renderer, count))
-            pids[what] = elsewhere.of(renderer).pids
+            recipe = offload.recipe(renderer.mm_processor)
+            processes = stack.enter_context(closing(RenderProcesses(recipe, count)))
+            processes.wait()
+            theirs = renderer._process_tokens_async
+            renderer._process_tokens_async = offload.with_processes(theirs, processes)
+            pids[what] = processes.pids
         chats = [message(seed) for seed in range(requests)]
-        for kind, render in (("offline", offline), ("online", online)):
-            seconds: dict[str, list[float]] = {what: [] for what in doors}
-            for number in measure.progress(range(rounds + 1), f"{name}, {kind}"):
-                for what, door in doors.items():
-                    start = time.perf_counter()
-                    render(door, chats, len(pids.get(what, ())))
-                    if number:  # the first one warms up
-                        seconds[what].append(time.perf_counter() - start)
-            for what, own in seconds.items():
-                memory = [
-                    psutil.Process(pid).memory_full_info().uss >> 20 for pid in pids.get(what, ())
-                ]
-                ratio = measure.ratio({"base": seconds[BASE], "own": own}, "base", "own")
-                rate = requests / statistics.median(own)
-                row = {"model": name, "door": kind, "what": what, "per_second": rate, **ratio}
-                yield {**row, "mib": max(memory, default=None)}
+        seconds: dict[str, list[float]] = {what: [] for what in doors}
+        for number in measure.progress(range(rounds + 1), name):
+            for what, door in doors.items():
+                start = time.perf_counter()
+                online(door, chats)
+                if number:  # the first one warms up
+                    seconds[what].append(time.perf_counter() - start)
+        for what, own in seconds.items():
+            memory = [
+                psutil.Process(pid).memory_full_info().uss >> 20 for pid in pids.get(what, ())
+            ]
+            ratio = measure.ratio({"base": seconds[BASE], "own": own}, "base", "own")
+            rate = requests / statistics.median(own)
+            row = {"model": name, "what": what, "per_second": rate, **ratio}
+            yield {**row, "mib": max(memory, default=None)}
 
 
-def offline(door: Any, chats: Sequence[Any], processes: int) -> None:
-    """All requests in one call of `LLM.chat`."""
-    from vllm.sampling_params import SamplingParams
-
-    from mmkit.vllm_api.offline import rendered_ahead
-
-    ahead = rendered_ahead(door.llm, 2 * processes) if processes else nullcontext()
-    with door.in_place(), ahead:
-        form = {"chat_template": TEMPLATE, "chat_template_content_format": "string"}
-        door.llm.chat(chats, SamplingParams(), use_tqdm=False, **form)
-
-
-def online(door: Any, chats: Sequence[Any], processes: int) -> None:
+def online(door: Any, chats: Sequence[Any]) -> None:
     """Eight requests at a time, as they reach the renderer of vLLM's server."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.renderers.online_renderer import OnlineRenderer
 
-    from mmkit.vllm_api.undecoded import images_undecoded
+    renderer = OnlineRenderer(
+        door.llm.model_config,
+        door.llm.renderer,
+        request_logger=None,
+        chat_template=None,
+        chat_template_content_format="string",
+    )
 
     async def all_of() -> None:
         places = asyncio.Semaphore(AT_ONCE)
@@ -129,12 +122,12 @@ def online(door: Any, chats: Sequence[Any], processes: int) -> None:
         async def one(chat: Any) -> None:
             async with places:
                 request = ChatCompletionRequest(model="", messages=chat, chat_template=TEMPLATE)
-                rendered = await door.online.render_chat(request)
+                rendered = await renderer.render_chat(request)
                 assert isinstance(rendered, tuple), rendered
 
         await asyncio.gather(*map(one, chats))
 
-    with door.in_place(), images_undecoded() if processes else nullcontext():
+    with door._in_place():
         asyncio.run(all_of())
 
 

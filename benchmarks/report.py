@@ -1,125 +1,17 @@
-"""The stored results as the tables of docs/performance.md and docs/performance-terra.md:
-``python -m benchmarks.report`` prints them."""
-
-from __future__ import annotations
+"""The tables of the stored results, as the pages of docs/ have them:
+``python -m benchmarks.report``."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
 
-from . import measure
-from . import stages as stages_
-from . import terra_cpu as terra_cpu_
-from . import text_latency as text_latency_
-
-PARTS = {
-    "uncached": "uncached",
-    "uncached_own": "uncached, without HF",
-    "cached": "cached",
-    "prompt_update": "prompt update",
-    "startup": "start-up",
-}
-
-
-def main() -> None:
-    for name, table in tables().items():
-        print(f"{name}:\n\n{table}\n")
+from .measure import RESULTS
 
 
 def tables() -> dict[str, str]:
-    """A table of Markdown for each stored result."""
-    return {name: make(stored(name)) for name, make in MAKERS.items()}
-
-
-def stored(name: str) -> dict[str, Any]:
-    """A result of `measure.store`."""
-    result: dict[str, Any] = json.loads((measure.RESULTS / f"{name}.json").read_text())
-    return result
-
-
-def overhead(report: dict[str, Any]) -> str:
-    systems = report["systems"]
-    rows = [
-        [
-            name,
-            *(f"{s[part]['ratio']:.2f}" for part in PARTS),
-            f"{s['uncached']['generated_ms']:.2f} ms",
-            f"{s['peak_kib']['generated'] / s['peak_kib']['hand_written']:.2f}",
-        ]
-        for name, s in systems.items()
-    ]
-    rows.append(["median", *(f"{report['median'][part]:.2f}" for part in PARTS), "", ""])
-    return markdown(["model", *PARTS.values(), "one request, uncached", "peak memory"], rows)
-
-
-def growth(report: dict[str, Any]) -> str:
-    rows = []
-    for name, line in report["lines"].items():
-        last = line["points"][-1]
-        sizes = " to ".join(
-            f"{p['size']:,}" for p in (line["points"][0], last)[: len(line["points"])]
-        )
-        exponent = "" if line["exponent"] is None else f"{line['exponent']:.2f}"
-        steepest = "" if line["steepest"] is None else f"{line['steepest']:.2f}"
-        rows.append(
-            [name, sizes, exponent, steepest, f"{last['ms']:.2f} ms", f"{last['ratio']:.2f}"]
-        )
-    return markdown(
-        ["one request with", "from", "exponent", "steepest step", "the largest", "times the floor"],
-        rows,
-    )
-
-
-def startup(report: dict[str, Any]) -> str:
-    imports = {f"importing {name}": ms for name, ms in report["import_ms"].items()}
-    classes = {f"the classes of {name}": ms for name, ms in report["classes_ms"].items()}
-    rows = [
-        [name, f"{f['median']:.1f} ms", f"{f['least']:.1f} to {f['most']:.1f} ms"]
-        for name, f in (imports | classes).items()
-    ]
-    return markdown(["", "median", "from, to"], rows)
-
-
-def terra_cpu(report: dict[str, Any]) -> str:
-    return markdown(
-        terra_cpu_.COLUMNS, [line for row in report["rows"] for line in terra_cpu_.lines(row)]
-    )
-
-
-def render(report: dict[str, Any]) -> str:
-    rows = [
-        [row["model"], row["door"], row["what"].replace("_", "-"), f"{row['per_second']:.1f}",
-         measure.shown(row), f"{row['mib']} MiB" if row["mib"] else ""]
-        for row in report["rows"]
-    ]  # fmt: skip
-    head = ["model", "rendered", "by", "requests/s", "times hand-written", "memory of each process"]
-    return markdown(head, rows)
-
-
-def text_latency(report: dict[str, Any]) -> str:
-    return markdown(*text_latency_.lines(report))
-
-
-def stages(report: dict[str, Any]) -> str:
-    return markdown(["", *(row["what"] for row in report["rows"])], stages_.lines(report))
-
-
-MAKERS = {
-    "overhead": overhead,
-    "render": render,
-    "stages": stages,
-    "text_latency": text_latency,
-    "growth": growth,
-    "startup": startup,
-    "terra_cpu": terra_cpu,
-}
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """A table of Markdown for each stored result that has one."""
+    stored = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    return {name: "\n".join(one["table"]) for name, one in stored.items() if "table" in one}
 
 
 if __name__ == "__main__":
-    main()
+    for name, table in tables().items():
+        print(f"{name}:\n\n{table}\n")

@@ -58,8 +58,8 @@ def main(
             shares = profiled(*ask, range(rounds + 2, rounds + 22))
             stages = {stage: statistics.median(own) * 1000 for stage, own in times[what].items()}
             report["rows"].append({"what": what, "ms": stages, "shares": shares})
-    measure.store("stages", report)
-    measure.table(["", *(row["what"] for row in report["rows"])], lines(report))
+    columns = ["", *(row["what"] for row in report["rows"])]
+    measure.store("stages", report, columns, lines(report))
 
 
 def lines(report: dict[str, Any]) -> list[list[str]]:

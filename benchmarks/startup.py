@@ -44,13 +44,13 @@ def main(
     }
     report["without_vllm"] = without_vllm()
     report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
-    measure.store("startup", report)
-    rows = [[f"import {name}", ms] for name, ms in report["import_ms"].items()]
-    rows += [[f"classes of {name}", ms] for name, ms in report["classes_ms"].items()]
-    measure.table(
-        ["what", "median, ms", "least", "most"],
-        [[what, *(f"{f[key]:.1f}" for key in ("median", "least", "most"))] for what, f in rows],
-    )
+    rows = [(f"importing {name}", ms) for name, ms in report["import_ms"].items()]
+    rows += [(f"the classes of {name}", ms) for name, ms in report["classes_ms"].items()]
+    cells = [
+        [what, f"{ms['median']:.1f} ms", f"{ms['least']:.1f} to {ms['most']:.1f} ms"]
+        for what, ms in rows
+    ]
+    measure.store("startup", report, ["", "median", "from, to"], cells)
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -51,8 +51,8 @@ def main(
         rows = [row(processes, n, frames, rounds) for n in streams or [1, 8]]
         for process in processes.values():
             process.submit(stop).result()
-    measure.store("terra_cpu", {"frames": frames, "rounds": rounds, "rows": rows})
-    measure.table(COLUMNS, [line for row in rows for line in lines(row)])
+    report = {"frames": frames, "rounds": rounds, "rows": rows}
+    measure.store("terra_cpu", report, COLUMNS, [line for row in rows for line in lines(row)])
 
 
 def row(

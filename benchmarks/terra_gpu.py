@@ -99,20 +99,10 @@ def main(
     for row in rows:
         if (base := reference.get(row["streams"])) and "error" not in row:
             row["times_hf"] = row["frames_per_second"] / base["frames_per_second"]
-    measure.store("terra_gpu_tiny" if tiny else "terra_gpu", {"frames": frames, "rows": rows})
-    measure.table(
-        [
-            "part",
-            "streams",
-            "frames/s",
-            "ms per step",
-            "of the bound",
-            "of the measured one",
-            "times HF",
-            "prefix cache",
-        ],
-        [shown(row) for row in rows],
-    )
+    columns = ["part", "streams", "frames/s", "ms per step", "of the bound", "of the measured one"]
+    name = "terra_gpu_tiny" if tiny else "terra_gpu"
+    report = {"frames": frames, "rows": rows}
+    measure.store(name, report, [*columns, "times HF", "prefix cache"], [*map(shown, rows)])
     if any("error" in row for row in rows):
         raise typer.Exit(1)
 

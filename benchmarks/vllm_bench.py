@@ -1,13 +1,10 @@
-"""``python -m benchmarks.vllm_bench serve|mm-processor --model DIR ...``: vLLM's benchmark of that
-name, with requests that are drawn from the model's spec.
+"""vLLM's `bench serve`, with requests that are drawn from the model's spec:
+``python -m benchmarks.vllm_bench serve --model DIR ...``.
 
-The data sets of ``vllm bench`` hold texts, images, videos and audio, and `mm-processor` takes
-random images or those of a hub. Here items of any modality are drawn, as for the laws
-(`mmkit.testing`), from the same seed the same ones; for a class of vLLM without a spec images,
-videos and audio.
-
-vLLM has no door for other data sets: what makes its requests is replaced. `serve` sends them to
-``POST /v1/mm/generate``, where items of any modality have a form; all else is vLLM's, options too.
+The data sets of ``vllm bench`` hold texts, images, videos and audio. Here items of any modality are
+drawn, as for the laws (`mmkit.testing`), from the same seed the same ones, and are sent to
+``POST /v1/mm/generate``. vLLM has no door for other data sets: what makes its requests is replaced.
+All else is vLLM's, options too.
 """
 
 from __future__ import annotations
@@ -18,14 +15,12 @@ import time
 from typing import Any
 
 import hypothesis
-from hypothesis import Phase, given
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from mmkit.errors import MmkitError, VllmApiError
+from mmkit.errors import MmkitError
 from mmkit.serve import AsyncClient
-from mmkit.testing import Request, Subject, of_registered, of_spec
-from mmkit.testing.drawing import quiet
-from mmkit.testing.subject import NO_KWARGS
-from mmkit.vllm_api import harness
+from mmkit.testing import Request, Subject, of_spec, vllm_path
 
 _OUTPUT = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -52,7 +47,13 @@ def requests(subject: Subject, count: int, seed: int, room: int) -> list[tuple[R
     found: dict[str, tuple[Request, int]] = {}
 
     @hypothesis.seed(seed)
-    @quiet(max_examples=_DRAWS * count, database=None, phases=[Phase.generate])
+    @settings(
+        max_examples=_DRAWS * count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(subject.requests())
     def draw(request: Request) -> None:
         if len(found) < count and repr(request) not in found:
@@ -69,25 +70,14 @@ def requests(subject: Subject, count: int, seed: int, room: int) -> list[tuple[R
 
 
 def drawn(args: Any, tokenizer: Any = None) -> list[Any]:
-    """Drawn requests in place of vLLM's data set, for its parsed command line.
-
-    Raises:
-        MmkitError: the command line names no model folder, or no request is found.
-    """
+    """Drawn requests in place of vLLM's data set, for its parsed command line."""
     from vllm.benchmarks.datasets import SampleRequest
 
-    if not args.model:
-        remedy = "State the folder that the server serves."
-        raise MmkitError("vllm bench", "--model DIR, whose requests are drawn", "none", remedy)
-    config = harness.model_config(args.model)
-    spec = getattr(harness.registered(config), "spec", None)
+    config = vllm_path.model_config(args.model)
+    spec = vllm_path.registered(config).spec
     # the server may have other options, and takes requests without any
-    subject = (
-        of_registered(args.model, kwargs=NO_KWARGS)
-        if spec is None
-        else of_spec(spec, args.model, kwargs=NO_KWARGS, enable_mm_embeds=False)
-    )
-    output = getattr(args, "output_len", None) or _OUTPUT
+    subject = of_spec(spec, args.model, kwargs=st.just({}), enable_mm_embeds=False)
+    output = args.output_len or _OUTPUT
     known = requests(subject, args.num_prompts, args.seed or 0, config.max_model_len - output)
     return [
         SampleRequest(list(request.prompt), length, output, request.data(), request_id=str(i))
@@ -122,76 +112,18 @@ async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     return output
 
 
-def _instead(module: Any, name: str, value: Any) -> None:
-    """Put something in place of a name in one of vLLM's modules.
-
-    Raises:
-        VllmApiError: this vLLM has no such name.
-    """
-    if not hasattr(module, name):
-        raise VllmApiError(module.__name__, f"a function {name}", "none")
-    setattr(module, name, value)
-
-
-def _processor() -> list[str]:
-    """Prepare `mm-processor`, and its arguments."""
-    import vllm
-    from vllm.benchmarks import mm_processor
-
-    class LLM(vllm.LLM):
-        """Takes prompts where the benchmark has messages, of models without a tokenizer too."""
-
-        def get_tokenizer(self) -> Any:
-            return None if self.model_config.skip_tokenizer_init else super().get_tokenizer()
-
-        def chat(self, messages: Any, sampling_params: Any = None, **options: Any) -> Any:
-            for params in sampling_params:
-                params.detokenize = not self.model_config.skip_tokenizer_init
-            return self.generate(messages, sampling_params, use_tqdm=options["use_tqdm"])
-
-    def prompts(args: Any, tokenizer: Any) -> list[Any]:
-        made = drawn(args)
-        for request in made:
-            request.prompt = {
-                "prompt_token_ids": request.prompt,
-                "multi_modal_data": request.multi_modal_data,
-            }
-        return made
-
-    _instead(vllm, "LLM", LLM)
-    _instead(mm_processor, "get_requests", prompts)
-    return []
-
-
-def _serve() -> list[str]:
-    """Prepare `serve`, and its arguments."""
-    from vllm.benchmarks import serve
-    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
-
-    ASYNC_REQUEST_FUNCS["mmkit"] = sent
-    _instead(serve, "get_samples", drawn)
-    return ["--backend", "mmkit", "--endpoint", _ROUTE]
-
-
-_KINDS = {"mm-processor": _processor, "serve": _serve}
-
-
 def main() -> None:
     """Run vLLM's command."""
-    kind, *options = sys.argv[1:] or [""]
-    if kind not in _KINDS:
-        sys.exit(
-            f"python -m benchmarks.vllm_bench: expected one of {', '.join(_KINDS)}, got {kind!r}."
-        )
+    from vllm.benchmarks import serve
+    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
     from vllm.entrypoints.cli.main import main as vllm
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    sys.argv[1:] = ["bench", kind, *_KINDS[kind](), *options]
-    try:
-        vllm()
-    except MmkitError as error:
-        sys.exit(str(error))
+    ASYNC_REQUEST_FUNCS["mmkit"] = sent
+    serve.get_samples = drawn
+    sys.argv[1:] = ["bench", *sys.argv[1:], "--backend", "mmkit", "--endpoint", _ROUTE]
+    vllm()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from .expr import (
     tok,
     where,
 )
-from .field import batched, constant, derived, flat, shared
+from .field import batched, constant, derived, flat
 from .items import between
 from .items.media import Audio, Image, Video
 from .items.record import Record
@@ -87,7 +87,6 @@ __all__ = [
     "proc",
     "replace",
     "select",
-    "shared",
     "tok",
     "where",
 ]

@@ -29,7 +29,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache, cached_property, lru_cache, wraps
 from itertools import chain, repeat
@@ -138,6 +138,17 @@ def structure(part: Any) -> Any:
         kind = (type(part),) if isinstance(part, Structural) else ()
         return (*kind, *map(structure, parts(part)))
     return (slice, part.start, part.stop, part.step) if isinstance(part, slice) else part
+
+
+def stated(part: Structural, *left_out: str) -> str:
+    """The fields of a dataclass that are not as by default, as keyword arguments."""
+    named = []
+    for one in dataclass_fields(part):  # type: ignore[arg-type]
+        value, make = getattr(part, one.name), one.default_factory
+        default = one.default if make is MISSING else make()
+        if one.name not in left_out and not same(value, default):
+            named.append(f"{one.name}={value!r}")
+    return ", ".join(named)
 
 
 def same(a: Any, b: Any) -> bool:

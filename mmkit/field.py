@@ -11,12 +11,12 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Structural, Value, evaluate, expression, fold, plain
+from .expr import Scope, Structural, Value, evaluate, expression, fold, plain, stated
 from .items import Between, Size, dtype_name, fits, map_size, shape_text
 from .layout import whole
 
@@ -29,30 +29,27 @@ class Field(Structural):
     """One processed tensor: `Batched`, `Flat` or `Shared`.
 
     Attributes:
-        keep_on_cpu: the model reads this field on the host.
         shape: shape of one item's part, where it is stated.
         dtype: name of its torch dtype, where it is stated.
-        value: the expression of a derived field.
+        keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
+        value: the expression of a derived field.
     """
 
+    shape: Any = None
+    dtype: Any = None
     keep_on_cpu: bool = False
-    shape: tuple[Any, ...] | None = None
-    dtype: str | None = None
-    value: Value = None
     hidden: bool = False
-
-    word: ClassVar[str]
-    """The word that declares such a field."""
-    derived_word: ClassVar[str] = ""
-    """The word that declares one with a value."""
+    value: Value = None
 
     def __post_init__(self) -> None:
-        if (
-            self.dtype is not None
-            and str(getattr(torch, str(self.dtype), None)) != f"torch.{self.dtype}"
-        ):
-            raise SpecError("dtype of a field", "a torch dtype or its name", repr(self.dtype))
+        name, shape = dtype_name(self.dtype), self.shape
+        if name is not None and str(getattr(torch, str(name), None)) != f"torch.{name}":
+            raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
+        own = {"dtype": name, "value": expression(self.value)}
+        own["shape"] = None if shape is None else tuple(map(expression, shape))
+        for key, value in own.items():
+            object.__setattr__(self, key, value)
 
     @property
     def is_derived(self) -> bool:
@@ -61,11 +58,9 @@ class Field(Structural):
 
     def bind(self, scope: Scope) -> Self:
         """This field with everything that depends on `cfg` and `proc` alone evaluated."""
-        shape = (
-            None
-            if self.shape is None
-            else tuple(map_size(lambda end: fold(end, scope), s) for s in self.shape)
-        )
+        shape = self.shape
+        if shape is not None:
+            shape = [map_size(lambda end: fold(end, scope), size) for size in shape]
         return replace(self, shape=shape, value=fold(self.value, scope))
 
     def derive(self, scope: Scope) -> Any:
@@ -110,11 +105,7 @@ class Field(Structural):
         return list(parts)
 
     def batch(self, parts: Sequence[Any]) -> Any:
-        """The value that a model receives for the parts of some items, as vLLM batches them.
-
-        Raises:
-            SpecError: parts that should be one and the same.
-        """
+        """The value that a model receives for the parts of some items, as vLLM batches them."""
         raise NotImplementedError
 
     @cached_property
@@ -165,30 +156,20 @@ class Field(Structural):
                 raise SpecError(where, f"shape {wanted} per item", str(shape))
 
     def __repr__(self) -> str:
-        options = [
-            f"{name}={value!r}" for name, value in self._options().items() if value is not None
-        ]
-        if self.is_derived and self.derived_word:
-            return f"{self.derived_word}({', '.join([repr(self.value), *options])})"
-        return f"{self.word}({', '.join([*self._leading(), *options])})"
+        word, first = self._word()
+        leading = repr(getattr(self, first)) if first else ""
+        return f"{word}({', '.join(filter(None, [leading, stated(self, first)]))})"
 
-    def _leading(self) -> list[str]:
-        return []
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "keep_on_cpu": self.keep_on_cpu or None,
-            "hidden": self.hidden or None,
-        }
+    def _word(self) -> tuple[str, str]:
+        """The word that declares such a field, and the name of its first argument."""
+        raise NotImplementedError
 
 
 class Batched(Field):
     """Item i is ``data[i]``."""
 
-    word = "batched"
-    derived_word = "derived"
+    def _word(self) -> tuple[str, str]:
+        return ("derived", "value") if self.is_derived else ("batched", "")
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         extent = _extent(data, 0, where)
@@ -212,8 +193,10 @@ class Flat(Field):
     sizes: Value = None
     dim: int = 0
 
-    word = "flat"
     varies = True
+
+    def _word(self) -> tuple[str, str]:
+        return "flat", "sizes"
 
     def bind(self, scope: Scope) -> Self:
         return replace(super().bind(scope), sizes=fold(self.sizes, scope))
@@ -259,33 +242,17 @@ class Flat(Field):
             self.split(part, [self.size_of(own)], 1, f"item {i}")
         return parts
 
-    def _leading(self) -> list[str]:
-        return [repr(self.sizes)]
-
-    def _options(self) -> dict[str, Any]:
-        return {"value": self.value, "dim": self.dim or None, **super()._options()}
-
 
 class Shared(Field):
-    """Every item has the whole of ``data``."""
+    """Every item has the one value of an expression."""
 
-    word = "shared"
-    derived_word = "constant"
+    def _word(self) -> tuple[str, str]:
+        return "constant", "value"
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
 
-    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        return [data] * count
-
-    def split_each(
-        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
-    ) -> list[Any]:
-        return [self.batch(parts)] * count
-
     def batch(self, parts: Sequence[Any]) -> Any:
-        if any(not _equal(part, parts[0]) for part in parts[1:]):
-            raise SpecError("a shared field", "the same for every item", "another for some")
         return parts[0]
 
 
@@ -297,12 +264,6 @@ def packed(data: Any) -> Any:
     return data
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one is other or torch.equal(one, other)
-    return bool(one is other or one == other)
-
-
 def _extent(data: Any, dim: int, where: str) -> int:
     """Extent of a dimension. A value that is no tensor has only a first dimension for vLLM."""
     tensor = isinstance(data, torch.Tensor)
@@ -310,10 +271,6 @@ def _extent(data: Any, dim: int, where: str) -> int:
         got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
         raise SpecError(where, f"a tensor with a dimension {dim}", got)
     return int(data.shape[dim]) if tensor else len(data)
-
-
-def _shape(shape: Shape | None) -> tuple[Any, ...] | None:
-    return None if shape is None else tuple(map(expression, shape))
 
 
 def batched(
@@ -334,7 +291,7 @@ def batched(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
+    return Batched(shape, dtype, keep_on_cpu, hidden)
 
 
 def flat(
@@ -365,26 +322,7 @@ def flat(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Flat(
-        keep_on_cpu,
-        _shape(shape),
-        dtype_name(dtype),
-        expression(value),
-        hidden,
-        expression(sizes),
-        dim,
-    )
-
-
-def shared(
-    *,
-    shape: Shape | None = None,
-    dtype: str | torch.dtype | None = None,
-    keep_on_cpu: bool = False,
-    hidden: bool = False,
-) -> Field:
-    """Every item has the whole value of ``data``. Arguments as for `batched`."""
-    return Shared(keep_on_cpu, _shape(shape), dtype_name(dtype), hidden=hidden)
+    return Flat(shape, dtype, keep_on_cpu, hidden, value, expression(sizes), dim)
 
 
 def derived(
@@ -398,7 +336,7 @@ def derived(
     """A batched field that `process` does not return: mmkit computes it for each item.
 
     Args:
-        value: an expression over the `item` facts and the other batched and shared `fields`.
+        value: an expression over the `item` facts and the other batched `fields`.
         shape: shape of one item's part; sizes or expressions.
         dtype: torch dtype of the tensor that the value becomes, or the dtype's name; None leaves
             the value as it is.
@@ -408,15 +346,15 @@ def derived(
     Raises:
         SpecError: a dtype that torch does not know.
     """
-    return Batched(keep_on_cpu, _shape(shape), dtype_name(dtype), expression(value), hidden)
+    return Batched(shape, dtype, keep_on_cpu, hidden, value)
 
 
 def constant(
     value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
 ) -> Field:
-    """A shared field that `process` does not return: one value for all items, over `cfg`, `proc`
-    and `tok`.
+    """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
+    `tok`.
 
     Arguments as for `derived`.
     """
-    return Shared(keep_on_cpu, None, dtype_name(dtype), expression(value))
+    return Shared(None, dtype, keep_on_cpu, value=value)

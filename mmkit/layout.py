@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
@@ -60,10 +60,6 @@ class Placeholder:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def standing(self, ids: list[int]) -> Placeholder:
-        """This layout where it stands with other literals at its edges, or without its first."""
-        return self if ids == self.ids else Placeholder(ids, self.mask[-len(ids) :])
-
     @cached_property
     def num_embeds(self) -> int:
         """The number of positions that receive an encoder row."""
@@ -90,7 +86,7 @@ class Placeholder:
     @cached_property
     def embed_ids(self) -> frozenset[int]:
         """The ids at the positions that receive encoder rows."""
-        return frozenset(token for token, embeds in zip(self.ids, self.mask, strict=True) if embeds)
+        return frozenset(compress(self.ids, self.mask))
 
 
 def as_text(ids: Sequence[int]) -> str:

@@ -7,15 +7,27 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from .errors import InputError
 from .layout import Placeholder, as_text
-from .runs import Runs
 from .updates import AlreadyExpanded, Insert, Replace, Target, Update
+
+Reading: TypeAlias = Literal["layouts", "targets", "either"]
+READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
+"""The readings of a prompt, in the order in which they are tried: the prompt holds every layout
+already; every item has a target or an anchor; the caller expanded some items and not others."""
+
+_STEP = 256
+"""The least part of a prompt that one step searches for several alternatives."""
+
+_FEW = 32
+"""The most ids that are sought one by one."""
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,15 +50,24 @@ class Alternative:
         layout."""
         return self.update.written(self.target, self.placeholder)
 
-    @cached_property
-    def target_text(self) -> str:
-        """The ids of the target as a string."""
-        return as_text(self.target)
-
     @property
     def sought(self) -> tuple[int, ...]:
         """The ids that stand for the item in a prompt that is not expanded yet."""
         return self.target if isinstance(self.update, Replace) else tuple(self.placeholder.ids)
+
+
+class Sought(NamedTuple):
+    """Ids that are searched in a prompt.
+
+    Attributes:
+        text: the ids as a string.
+        one: the alternative that they stand for.
+        is_layout: whether they are its layout, and not its target.
+    """
+
+    text: str
+    one: Alternative
+    is_layout: bool
 
 
 class Alternatives(tuple[Alternative, ...]):
@@ -67,36 +88,20 @@ class Alternatives(tuple[Alternative, ...]):
         return frozenset(targets).union(*(one.placeholder.embed_ids for one in self))
 
     @cached_property
-    def _known(self) -> dict[Any, list[Sought]]:
-        return {}
+    def sought(self) -> dict[Reading, list[Sought]]:
+        """The ids that stand for the item, by the reading of the prompt."""
+        return {reading: [one for one in self._sought(reading) if one.text] for reading in READINGS}
 
-    def sought(self, reading: Reading, runs: Runs) -> list[Sought]:
-        """The ids that stand for the item under a reading of the prompt."""
-        key = reading, runs
-        if key not in self._known:
-            self._known[key] = [one for one in self._sought(reading, runs) if one.text]
-        return self._known[key]
-
-    def _sought(self, reading: Reading, runs: Runs) -> Iterator[Sought]:
+    def _sought(self, reading: Reading) -> Iterator[Sought]:
         for one in self:
             if reading != "targets" or isinstance(one.update, AlreadyExpanded):
-                yield Sought(runs.core(one.placeholder), one, is_layout=True)
+                yield Sought(one.placeholder.text, one, is_layout=True)
             if reading != "layouts" and isinstance(one.update, Replace):
-                yield Sought(one.target_text, one, is_layout=False)
+                yield Sought(as_text(one.target), one, is_layout=False)
 
 
-class Sought(NamedTuple):
-    """Ids that are searched in a prompt.
-
-    Attributes:
-        text: the ids as a string.
-        one: the alternative that they stand for.
-        is_layout: whether they are its layout, and not its target.
-    """
-
-    text: str
-    one: Alternative
-    is_layout: bool
+Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
+"""The alternatives by modality and item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +112,7 @@ class Placement:
         modality: name of the item's modality.
         index: the item's position among those of its modality.
         start: offset of the layout's first token in the new prompt.
-        placeholder: the layout as it stands in the prompt, with the tokens that merged at its
-            edges.
+        placeholder: the layout as it stands in the prompt.
     """
 
     modality: str
@@ -122,27 +126,8 @@ class Placement:
         return self.start + len(self.placeholder)
 
 
-_STEP = 256
-"""The least part of a prompt that one step searches for several alternatives."""
-
-_FEW = 32
-"""The most ids that are sought one by one."""
-
-EMPTY: Mapping[Any, Any] = MappingProxyType({})
-NO_RUNS = Runs()
-
-
 class NotFound(InputError):
     """An item's target is not in the prompt."""
-
-
-Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
-"""The alternatives by modality and item."""
-
-Reading: TypeAlias = Literal["layouts", "targets", "either"]
-READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
-"""The readings of a prompt, in the order in which they are tried: the prompt holds every layout
-already; every item has a target or an anchor; the caller expanded some items and not others."""
 
 
 def place(
@@ -151,7 +136,6 @@ def place(
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
     readings: tuple[Reading, ...] = READINGS,
-    runs: Runs = NO_RUNS,
 ) -> tuple[list[int], list[Placement]]:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading
     that fits.
@@ -168,7 +152,6 @@ def place(
         reserved: targets that stand for items and for nothing else, each with its modality: none
             may be left over.
         readings: the readings to try; the error is that of the last reading other than "either".
-        runs: the tokens that merge where a layout meets the prompt.
 
     Returns:
         The new prompt and one placement per item, in prompt order.
@@ -178,22 +161,22 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     text = as_text(prompt)
-    if readings == READINGS and not _may_be_expanded(text, items, runs):
+    if readings == READINGS and not _may_be_expanded(text, items):
         readings = readings[1:]
     refusals: list[Callable[[], NoReturn]] = []
     for reading in readings:
         try:
-            return _Pass(prompt, text, items, where, reserved, reading, runs).run()
+            return _Pass(prompt, text, items, where, reserved, reading).run()
         except _Unfit as unfit:
             if reading != "either":
                 refusals.append(unfit.refuse)
     refusals[-1]()
 
 
-def _may_be_expanded(text: str, items: Items, runs: Runs) -> bool:
+def _may_be_expanded(text: str, items: Items) -> bool:
     """Whether a prompt holds a layout of the first item of each modality."""
     return all(
-        any(runs.core(one.placeholder) in text for one in alternatives)
+        any(one.placeholder.text in text for one in alternatives)
         for of_modality in items.values()
         for alternatives in of_modality[:1]
     )
@@ -212,43 +195,47 @@ def _distinct(items: Sequence[Alternatives]) -> list[Alternative]:
     return [one for alternatives in known.values() for one in alternatives]
 
 
+def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> Items:
+    """Items with their layouts and targets in other ids."""
+
+    def changed(one: Alternative) -> Alternative:
+        target = change(Placeholder(list(one.target), bytes(len(one.target))))
+        return Alternative(one.update, tuple(target.ids), change(one.placeholder))
+
+    known = {
+        id(own): Alternatives(map(changed, own))
+        for of_modality in items.values()
+        for own in of_modality
+    }
+    return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
+
+
 def place_in_text(
-    prompt: list[int],
-    items: Items,
-    where: str,
-    reserved: Mapping[Target, str],
-    tok: Any,
-    runs: Runs = NO_RUNS,
+    prompt: list[int], items: Items, where: str, reserved: Mapping[Target, str], tok: Any
 ) -> tuple[list[int], list[Placement]]:
     """`place` for targets that are texts, which the tokenizer may have split otherwise inside the
     prompt. The targets are sought in the prompt's text, and the text is tokenized again with the
     layouts in it, as in vLLM.
 
     Args:
-        prompt: as for `place`, as are `items`, `where`, `reserved` and `runs`.
+        prompt: as for `place`, as are `items`, `where` and `reserved`.
         tok: the `Vocabulary`.
 
     Raises:
         InputError: as for `place`; or the tokenizer makes other ids of a layout inside the text.
     """
-    characters = cache(lambda ids: tuple(map(ord, tok.decode(list(ids)))))
 
-    def in_text(one: Alternative) -> Alternative:
-        ids = characters(tuple(one.placeholder.ids))
-        return Alternative(
-            one.update, characters(one.target), Placeholder(list(ids), bytes(len(ids)))
-        )
+    def characters(ids: Sequence[int]) -> list[int]:
+        return list(map(ord, tok.decode(list(ids))))
 
-    known = {
-        id(one): in_text(one) for of_modality in items.values() for one in _distinct(of_modality)
-    }
-    texts = {
-        name: [Alternatives(known[id(one)] for one in own) for own in of_modality]
-        for name, of_modality in items.items()
-    }
-    reserved_texts = {characters(target): name for target, name in reserved.items()}
-    written, _ = place(list(characters(tuple(prompt))), texts, where, reserved_texts, ("targets",))
-    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",), runs)
+    def in_text(placeholder: Placeholder) -> Placeholder:
+        ids = characters(placeholder.ids)
+        return Placeholder(ids, bytes(len(ids)))
+
+    texts = in_other_ids(items, in_text)
+    reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
+    written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
+    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",))
 
 
 class _Unfit(Exception):
@@ -265,71 +252,17 @@ class _Match(NamedTuple):
         begin: offset of the first id.
         end: offset after the last id.
         one: the alternative.
-        standing: the layout as it stands in the prompt; None where it does not.
+        stands: whether they are the layout itself.
     """
 
     begin: int
     end: int
     one: Alternative
-    standing: Placeholder | None = None
+    stands: bool = False
 
 
 _Item: TypeAlias = tuple[_Match, str, int]
 """A match, and the modality and the index of its item."""
-
-
-@dataclass
-class _Writing:
-    """The new prompt, as far as it is written.
-
-    A token that merged at the edge of a layout belongs to the layout; a token that merged between
-    two layouts belongs to the first.
-    """
-
-    runs: Runs
-    ids: list[int] = field(default_factory=list)
-    placements: list[Placement] = field(default_factory=list)
-    new: bool = False
-
-    def text(self, ids: list[int]) -> None:
-        """Write a part of the caller's prompt."""
-        if not ids:
-            return
-        merged = self.runs.merged(self.ids[-1], ids[0]) if self.new else None
-        if merged is not None:
-            self._end(merged)
-        self.ids += ids if merged is None else ids[1:]
-        self.new = False
-
-    def layout(self, match: _Match, modality: str, index: int) -> None:
-        """Write the layout of an item."""
-        placeholder = match.standing or match.one.placeholder
-        self.new = match.standing is None and bool(placeholder.ids)
-        merged = None
-        if self.new and self.ids:
-            merged = self.runs.merged(self.ids[-1], placeholder.ids[0])
-        if merged is not None:
-            placeholder = self._begin(merged, placeholder)
-        self.placements.append(Placement(modality, index, len(self.ids), placeholder))
-        self.ids += placeholder.ids
-
-    def _begin(self, merged: int, placeholder: Placeholder) -> Placeholder:
-        """The layout without its first token, where that token merged with another layout's; or
-        with the token that the first one merged to."""
-        rest = placeholder.ids[1:]
-        if self.placements and self.placements[-1].end == len(self.ids):
-            self._end(merged)
-            return placeholder.standing(rest)
-        self.ids.pop()
-        return placeholder.standing([merged, *rest])
-
-    def _end(self, merged: int) -> None:
-        """Replace the last token of the layout that was written last by the token that it merged
-        to."""
-        self.ids[-1] = merged
-        last = self.placements.pop()
-        placeholder = last.placeholder.standing([*last.placeholder.ids[:-1], merged])
-        self.placements.append(replace(last, placeholder=placeholder))
 
 
 @dataclass
@@ -342,32 +275,25 @@ class _Pass:
     where: str
     reserved: Mapping[Target, str]
     reading: Reading
-    runs: Runs
 
     def run(self) -> tuple[list[int], list[Placement]]:
-        matches = self._matches()
         rest: list[slice] = []
+        ids: list[int] = []
+        placements: list[Placement] = []
         position = 0
-        for match, modality, index in matches:
+        for match, modality, index in self._matches():
             if match.begin < position:  # an anchor inside a target that another layout replaces
                 raise _Unfit(self._not_found, modality, index)
             rest.append(slice(position, match.begin))
             position = match.end
-        rest.append(slice(position, len(self.prompt)))
+            ids += self.prompt[rest[-1]]
+            placeholder = match.one.placeholder
+            placements.append(Placement(modality, index, len(ids), placeholder))
+            ids += placeholder.ids
+        rest.append(slice(position, None))
+        ids += self.prompt[position:]
         self._check_leftovers(rest)
-        if all(match.standing is not None for match, *_ in matches):
-            at = [
-                Placement(modality, index, match.begin, match.standing)
-                for match, modality, index in matches
-                if match.standing is not None
-            ]
-            return self.prompt.copy(), at
-        written = _Writing(self.runs)
-        for part, (match, modality, index) in zip(rest, matches, strict=False):
-            written.text(self.prompt[part])
-            written.layout(match, modality, index)
-        written.text(self.prompt[rest[-1]])
-        return written.ids, written.placements
+        return ids, placements
 
     def _matches(self) -> list[_Item]:
         """The matches of all items, from left to right."""
@@ -405,7 +331,7 @@ class _Pass:
             if len(nearest) > 1:  # the first of equals
                 modality = min(searching, key=lambda m: nearest[m].begin)
             match = nearest.pop(modality)
-            if match.standing is not None:
+            if match.stands:
                 self._check_alone(modality, match, nearest)
             yield match, modality, searching[modality]
             cursor = match.end
@@ -416,7 +342,7 @@ class _Pass:
     def _check_alone(self, modality: str, match: _Match, others: Mapping[str, _Match]) -> None:
         """Refuse a layout that may be that of an item of another modality."""
         for other, its in others.items():
-            if its.begin == match.begin and its.standing is not None:
+            if its.begin == match.begin and its.stands:
                 where = f"{self.where}.{modality}, {self.where}.{other}"
                 got = "placeholder ids that are those of an item of either"
                 remedy = "Send the prompt before it is expanded, or no item of the other."
@@ -432,33 +358,24 @@ class _Pass:
 
     def _search(self, alternatives: Alternatives, cursor: int) -> _Match | None:
         """The first match at or after the cursor."""
-        sought = alternatives.sought(self.reading, self.runs)
+        sought = alternatives.sought[self.reading]
         if len(sought) == 1:
-            return self._first(*sought[0], cursor, cursor, len(self.text))
+            return self._first(sought[0], cursor, len(self.text))
         # in steps that grow: no item looks to the end of the prompt for what is not there
-        begin, step = cursor, max((_STEP, *(len(text) for text, *_ in sought)))
+        begin, step = cursor, max((_STEP, *(len(one.text) for one in sought)))
         while sought and begin < len(self.text):
             end = begin + step
-            matches = [self._first(*part, cursor, begin, end) for part in sought]
+            matches = [self._first(one, begin, end) for one in sought]
             if known := [match for match in matches if match is not None]:
                 return min(known, key=lambda match: match.begin)  # the first of equals
             begin, step = end, 2 * step
         return None
 
-    def _first(
-        self, text: str, one: Alternative, layout: bool, cursor: int, begin: int, end: int
-    ) -> _Match | None:
+    def _first(self, sought: Sought, begin: int, end: int) -> _Match | None:
         """The first match of some ids that begins in a part of the prompt."""
-        last = end + len(text) - 1
-        while (at := self.text.find(text, begin, last)) >= 0:
-            if not layout:
-                return _Match(at, at + len(text), one)
-            standing = self.runs.around(self.prompt, at, cursor, one.placeholder)
-            if standing is not None:
-                start, placeholder = standing
-                return _Match(start, start + len(placeholder), one, placeholder)
-            begin = at + 1
-        return None
+        text, one, is_layout = sought
+        at = self.text.find(text, begin, end + len(text) - 1)
+        return None if at < 0 else _Match(at, at + len(text), one, is_layout)
 
     def _check_leftovers(self, parts: list[slice]) -> None:
         begins = {target[0] for target in self.reserved}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from .bound.binding import At, calling
+from .bound.binding import At
 from .bound.calls import Calls, LazyProcessor, Taken, call
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
@@ -26,10 +26,10 @@ from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
 from .placement import (
-    NO_RUNS,
     Alternatives,
     NotFound,
     Placement,
+    in_other_ids,
     may_be_split,
     place,
     place_in_text,
@@ -82,9 +82,9 @@ class Plan:
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.spec, self._dtype = spec, dtype
+        self.spec, self._dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
-        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if spec.is_raw else None)
+        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if self._is_raw else None)
         # the items of an encoder-decoder model do not count towards the decoder's context
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
@@ -148,11 +148,8 @@ class Plan:
             expected = "a modality whose when= holds for the config"
             raise SpecError(self.spec.name, expected, "none")
         self._reserved = self._reserved_targets()
-        self.runs = NO_RUNS
-        if self.spec.merges is not None:
-            where = f"{self.spec.name}, merges"
-            self.runs = Runs.of(self.spec.merges, scope.tok, where)
-        prompt = Fixed((0,), b"\0") if self.spec.is_raw else self.spec.prompt
+        self.runs = Runs(self.spec.merges, scope.tok, f"{self.spec.name}, merges")
+        prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
         self._prompts = {
             name: value.bind(scope) for name, value in layouts.items() if value is not None
@@ -232,7 +229,7 @@ class Plan:
             return prompt
         where = f"{self.spec.name}.{part}"
         layout = declared.ids if isinstance(declared, EndingWith) else declared
-        with calling(InputError, where, "a prompt that the spec can rewrite"):
+        with At(where, "a prompt that the spec can rewrite", InputError):
             scope = replace(self._scope, prompt=prompt, counts=dict(counts or {}))
             literal = layout.lay(scope)
         if literal.num_embeds:
@@ -294,27 +291,23 @@ class Plan:
         """
         self.check_ids(prompt)
         ids = list(prompt)
-        if self.spec.is_raw:
+        if self._is_raw:
             return ids
         taken = self._take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
-            _, placements = place(ids, items, self.spec.name, readings=("layouts",), runs=self.runs)
+            apart, placements = self._place(ids, items, readings=("layouts",))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
             raise InputError(f"{self.spec.name}.prompt", expected, got, remedy) from error
         written: list[int] = []
-        position, merged = 0, 0  # characters of the caller's that merged with the layout before
+        position = 0
         for at in placements:
             first = items[at.modality][at.index][0]
-            before, after = self.runs.surplus(at.placeholder, first.placeholder)
-            if at.start > position:
-                written += [*self.runs.run(merged), *ids[position : at.start]]
-                merged = 0
-            written += [*self.runs.run(merged + before), *first.written]
-            position, merged = at.end, after
-        written += [*self.runs.run(merged), *ids[position:]]
+            written += [*apart[position : at.start], *first.written]
+            position = at.end
+        written, _ = self.runs.joined(written + apart[position:], [])
         declared = self._prompts.get("prompt")
         if isinstance(declared, EndingWith):
             return _without_end(written, declared.ids.lay(self._scope).ids)
@@ -507,7 +500,7 @@ class Plan:
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
-        if self.spec.is_raw and (missing := set(self.modalities).difference(present)):
+        if self._is_raw and (missing := set(self.modalities).difference(present)):
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
@@ -524,18 +517,30 @@ class Plan:
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
         try:
-            return place(prompt, present, self.spec.name, self._reserved, runs=self.runs)
+            return self.runs.joined(*self._place(prompt, present, self._reserved))
         except NotFound as error:
             if self._scope.tok is None or not may_be_split(present):
                 raise
             try:
                 ids, placements = place_in_text(
-                    prompt, present, self.spec.name, self._reserved, self._scope.tok, self.runs
+                    prompt, present, self.spec.name, self._reserved, self._scope.tok
                 )
                 self.check_bare(ids, present)
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
             return ids, placements
+
+    def _place(
+        self,
+        prompt: list[int],
+        items: Mapping[str, Sequence[Alternatives]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[list[int], list[Placement]]:
+        """`mmkit.placement.place`, where tokens merge with runs taken apart."""
+        if self.runs.tokens:
+            prompt, items = self.runs.apart(prompt), in_other_ids(items, self.runs.placeholder)
+        return place(prompt, items, self.spec.name, *args, **kwargs)
 
 
 def _without_end(ids: list[int], end: list[int]) -> list[int]:
@@ -548,7 +553,5 @@ def _without_end(ids: list[int], end: list[int]) -> list[int]:
 def hidden_size(config: Any) -> int | None:
     """Width of the language model's rows by a Hugging Face config, computed as in vLLM; None if
     the config does not state it."""
-    sizes = (
-        of_text_config(config, n) for n in ("projection_dim", "projection_size", "hidden_size")
-    )
+    sizes = of_text_config(config, "projection_dim", "projection_size", "hidden_size")
     return next((size for size in sizes if isinstance(size, int)), None)

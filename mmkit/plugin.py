@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 from .errors import MmkitError
 
@@ -36,6 +37,33 @@ def load() -> None:
             expected = "a module that every process can import"
             remedy = "Install its package, or set PYTHONPATH."
             raise MmkitError(f"{VARIABLE}, {name}", expected, str(error), remedy) from error
+
+
+def named(target: str, kind: type = object) -> Any:
+    """What ``package.module:name`` names; modules of the working directory are found too.
+
+    Raises:
+        MmkitError: there is no such thing, or it is of another kind.
+    """
+    find_in_working_directory()
+    module, _, name = target.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except MmkitError as error:  # a declaration that is refused has a sentence of its own
+        raise MmkitError(f"{target}: {error}") from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise MmkitError(target, "package.module:name that can be imported", got) from error
+    if not isinstance(value, kind):
+        raise MmkitError(target, f"a {kind.__name__}", f"a {type(value).__name__}")
+    return value
+
+
+def find_in_working_directory() -> None:
+    """Import modules of the working directory too, as `python -m` does, and a console script does
+    not."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def announce(module: str) -> None:

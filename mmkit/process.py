@@ -11,8 +11,6 @@ one. A function can do anything else::
             "patches": torch.cat(parts),
             # a batched field: one part per item, also as a list
             "counts": torch.tensor([len(part) for part in parts]),
-            # a shared field: the same for every item
-            "scale": torch.tensor(scope.cfg.scale),
         }
 
 In each case, an item's part must not depend on the other items of the request, for example by
@@ -26,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Scope, Structural, Value, evaluate, expression, fold, structure
+from .expr import Scope, Structural, Value, evaluate, expression, fold, stated, structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +62,7 @@ class HF(Structural):
         return replace(self, text=fold(self.text, scope), unpad=unpad, kwargs=kwargs)
 
     def __repr__(self) -> str:
-        stated = {name: getattr(self, name) for name in self.__match_args__}
-        options = [f"{name}={value!r}" for name, value in stated.items() if not _is_unstated(value)]
-        return f"hf({', '.join(options)})"
+        return f"hf({stated(self)})"
 
 
 def _evaluated(value: Any, scope: Scope) -> Any:
@@ -76,10 +72,6 @@ def _evaluated(value: Any, scope: Scope) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_evaluated(part, scope) for part in value)
     return evaluate(value, scope)
-
-
-def _is_unstated(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, Mapping) and not value)
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]

@@ -7,32 +7,36 @@ and receive the config and the Hugging Face processor of the model. They need no
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import pickle
-import shutil
-import tempfile
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from threading import local
-from typing import Any
+from multiprocessing import parent_process
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
+from torch.multiprocessing import get_context, set_sharing_strategy
 
 from .bound.calls import Taken
 from .bound.processing import Processed
-from .errors import InputError, MmkitError, SpecError
+from .errors import MmkitError, SpecError
 from .generate import module_of
 from .plan import Plan
-from .shared_memory import FOLDER, Packed, pack, unpack
 from .spec import Declaration
 
 NICENESS = 10
@@ -42,15 +46,12 @@ PATIENCE = 120.0
 """Seconds without an answer after which a process counts as one that hangs, and is ended."""
 
 START = 300.0
-"""Seconds in which a process has to be ready: it gives way to all others, and imports torch."""
+"""Seconds in which a process has to be ready: it imports torch, and the module of the spec."""
 
 _CONTEXT = get_context("spawn")
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-"""Of glibc's mallopt(3)."""
-
-_BLOCKS = 8
-"""Blocks of 16 MiB that Pillow keeps."""
+_LARGE = 2**16
+"""Bytes of an array that is worth its place in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,11 @@ class RenderProcesses:
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
-        self._own, self._all = local(), set[_Process]()
-        self._is_closed = False
-        # each thread waits for a process of its own
+        self._all, self._free = set[_Process](), SimpleQueue[_Process]()
+        # one thread a process: it takes a free one, and waits for its answer
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
-        self._started = [self._threads.submit(self._begin) for _ in range(count)]
+        for _ in range(count):
+            self._begin()
 
     def wait(self) -> None:
         """Return when they are ready.
@@ -145,8 +146,8 @@ class RenderProcesses:
         Raises:
             MmkitError: one of them is not; says why.
         """
-        for started in self._started:
-            started.result()
+        for process in list(self._all):
+            process.ready.result(START)
 
     def process(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
         """The processed fields of the items of a request, as `Plan.process` returns them. Its
@@ -156,179 +157,130 @@ class RenderProcesses:
     @property
     def pids(self) -> list[int]:
         """The ids of the processes."""
-        return [process.pid for process in list(self._all)]
+        return [process.pid.result(START) for process in list(self._all)]
 
     def close(self) -> None:
         """End them. What waits is cancelled."""
-        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._all):
             process.end()
 
     def _begin(self) -> None:
-        self._new().wait(self._where)
-
-    def _new(self) -> _Process:
-        """Another process for this thread. It needs seconds to start; no request waits for it."""
-        self._own.process = _Process(self._recipe)
-        self._all.add(self._own.process)
-        return self._own.process  # type: ignore[no-any-return]
+        process = _Process(self._recipe, self._where)
+        self._all.add(process)
+        self._free.put(process)
 
     def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        process = self._free.get()
+        try:
+            process.ready.result(START)
+            return process.answer(items).result(PATIENCE)
+        except (BrokenExecutor, TimeoutError) as error:
+            self._all.discard(process)
+            process.end()
+            self._begin()
+            silent = f"one that was silent for {PATIENCE:g} s and was ended"
+            got = silent if isinstance(error, TimeoutError) else "one that ended"
+            remedy = "Send the request again; the server's log may tell why."
+            raise MmkitError(self._where, "one that answers", got, remedy) from error
+        finally:
+            if process in self._all:
+                self._free.put(process)
+
+
+class _Process:
+    """One process, seen from the one that started it.
+
+    Attributes:
+        pid: its id.
+        ready: done when it can process items; fails where it cannot.
+    """
+
+    def __init__(self, recipe: bytes, where: str) -> None:
+        self._pool = ProcessPoolExecutor(1, _CONTEXT)
+        self.pid = self._pool.submit(os.getpid)
+        self.ready = self._pool.submit(_prepare, recipe, where)
+
+    def answer(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
         sent = {
             name: taken._replace(values=[_sent(value) for value in taken.values])
             for name, taken in items.items()
         }
-        process: _Process = self._own.process
-        try:
-            process.wait(self._where)
-            return process.run(sent)
-        except (EOFError, OSError) as error:
-            self._all.discard(process)
-            process.end()
-            if not self._is_closed:  # else it was ended on purpose
-                self._new()
-            remedy = "Send the request again; the server's log may tell why."
-            got = "one that ended"
-            if isinstance(error, TimeoutError):
-                got = f"one that was silent for {error.args[0]:g} s and was ended"
-            raise MmkitError(self._where, "one that answers", got, remedy) from error
-
-
-class _Process:
-    """One process, seen from the one that started it."""
-
-    def __init__(self, recipe: bytes) -> None:
-        self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=FOLDER)
-        self._connection, theirs = _CONTEXT.Pipe()
-        arguments = theirs, recipe, self._folder
-        self._process = _CONTEXT.Process(target=_work, args=arguments, daemon=True)
-        self._process.start()
-        self._is_ready = False
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    def wait(self, where: str) -> None:
-        """Return when it is ready."""
-        if self._is_ready:
-            return
-        if (problem := self._received(START)) is not None:
-            raise MmkitError(where, "one that starts", problem)
-        self._is_ready = True
-
-    def run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
-        self._connection.send(pack(items, self._folder))
-        answer = unpack(self._received(PATIENCE))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer  # type: ignore[no-any-return]
-
-    def _received(self, patience: float) -> Any:
-        if not self._connection.poll(patience):
-            raise TimeoutError(patience)
-        return self._connection.recv()
+        return self._pool.submit(_answer, sent)
 
     def end(self) -> None:
-        self._connection.close()
-        self._process.terminate()
-        self._process.join(1)
-        self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(BrokenExecutor, CancelledError, TimeoutError, ProcessLookupError):
+            os.kill(self.pid.result(0), signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class _File:
-    """An image as a file, which the other process decodes."""
+class _Shared(NamedTuple):
+    """An array, or the pixels of an RGB image, as a tensor: these travel in shared memory."""
 
-    content: np.ndarray
+    content: torch.Tensor
+    is_image: bool
 
     def load(self) -> Any:
+        if not self.is_image:
+            return self.content.numpy()
         from PIL import Image
 
-        image = Image.open(io.BytesIO(self.content.tobytes()))
-        image.load()
-        return image
-
-
-@dataclass(frozen=True)
-class _Pixels:
-    """An RGB image as its pixels."""
-
-    pixels: np.ndarray
-
-    def load(self) -> Any:
-        from PIL import Image
-
-        return Image.fromarray(self.pixels)
+        return Image.fromarray(self.content.numpy())
 
 
 def _sent(value: Any) -> Any:
     """An item in the form for another process."""
-    if (file := getattr(value, FILE, None)) is not None:
-        return _File(np.frombuffer(file, np.uint8))
     if getattr(value, "mode", None) == "RGB":
-        return _Pixels(np.asarray(value))
-    if type(value) is dict:  # a record
-        return {name: _sent(part) for name, part in value.items()}
-    return value
+        return _Shared(torch.from_numpy(np.array(value)), is_image=True)
+    if type(value) is np.ndarray and value.nbytes >= _LARGE:
+        return _Shared(torch.from_numpy(np.array(value)), is_image=False)
+    return _each(_sent, value)
 
 
-FILE = "mmkit_file"
-"""Attribute of a PIL image that has not been decoded yet: the bytes of its file."""
+def _loaded(value: Any) -> Any:
+    return value.load() if isinstance(value, _Shared) else _each(_loaded, value)
 
 
-def _loaded(value: Any, where: str) -> Any:
-    if type(value) is dict:  # a record
-        return {name: _loaded(part, f"{where}.{name}") for name, part in value.items()}
-    if not isinstance(value, (_File, _Pixels)):
-        return value
-    try:
-        return value.load()
-    except (OSError, ValueError, SyntaxError) as error:  # the kinds of formats differ
-        raise InputError(where, "an image", str(error).rstrip(".")) from error
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The parts of a record, or of a video with its metadata; or the value itself."""
+    if type(value) is dict:
+        return {name: function(part) for name, part in value.items()}
+    return tuple(map(function, value)) if type(value) is tuple else value
 
 
-def _work(connection: Connection, recipe: bytes, folder: str) -> None:
-    """The work of a render process, until the other end is gone."""
-    os.nice(NICENESS)
+_plan: Plan
+"""That of a render process."""
+
+
+def _prepare(recipe: bytes, where: str) -> None:
+    """Make this process a render process."""
     torch.set_num_threads(1)
-    _keep_memory()
+    set_sharing_strategy("file_system")  # the other one keeps a file open for each tensor
+    Thread(target=_end_with_parent, daemon=True).start()
+    global _plan
     try:
-        plan = Recipe.plan(recipe)
-        connection.send(None)
-        while True:
-            connection.send(_answer(plan, connection.recv(), folder))
-    except (EOFError, OSError, KeyboardInterrupt):
-        pass
+        _plan = Recipe.plan(recipe)
     except Exception as error:  # of the spec, or of what its module imports
-        connection.send(f"{type(error).__name__}: {error}".rstrip("."))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise MmkitError(where, "one that starts", got) from error
+    os.nice(NICENESS)
 
 
-def _keep_memory() -> None:
-    """Use the memory of one image for the next: to get it from the system anew takes a tenth of the
-    time."""
-    with suppress(AttributeError, OSError):  # other C libraries than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-            mallopt(option, 2**30)
-    with suppress(ImportError, AttributeError):
-        import_module("PIL._imaging").set_blocks_max(_BLOCKS)
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
-def _answer(plan: Plan, sent: Packed, folder: str) -> Packed:
+def _answer(sent: Mapping[str, Taken]) -> dict[str, Processed]:
+    items = {
+        name: taken._replace(values=[_loaded(value) for value in taken.values])
+        for name, taken in sent.items()
+    }
     try:
-        items: dict[str, Taken] = unpack(sent)
-        for name, taken in items.items():
-            where = plan.modalities[name].where
-            values = [_loaded(value, f"{where}[{i}]") for i, value in enumerate(taken.values)]
-            items[name] = taken._replace(values=values)
-        return pack(plan.process(items), folder)
-    except Exception as error:
-        with suppress(Exception):
-            return pack(error, folder)
-        return pack(MmkitError(f"{type(error).__name__}: {error}"), folder)
+        return _plan.process(items)
+    except MmkitError:
+        raise
+    except Exception as error:  # another class might not arrive
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -1,127 +1,87 @@
-"""Runs: tokens of nothing but one character, such as line breaks, that merge where they meet.
+"""Runs: tokens of nothing but one character, such as line breaks.
 
 A tokenizer that sees a layout inside its prompt makes one token of the line breaks on either side
-of where they meet, if it has such a token. Layouts are evaluated alone, so `ModelSpec(merges=...)`
-says that theirs do the same.
+of an edge, if it has such a token. Layouts are evaluated alone, so a prompt and its layouts are
+taken apart into single characters, placed, and joined again as the tokenizer joins a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from itertools import groupby
 
 from .errors import SpecError
 from .layout import Placeholder
+from .placement import Placement
 from .vocabulary import Vocabulary
 
 _LONGEST = 64
-"""Characters of the longest run that merges."""
+"""Characters of the longest run that is one token."""
 
 
 class Runs:
-    """The tokens of a vocabulary that are runs of one character.
+    """The tokens of a vocabulary that are runs of one character; none without a character.
 
     Attributes:
-        tokens: their ids by the number of characters.
+        tokens: their ids by the number of characters, up to the first number that is no token.
+
+    Raises:
+        SpecError: the character itself is no token.
     """
 
-    def __init__(self, tokens: Mapping[int, int] = MappingProxyType({})) -> None:
-        self.tokens = tokens
-        self._lengths = {token: length for length, token in tokens.items()}
-
-    @classmethod
-    def of(cls, character: str, tok: Vocabulary | None, where: str) -> Runs:
-        """The runs of a character, up to the first length that is no token.
-
-        Raises:
-            SpecError: there is none.
-        """
-        tokens: dict[int, int] = {}
-        if tok is not None:
-            for length in range(1, _LONGEST + 1):
-                ids = tok.text(character * length)
-                if len(ids) != 1 or ids[0] in tokens.values():
-                    break
-                tokens[length] = ids[0]
-        if not tokens:
+    def __init__(self, character: str | None, tok: Vocabulary | None, where: str) -> None:
+        self.tokens: dict[int, int] = {}
+        self._character, self._tok = character, tok
+        for length in range(1, _LONGEST + 1):
+            ids = self._encoded(length)
+            if len(ids) != 1 or ids[0] in self.tokens.values():
+                break
+            self.tokens[length] = ids[0]
+        if character is not None and not self.tokens:
             raise SpecError(where, "a character that the tokenizer has as a token", repr(character))
-        return cls(tokens)
+        self._lengths = {token: length for length, token in self.tokens.items()}
 
-    def merged(self, first: int, second: int) -> int | None:
-        """The one token of two, if there is one."""
-        if first not in self._lengths or second not in self._lengths:
-            return None
-        return self.tokens.get(self._lengths[first] + self._lengths[second])
+    def _encoded(self, length: int) -> list[int]:
+        if self._character is None or self._tok is None:
+            return []
+        return self._tok.text(self._character * length)
 
     def apart(self, ids: Sequence[int]) -> list[int]:
         """Ids with one token for each character of a run."""
-        parts = (
-            [self.tokens[1]] * self._lengths[one] if one in self._lengths else [one] for one in ids
-        )
-        return [token for part in parts for token in part]
+        return [one for token in ids for one in self._apart(token)]
 
-    def core(self, placeholder: Placeholder) -> str:
-        """The ids of a layout as a string, without those at its edges that may have merged."""
-        if not self._lengths:
-            return placeholder.text
-        lead, tail = self._edges(placeholder)
-        return placeholder.text[lead : len(placeholder) - tail]
+    def _apart(self, token: int) -> list[int]:
+        return [self.tokens[1]] * self._lengths[token] if token in self._lengths else [token]
 
-    def _edges(self, placeholder: Placeholder) -> tuple[bool, bool]:
-        ids = placeholder.ids
-        lead, tail = (bool(ids) and ids[edge] in self._lengths for edge in (0, -1))
-        return (lead, tail) if len(ids) > lead + tail else (False, False)
+    def placeholder(self, placeholder: Placeholder) -> Placeholder:
+        """A layout, taken apart."""
+        sizes = zip(placeholder.ids, placeholder.mask, strict=True)
+        mask = b"".join(bytes([embeds]) * len(self._apart(token)) for token, embeds in sizes)
+        return Placeholder(self.apart(placeholder.ids), mask)
 
-    def around(
-        self, prompt: Sequence[int], at: int, cursor: int, placeholder: Placeholder
-    ) -> tuple[int, Placeholder] | None:
-        """A layout whose core stands in a prompt: where it begins, and its ids there. None where a
-        run that belongs to it is missing.
-
-        Args:
-            prompt: token ids.
-            at: where the core stands.
-            cursor: where the prompt is free. The token before it belongs to another layout, which
-                may share it.
-            placeholder: the layout.
-        """
-        if not self._lengths:
-            return at, placeholder
-        lead, tail = self._edges(placeholder)
-        if not lead and not tail:
-            return at, placeholder
-        begin, end = at - lead, at - lead + len(placeholder)
-        ids, own = list(placeholder.ids), placeholder.ids
-        if lead:
-            if begin < 0 or not self._holds(prompt[begin], own[0]):
-                return None
-            ids[0] = prompt[begin]
-            if begin < cursor:
-                if prompt[begin] == own[0]:
-                    return None
-                begin, ids = at, ids[1:]
-        if tail:
-            if end > len(prompt) or not self._holds(prompt[end - 1], own[-1]):
-                return None
-            ids[-1] = prompt[end - 1]
-        return begin, placeholder.standing(ids)
-
-    def surplus(self, standing: Placeholder, placeholder: Placeholder) -> tuple[int, int]:
-        """Characters that a layout as it stands in a prompt has more at its beginning and at its
-        end than evaluated alone. They are fewer where it shares the first with another."""
-        lead, tail = self._edges(placeholder)
-        before = after = 0
-        if lead:
-            before = -self._lengths[placeholder.ids[0]]
-            if len(standing) == len(placeholder):
-                before += self._lengths[standing.ids[0]]
-        if tail:
-            after = self._lengths[standing.ids[-1]] - self._lengths[placeholder.ids[-1]]
-        return before, after
-
-    def run(self, length: int) -> list[int]:
-        """The token of so many characters; no token of none."""
-        return [self.tokens[length]] if length else []
-
-    def _holds(self, token: int, own: int) -> bool:
-        return self._lengths.get(token, 0) >= self._lengths[own]
+    def joined(
+        self, apart: list[int], placements: list[Placement]
+    ) -> tuple[list[int], list[Placement]]:
+        """Ids with the tokens of runs in them, and where layouts stand there. A token that two
+        layouts share belongs to the first."""
+        if not self.tokens:
+            return apart, placements
+        ids: list[int] = []
+        token_at: list[int] = []
+        for one, characters in groupby(apart):
+            count = len([*characters])
+            tokens = self._encoded(count) if one == self.tokens[1] else [one] * count
+            for token in tokens:
+                token_at += [len(ids)] * self._lengths.get(token, 1)
+                ids.append(token)
+        placed: list[Placement] = []
+        end = 0
+        for at in placements:
+            start, end = max(token_at[at.start], end), token_at[at.end - 1] + 1
+            embeds = bytearray(end - start)
+            for place, flag in zip(token_at[at.start : at.end], at.placeholder.mask, strict=True):
+                if flag:
+                    embeds[place - start] = 1
+            own = Placeholder(ids[start:end], bytes(embeds))
+            placed.append(Placement(at.modality, at.index, start, own))
+        return ids, placed

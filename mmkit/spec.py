@@ -22,7 +22,7 @@ from .expr import (
     leaves,
     tok,
 )
-from .field import Batched, Field, Shared, flat
+from .field import Batched, Field, flat
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, nothing, source
@@ -37,7 +37,7 @@ Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, s
 expected, got, remedy."""
 
 _UNSTATED: Any = None
-_FIELD = "batched(), flat(), shared(), derived() or constant()"
+_FIELD = "batched(), flat(), derived() or constant()"
 _UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
@@ -252,9 +252,6 @@ class Modality(_Declared):
         expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
         got = f"{self.item!r} and fields {sorted(processed)}"
         yield "", fits, f"{expected}, or a process", got
-        expected = "a batched or flat field where there is no process"
-        for declared in processed.values():
-            yield "", not isinstance(declared, Shared), expected, repr(declared)
 
     def _rules_of_positions(self, positions: tuple[Any, ...]) -> Iterator[Rule]:
         """The device computes positions: it knows the config and the fields that the model
@@ -274,10 +271,6 @@ class Modality(_Declared):
         expected = "limit=1 for an item without positions"
         yield "", isinstance(self.limit, int) and self.limit == 1, expected, repr(self.limit)
         yield "", not self.embeds, "no embeds for an item without positions", repr(self.embeds)
-        expected = "batched, flat or constant fields of an item without positions"
-        for name, declared in self.fields.items():
-            is_apart = not isinstance(declared, Shared) or declared.is_derived
-            yield f", fields[{name!r}]", is_apart, expected, repr(declared)
 
     @property
     def has_positions(self) -> bool:

@@ -51,7 +51,7 @@ class Vocabulary:
         """The id of every text that the vocabulary lacks; None where it lacks none."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
-    @property
+    @cached_property
     def ends(self) -> frozenset[int | None]:
         """The ids with which a text begins or ends. Those of a config may be a class's defaults."""
         names = ("bos_token_id", "eos_token_id")
@@ -105,10 +105,13 @@ def _filled(text: str, *values: Any) -> str:
     return text.format(*values) if values else text
 
 
-def of_text_config(config: Any, name: str) -> Any:
-    """An attribute of the language model's part of a Hugging Face config, or None."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return text.get(name) if isinstance(text, Mapping) else getattr(text, name, None)
+def of_text_config(config: Any, *names: str) -> list[Any]:
+    """Attributes of the language model's part of a Hugging Face config, each or None."""
+    own = getattr(config, "get_text_config", None)
+    text = config if own is None else own()
+    if isinstance(text, Mapping):
+        return [text.get(name) for name in names]
+    return [getattr(text, name, None) for name in names]
 
 
 def vocab_size(config: Any, default: int | None = None) -> int:
@@ -117,7 +120,7 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     Raises:
         SpecError: the config does not state it, and there is no default.
     """
-    stated = of_text_config(config, "vocab_size")
+    (stated,) = of_text_config(config, "vocab_size")
     size = default if stated is None else stated
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))

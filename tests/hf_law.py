@@ -25,11 +25,10 @@ from examples.series.spec import WAVES
 from examples.series.untrained import make_tokenizer
 from examples.terra.spec import TERRA
 from mmkit.bound.placeholders import rows_field
-from mmkit.testing import Request, Subject, of_spec
+from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
+from mmkit.testing.differences import differences
 from mmkit.testing.drawing import for_each
-from mmkit.testing.laws.law import differences
 from mmkit.training import Processor
-from mmkit.vllm_api import harness, kit
 
 
 def processor_of(subject: Subject) -> Processor:
@@ -43,7 +42,7 @@ def processor_of(subject: Subject) -> Processor:
         inner = info.get_hf_processor()  # transformers has none
     return info.spec.hf_processor_class.from_pretrained(
         subject.model_dir,
-        trust_remote_code=subject.options.get("trust_remote_code", False),
+        trust_remote_code=info.ctx.model_config.trust_remote_code,
         hf_processor=inner,
         dtype=info.ctx.model_config.dtype,
         mm_processor_kwargs=info.merged_kwargs({}),
@@ -57,7 +56,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
         AssertionError: they differ.
     """
     data = request.data()
-    served, refused = _outcome(lambda: harness.run(subject.processor, prompt, data))
+    served, refused = _outcome(lambda: vllm_path.run(subject.processor, prompt, data))
     argument = "text" if isinstance(prompt, str) else "input_ids"
     batch, refused_too = _outcome(lambda: processor(**{argument: prompt}, **data))
     told = f"vLLM: {refused or 'taken'}\nprocessor: {refused_too or 'taken'}"
@@ -78,7 +77,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
         sent = [{key: part[key] for key in served.fields[name][0]} for part in own]
         same(served.fields[name], sent, f"fields of {name}")
     for name, items in served.items.items():
-        (received,) = kit.batches(items)
+        (received,) = vllm_model.batches(items)
         received = {key: value for key, value in received.items() if key != rows_field(name)}
         own = {key: batch[key] for key in received}
         same(received, own, f"what the model receives of {name}")

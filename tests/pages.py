@@ -39,7 +39,7 @@ from markdown_it import MarkdownIt
 from tests import ROOT
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
-PRELOADED = ["tests.pages", "mmkit.vllm_api.harness", "mmkit.testing.laws", "vllm.entrypoints.llm"]
+PRELOADED = ["tests.pages", "mmkit.testing.vllm_path", "mmkit.testing.laws", "vllm.entrypoints.llm"]
 """Pages run in forks of a process that has imported these, once."""
 
 _MARK = re.compile(r"<!--\s*(not run|at night):\s*(\S.*?)\s*-->\s*")

@@ -4,9 +4,10 @@
 
 A place is a position of the source where an operator of cosmic-ray applies, outside of annotations.
 The seed draws the places, and one mutant for each. First the tests run once, to see which of them
-pass through which function. Then every mutant is written into a copy of the checkout, and the tests
-of its function run there until one fails: the mutant is killed. Each mutant has a process of its
-own, a fork of one that has imported what takes long.
+pass through which line. Then every mutant has a process of its own, a fork of one that has imported
+what takes long: there the module is imported with the change, and the tests of its line run, the
+shortest first, until one fails: the mutant is killed. Files are not written, so that a program that
+a test starts does not have the mutant.
 """
 
 import ast
@@ -15,19 +16,20 @@ import json
 import multiprocessing
 import os
 import random
-import shlex
-import shutil
+import resource
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
+from itertools import accumulate
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from cosmic_ray import plugins
@@ -40,33 +42,23 @@ ROOT = Path(__file__).parents[1]
 MODULES = """\
 expr layout field items/base items/tensor items/media updates placement process spec
 bound/intake bound/processing bound/placeholders bound/modality plan"""
-TESTS = "tests/unit tests/path"
-NOT_COPIED = (
-    ".git",
-    ".venv",
-    ".*cache",
-    ".hypothesis",
-    "out",
-    "site",
-    "build",
-    "dist",
-    "__pycache__",
-)
-IMPORTED_BEFORE = (
-    "torch",
-    "transformers",
-    "vllm.multimodal.processing",
-    "hypothesis.extra.numpy",
-    "pytest",
-)
-PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60")
-"""A test that takes a minute is in a loop that the mutant made, and fails."""
+OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")
+"""What no process of a mutant has imported before."""
+
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the
 same."""
 
+BUDGET = 30
+"""Seconds for the tests of one mutant, as measured while their lines were recorded."""
+
+WAITS = 600
+"""Seconds after which a mutant's tests wait for something that does not come."""
+
 Position = tuple[int, int]
-Lines = tuple[int, int]
+Seconds = dict[str, float]
+"""What each test takes, by its name without parameters."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +91,7 @@ class Outcome:
     mutant: Mutant
     end: str
     difference: str
+    seconds: float
 
 
 # -- mutants ---------------------------------------------------------------------------------------
@@ -121,19 +114,17 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 def spans_of_annotations(source: str) -> list[tuple[Position, Position]]:
     """Where annotations and type aliases stand."""
-    spans = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case (
-                ast.arg(annotation=ast.expr() as part) | ast.FunctionDef(returns=ast.expr() as part)
-            ):
-                spans.append(part)
-            case ast.AnnAssign(annotation=ast.Name(id="TypeAlias"), value=ast.expr() as part):
-                spans.append(part)
-            case ast.AnnAssign(annotation=part):
-                spans.append(part)
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = [part for node in nodes for name in ("annotation", "returns")
+        if isinstance(part := getattr(node, name, None), ast.expr)]  # fmt: skip
+    aliases = [
+        node
+        for node in nodes
+        if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.dump(node.annotation)
+    ]
     return [
-        ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0)) for it in spans
+        ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0))
+        for it in (*parts, *aliases)
     ]
 
 
@@ -148,163 +139,170 @@ def sample(modules: list[str], size: int, seed: int) -> list[Mutant]:
     return [draw.choice(places[place]) for place in chosen]
 
 
-# -- the tests of a function -----------------------------------------------------------------------
+# -- the tests of a line ---------------------------------------------------------------------------
 
 
-def covered(tree: Path, tests: str, modules: list[str]) -> CoverageData:
-    """Run the tests once: which of them passes through which line."""
-    process = multiprocessing.get_context("forkserver").Process(
-        target=cover, args=(tree, tests, modules)
-    )
-    process.start()
-    process.join()
-    if process.exitcode:
-        sys.exit("The tests fail without any mutant.")
-    lines = CoverageData(str(tree / "coverage.data"))
-    lines.read()
-    return lines
-
-
-def cover(tree: Path, tests: str, modules: list[str]) -> None:
-    """In a process of its own: each test is a context, without its parameters."""
+def cover(folder: str, tests: list[str], paths: list[str]) -> None:
+    """In a process of its own: each test is a context. Tells its seconds, and all imports."""
     import pytest
+
+    seconds: Seconds = defaultdict(float)
 
     class Contexts:
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_setup(self, item: pytest.Item) -> None:
-            coverage.switch_context(item.nodeid.partition("[")[0])
+            coverage.switch_context(without_parameters(item.nodeid))
 
-    enter(tree)
-    coverage = Coverage(data_file=str(tree / "coverage.data"), include=modules)
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            seconds[without_parameters(report.nodeid)] += report.duration
+
+    coverage = Coverage(data_file=f"{folder}/lines", include=paths)
     coverage.start()
-    status = pytest.main([*PYTEST, *shlex.split(tests)], plugins=[Contexts()])
+    status = pytest.main([*PYTEST, *tests], plugins=[Contexts()])
     coverage.stop()
     coverage.save()
+    # their names are one argument of a command, and must not be too long
+    short = [name for name in sys.modules if name.count(".") < 2]
+    modules = [name for name in short if name.partition(".")[0] not in OURS]
+    Path(folder, "told").write_text(json.dumps([seconds, modules]))
     os._exit(int(status))
 
 
-def tests_of(mutant: Mutant, lines: CoverageData, tree: Path, tests: str) -> list[str]:
-    """The tests that pass through its function; all of them for what runs at import."""
-    span = function_around(mutant)
-    by_line = lines.contexts_by_lineno(str(tree / mutant.module))
-    if span is None:
-        return shlex.split(tests)
-    first, last = span
-    contexts = {each for line, of in by_line.items() if first <= line <= last for each in of}
-    return sorted(filter(None, contexts))
+def without_parameters(name: str) -> str:
+    return name.partition("[")[0]
 
 
-def function_around(mutant: Mutant) -> Lines | None:
-    """First and last line of the innermost function with a mutant."""
-    line = mutant.position[0]
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse((ROOT / mutant.module).read_text())
-    spans = [(it.lineno, it.end_lineno or 0) for it in ast.walk(tree) if isinstance(it, functions)]
-    return max((span for span in spans if span[0] <= line <= span[1]), default=None)
+def tests_of(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Seconds:
+    """The shortest of the tests that pass through its statement, as many as `BUDGET` allows.
+
+    Of what runs at import, the tests of its module.
+    """
+    by_line = lines.contexts_by_lineno(str(ROOT / mutant.module))
+    of_statement = {
+        each for line in statement_around(mutant) for each in by_line.get(line, ()) if each
+    }
+    of_module = {each for of in by_line.values() for each in of if each}
+    chosen = sorted(of_statement or of_module, key=seconds.__getitem__)
+    total = accumulate(seconds[name] for name in chosen)
+    return {name: seconds[name] for name, sum_ in zip(chosen, total, strict=True) if sum_ < BUDGET}
+
+
+@cache
+def statements(module: str) -> list[range]:
+    """The lines of each statement, of one with a body those before it."""
+    found = []
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            body = getattr(node, "body", None)
+            first = getattr(node, "lineno", None) or node.pattern.lineno
+            found.append(range(first, body[0].lineno if body else node.end_lineno + 1))
+    return found
+
+
+def statement_around(mutant: Mutant) -> range:
+    """The lines of the innermost statement with a mutant."""
+    around = [lines for lines in statements(mutant.module) if mutant.position[0] in lines]
+    return min(around, key=len, default=range(mutant.position[0], mutant.position[0] + 1))
 
 
 # -- running ---------------------------------------------------------------------------------------
 
 
-def run(tree: Path, nodes: list[str]) -> None:
+def run(mutant: Mutant, source: str, seconds: Seconds) -> None:
     """In a process of its own: the exit status is that of pytest."""
     import pytest
 
-    enter(tree)
+    class Changed(SourceFileLoader):
+        def get_code(self, fullname: str) -> Any:
+            return compile(source, self.path, "exec")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any, target: Any = None) -> Any:
+            if name == mutant.module.removesuffix(".py").replace("/", "."):
+                return spec_from_file_location(name, file, loader=Changed(name, file))
+            return None
+
+    class Shortest:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            names = {item: without_parameters(item.nodeid) for item in items}
+            own = [item for item in items if names[item] in seconds]
+            items[:] = sorted(own, key=lambda item: seconds[names[item]])
+
+    file = str(ROOT / mutant.module)
+    sys.meta_path.insert(0, Finder())
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    statuses = (pytest.main([*PYTEST, *part]) for part in (quick(nodes), slow(nodes)) if part)
-    os._exit(int(next(filter(None, statuses), 0)))
+    # of processors, not of a clock: the machine may be busy
+    limit = 15 + int(sum(seconds.values()))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    files = sorted({name.partition("::")[0] for name in seconds})
+    os._exit(int(pytest.main([*PYTEST, *files], plugins=[Shortest()])))
 
 
-def quick(nodes: list[str]) -> list[str]:
-    """Those without vLLM, which run first."""
-    return [node for node in nodes if node.startswith("tests/unit")]
-
-
-def slow(nodes: list[str]) -> list[str]:
-    return [node for node in nodes if node not in set(quick(nodes))]
-
-
-def enter(tree: Path) -> None:
-    """Take a copy of the checkout for the current one."""
-    os.chdir(tree)
-    os.environ.update(variables())
-    sys.path.insert(0, str(tree))
-
-
-def judge(mutant: Mutant, tree: Path, nodes: list[str], limit: float) -> Outcome:
-    """Run tests on a copy of the checkout that has the mutant."""
-    with written(mutant, tree):
-        process = multiprocessing.get_context("forkserver").Process(target=run, args=(tree, nodes))
-        process.start()
-        process.join(limit)
+def judge(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Outcome:
+    """Run the tests of a mutant."""
+    start = time.perf_counter()
+    end, difference = "survived", mutant.difference()
+    if own := tests_of(mutant, lines, seconds):
+        process = process_of("forkserver", run, mutant, mutant.source(), own)
+        process.join(WAITS)
         if process.is_alive():
             process.kill()
-            process.join()
             end = "timeout"
-        else:
-            end = "killed" if process.exitcode else "survived"
-    return Outcome(mutant, end, mutant.difference())
+        elif process.exitcode:
+            end = "timeout" if process.exitcode < 0 else "killed"
+    return Outcome(mutant, end, difference, time.perf_counter() - start)
 
 
-@contextmanager
-def written(mutant: Mutant, tree: Path) -> Iterator[None]:
-    path = tree / mutant.module
-    path.write_text(mutant.source())
-    try:
-        yield
-    finally:
-        shutil.copy(ROOT / mutant.module, path)
-
-
-@cache
-def variables() -> dict[str, str]:
-    """Failing examples are not made smaller, and nothing is written beside the sources."""
-    return os.environ | {"HYPOTHESIS_PROFILE": "mutants", "PYTHONDONTWRITEBYTECODE": "1"}
+def process_of(start: str, target: Any, *args: Any) -> Any:
+    process: Any = multiprocessing.get_context(start).Process(target=target, args=args)
+    process.start()
+    return process
 
 
 def main(
     size: Annotated[int, typer.Option("--sample", help="how many mutants")] = 400,
     seed: Annotated[int, typer.Option(help="which of them")] = 16,
-    jobs: Annotated[int, typer.Option(help="how many at once")] = 2,
-    limit: Annotated[float, typer.Option(help="seconds for all tests of a mutant")] = 1200,
+    jobs: Annotated[int, typer.Option(help="how many at once")] = 1,
     modules: Annotated[str, typer.Option(help="of mmkit")] = MODULES,
-    tests: Annotated[str, typer.Option(help="arguments of pytest")] = TESTS,
+    tests: Annotated[str, typer.Option(help="arguments of pytest")] = "tests/unit",
     store: Annotated[Path | None, typer.Option(help="a JSON file for the outcomes")] = None,
+    again: Annotated[Path | None, typer.Option(help="only what survived in this file")] = None,
 ) -> None:
     """Print the share of mutants that the tests kill, by module, and the survivors."""
-    os.environ.update(variables())
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*IMPORTED_BEFORE])
+    # failing examples are not made smaller
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    os.chdir(ROOT)
     paths = [f"mmkit/{name}.py" for name in modules.split()]
-    chosen = sample(paths, size, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for number in range(jobs):
-            tree = Path(folder) / str(number)
-            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
-            trees.put(tree)
+    chosen = survivors(again) if again else sample(paths, size, seed)
+    with tempfile.TemporaryDirectory() as folder, ThreadPool(jobs) as pool:
         print("running the tests once", flush=True)
-        first = Path(folder) / "0"
-        lines = covered(first, tests, paths)
-
-        def outcome(mutant: Mutant) -> Outcome:
-            nodes = tests_of(mutant, lines, first, tests)
-            if not nodes:
-                return Outcome(mutant, "survived", mutant.difference())
-            tree = trees.get()
-            try:
-                return judge(mutant, tree, nodes, limit)
-            finally:
-                trees.put(tree)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            outcomes = list(tqdm(pool.map(outcome, chosen), total=len(chosen), unit="mutant"))
-    if store:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+        first = process_of("spawn", cover, folder, tests.split(), paths)
+        first.join()
+        if first.exitcode:
+            sys.exit("The tests fail without any mutant.")
+        lines = CoverageData(f"{folder}/lines")
+        lines.read()
+        seconds, imported = json.loads(Path(folder, "told").read_text())
+        multiprocessing.get_context("forkserver").set_forkserver_preload(imported)
+        judged = pool.imap(partial(judge, lines=lines, seconds=seconds), chosen)
+        outcomes = []
+        for outcome in tqdm(judged, total=len(chosen), unit="mutant"):
+            outcomes.append(outcome)
+            if store:  # as it goes: all take half an hour
+                store.parent.mkdir(parents=True, exist_ok=True)
+                store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     report(outcomes)
+
+
+def survivors(stored: Path) -> list[Mutant]:
+    """Those of another run, for other tests."""
+    outcomes = json.loads(stored.read_text())
+    mutants = [Mutant(**one["mutant"]) for one in outcomes if one["end"] == "survived"]
+    return [replace(one, position=tuple(one.position)) for one in mutants]
 
 
 def report(outcomes: list[Outcome]) -> None:

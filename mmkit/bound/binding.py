@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -96,34 +95,25 @@ class _Facts(SimpleNamespace):
 
 
 class At:
-    """A context in which errors of a spec name its part: ``with At("robot.actions, layout"):``."""
+    """A context in which errors name a part of a spec: ``with At("robot.actions, layout"):``.
 
-    __slots__ = ("where",)
+    Args:
+        where: the part.
+        expected: of a function of the spec, whose own errors of mmkit stay as they are.
+        kind: what becomes of every other exception of a function.
+    """
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    __slots__ = ("expected", "kind", "where")
+
+    def __init__(self, where: str, expected: str = "", kind: type[MmkitError] = SpecError) -> None:
+        self.where, self.expected, self.kind = where, expected, kind
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SpecError):
+        if isinstance(error, SpecError) and not self.expected:
             raise SpecError(f"{self.where}: {error}") from error
         if isinstance(error, Exception) and not isinstance(error, MmkitError):
-            # of a function of the spec
-            raise SpecError(self.where, "a value", _cause(error)) from error
-
-
-@contextmanager
-def calling(kind: type[MmkitError], where: str, expected: str) -> Iterator[None]:
-    """A context that turns every exception of a function of the spec into an error of mmkit."""
-    try:
-        yield
-    except MmkitError:
-        raise
-    except Exception as error:
-        raise kind(where, expected, _cause(error)) from error
-
-
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": .")
+            got = f"{type(error).__name__}: {error}".rstrip(": .")
+            raise self.kind(self.where, self.expected or "a value", got) from error

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_gone = suppress(KeyError)
 _encoded = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -40,7 +41,7 @@ class Memo:
         except TypeError:
             return compute()
         if value is not None:
-            with suppress(KeyError):  # another thread may have dropped it
+            with _gone:  # another thread may have dropped it
                 self._values.move_to_end(key)
             return value
         value = compute()

@@ -247,9 +247,10 @@ class BoundModality:
             return []
         # a function of the spec is tried out even where the layout does not need it
         run = self._process_one if self.processing.hf is None else self.processing.of_facts
-        self.processing.rehearse([*self.item.candidates()[:1], *self.item.smallest()[:1]])
-        largest = [self._placeholder(value, run(value)) for value in self.item.candidates()]
-        smallest = [self._placeholder(value, run(value)) for value in self.item.smallest()]
+        candidates, small = self.item.candidates(), self.item.smallest()
+        self.processing.rehearse([*candidates[:1], *small[:1]])
+        largest = [self._placeholder(value, run(value)) for value in candidates]
+        smallest = [self._placeholder(value, run(value)) for value in small]
         most = max(one.num_embeds for one in largest)
         for rows in [one.num_embeds for one in smallest]:
             if rows > most and not self.placeholders.by_company:

@@ -12,7 +12,7 @@ from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..items.tensor import DTYPES
 from ..outputs import Array, Output
-from .binding import At, calling
+from .binding import At
 
 
 class BoundOutput:
@@ -78,7 +78,7 @@ class BoundOutput:
         """
         checked = self.check(ids)
         chosen = np.array(checked, np.int64)[self._chosen]
-        with calling(SpecError, f"{self.where}, decode", "an array for ids that may stand there"):
+        with At(f"{self.where}, decode", "an array for ids that may stand there"):
             decoded = self.spec.decode(chosen, self._scope)
         if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
             dtype = getattr(decoded, "dtype", None)
@@ -135,7 +135,7 @@ class BoundOutput:
             expected = f"a {self.shape} array of {self.dtype}"
             got = f"{given.shape} of {given.dtype.name}"
             raise InputError(self.where, expected, got, "Nothing is cast or resized.")
-        with calling(InputError, self.where, "an array that the output can be"):
+        with At(self.where, "an array that the output can be", InputError):
             encoded = np.asarray(self.spec.encode(given, self._scope))
         at, count = f"{self.where}, encode", int(self._chosen.sum())
         if encoded.dtype.kind not in "iu" or encoded.shape != (count,):

@@ -12,10 +12,10 @@ import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Field, Flat, Shared
+from ..field import Field, Flat
 from ..process import HF, Identity, unpadded
 from ..spec import Modality
-from .binding import Binding, calling
+from .binding import At, Binding
 from .memory import overlap, share, spans
 
 Processed: TypeAlias = Sequence[dict[str, Any]]
@@ -103,7 +103,7 @@ class Processing:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self._process, Identity):
-            return self._split(self._columns(values), values, count, in_parts=True)
+            return self.finish(self._columns(values), values, count, in_parts=True)
         if not self._shares_memory:
             raw = self._called(values)
             if not share(raw, values):
@@ -151,7 +151,7 @@ class Processing:
 
     def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """What the function of the spec returns for canonical items."""
-        with calling(SpecError, self._where, "to take well-formed items"):
+        with At(self._where, "to take well-formed items"):
             raw = self._process(values, self._binding.static)
         if not isinstance(raw, Mapping):
             raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
@@ -171,17 +171,17 @@ class Processing:
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
         """`finish` for the outputs of one call per item."""
-        parts: list[Fields] = []
-        for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
-            parts += self._split(self._named(raw), [value], count, i)
-        for name, declared in self.sent.items():
-            if isinstance(declared, Shared):
-                with self._at[name]:
-                    declared.batch([own[name] for own in parts])
-        return parts
+        pairs = enumerate(zip(raws, values, strict=True))
+        return [self.finish(raw, [value], count, i)[0] for i, (raw, value) in pairs]
 
     def finish(
-        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
+        self,
+        raw: Mapping[str, Any],
+        values: Sequence[Any],
+        count: int | None = None,
+        first: int = 0,
+        *,
+        in_parts: bool = False,
     ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
@@ -189,37 +189,15 @@ class Processing:
             raw: the result of `process`, by field.
             values: canonical items.
             count: as for `run`.
+            first: the position of the first item.
+            in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        return self._split(self._named(raw), values, count)
-
-    def _named(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The result of `process` under the names of the fields."""
-        if self.hf is None or not self.hf.outputs:
-            return raw
-        return {self.hf.outputs.get(name, name): value for name, value in raw.items()}
-
-    def _split(
-        self,
-        raw: Mapping[str, Any],
-        values: Sequence[Any],
-        count: int | None,
-        first: int = 0,
-        *,
-        in_parts: bool = False,
-    ) -> list[Fields]:
-        """The fields of each item.
-
-        Args:
-            raw: the result of `process`, by field.
-            values: canonical items.
-            count: as for `run`.
-            first: the position of the first item.
-            in_parts: whether `raw` has a list of the items' parts for each field.
-        """
+        if self.hf is not None and (names := self.hf.outputs):
+            raw = {names.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)

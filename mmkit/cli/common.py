@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +14,8 @@ from ..bound.calls import LazyProcessor
 from ..errors import MmkitError, SpecError
 from ..expr import Scope
 from ..model_spec import ModelSpec
+from ..plan import Plan
 from ..vocabulary import Vocabulary
-
-TARGET = "package.module:SPEC"
-
-REGISTERED = "registered"
-"""In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
 
 
 def shipped(path: str) -> Path:
@@ -33,40 +27,6 @@ def shipped(path: str) -> Path:
 
 class UsageError(MmkitError):
     """A command line that cannot be executed: exit status 2."""
-
-
-def load_spec(target: str) -> ModelSpec:
-    """The spec that ``package.module:SPEC`` names; modules of the working directory are found too.
-
-    Raises:
-        UsageError: no such module or variable, or it holds something else.
-    """
-    name, _, variable = target.partition(":")
-    if not name or not variable:
-        remedy = "Name a module and its variable, as examples.terra.spec:TERRA."
-        raise UsageError("SPEC", TARGET, repr(target), remedy)
-    find_in_working_directory()
-    try:
-        module = importlib.import_module(name)
-    except MmkitError as error:  # a declaration that is refused has a sentence of its own
-        raise UsageError(f"{target}: {error}") from error
-    except Exception as error:
-        remedy = "Check its name and the directory."
-        raise UsageError(target, "a module that can be imported", reason(error), remedy) from error
-    value = getattr(module, variable, None)
-    if isinstance(value, ModelSpec):
-        return value
-    specs = [key for key, value in vars(module).items() if isinstance(value, ModelSpec)]
-    remedy = f"It has: {', '.join(specs)}." if specs else f"{name} holds no spec."
-    got = f"a {type(value).__name__}" if hasattr(module, variable) else "no such variable"
-    raise UsageError(target, "a ModelSpec", got, remedy)
-
-
-def find_in_working_directory() -> None:
-    """Import modules of the working directory too, as `python -m` does, and a console script does
-    not."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 def checkpoint(folder: str | Path, option: str = "--config") -> Path:
@@ -113,19 +73,20 @@ class Opened:
     @property
     def architecture(self) -> str:
         """The model class that the config names."""
-        return next(iter(self.scope.cfg.architectures or ()), "")
+        return next(iter(self.info.get_hf_config().architectures or ()), "")
 
-    def processor(self) -> Any:
-        """The generated processor.
+    @property
+    def plan(self) -> Plan:
+        """The bound spec.
 
         Raises:
-            SpecError: the spec cannot be bound.
+            SpecError: it cannot be bound.
         """
-        classes = self.spec.classes
         try:
-            return classes.processor(self.info, classes.dummy_inputs(self.info))
+            plan: Plan = self.info.plan
         except SpecError as error:
             raise SpecError(f"{error} {self.remedy}".rstrip()) from error
+        return plan
 
 
 class _InfoOnly:
@@ -152,23 +113,22 @@ def open_checkpoint(
     """
     path = checkpoint(folder)
     with needs_vllm():
-        from ..vllm_api import harness
+        from ..testing import vllm_path
     classes = spec.classes
+    embeds = any(modality.embeds for modality in spec.modalities)
+    options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
-        embeds = any(modality.embeds for modality in spec.modalities)
-        config = harness.config_for_spec(
-            path, enable_mm_embeds=embeds, trust_remote_code=trust_remote_code
-        )
-        info = harness.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
-        return Opened(spec, info, remedy)
+        config = vllm_path.config_for_spec(path, **options)
+        info = vllm_path.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
     except MmkitError:
         raise
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
-        expected = "a checkpoint that vLLM can read"
         got = "one that needs its own code" if needs_code else reason(error)
-        raise UsageError(f"--config {folder}", expected, got, remedy) from error
+        where = f"--config {folder}"
+        raise UsageError(where, "a checkpoint that vLLM can read", got, remedy) from error
+    return Opened(spec, info, remedy)
 
 
 _UNTRUSTED = (

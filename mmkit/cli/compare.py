@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -10,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from ..model_spec import ModelSpec
+from ..plugin import named
 from .common import UsageError, checkpoint, open_checkpoint, plural, reason
-from .show import parse_item
-
-_CLASS = "package.module:Class"
+from .forms import parse_items
 
 
 def run(
@@ -48,7 +45,7 @@ def run(
     Raises:
         UsageError: a class, a folder or a request that cannot be read.
     """
-    from ..testing.compare import Comparison, compare
+    from ..testing.compare import compare
 
     for pattern in known:
         try:
@@ -59,16 +56,8 @@ def run(
     path, model = checkpoint(folder), _load_class(model_class)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     stored = [*_stored(requests, spec, path, trust_remote_code)] if requests else []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        # as ids and as text
-        task = bar.add_task("requests", total=2 * examples + len(stored))
-
-        def show(comparison: Comparison) -> None:
-            bar.update(task, completed=comparison.requests)
-
-        options |= {"examples": examples, "given_requests": stored, "known": known}
-        comparison = compare(spec, path, model, progress=show, **options)
+    options |= {"examples": examples, "given_requests": stored, "known": known}
+    comparison = compare(spec, path, model, **options)
     if comparison.difference:
         console.print(Text.assemble(("✗ ", "bold red"), comparison.difference), soft_wrap=True)
         return 1
@@ -83,23 +72,20 @@ def run(
 
 
 def _load_class(target: str) -> type:
-    name, _, variable = target.partition(":")
-    where = f"--class {target}"
-    try:
-        model = getattr(importlib.import_module(name), variable)
-    except Exception as error:
-        raise UsageError(where, f"{_CLASS} that can be imported", reason(error)) from error
+    model: type = named(target, type)
     if not hasattr(model, "_processor_factory"):
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
-        raise UsageError(where, "a model class with a processor", "one without", remedy)
-    return model  # type: ignore[no-any-return]
+        raise UsageError(
+            f"--class {target}", "a model class with a processor", "one without", remedy
+        )
+    return model
 
 
 def _stored(file: Path, spec: ModelSpec, folder: Path, trust: bool) -> Iterator[Any]:
     """The requests of a file, each with its items."""
     from ..testing.compare import Given
 
-    plan = open_checkpoint(spec, folder, trust_remote_code=trust).info.plan
+    plan = open_checkpoint(spec, folder, trust_remote_code=trust).plan
     try:
         lines = file.read_text().splitlines()
     except OSError as error:
@@ -112,8 +98,5 @@ def _stored(file: Path, spec: ModelSpec, folder: Path, trust: bool) -> Iterator[
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             expected = '{"prompt": ..., "items": [...]}'
             raise UsageError(where, expected, reason(error)) from error
-        data: dict[str, list[Any]] = {}
         kwargs = sent.get("mm_processor_kwargs", {})
-        for name, item in (parse_item(form, plan) for form in forms):
-            data.setdefault(name, []).append(item)
-        yield Given(prompt, data, kwargs, forms, where)
+        yield Given(prompt, parse_items(forms, plan), kwargs, forms, where)

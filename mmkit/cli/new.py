@@ -11,6 +11,7 @@ from string import Template
 
 from ..errors import MmkitError
 from ..generate import class_prefix
+from .common import checkpoint, needs_vllm, reason
 
 KINDS = ("series", "vectors", "image", "audio", "record")
 """The kinds of items; each has templates of its own beside the common ones."""
@@ -20,7 +21,24 @@ _SUFFIX = ".txt"
 code."""
 
 
-def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = None) -> Path:
+_FRESH = {
+    "Language": "Llama",
+    "vllm_module": "vllm.model_executor.models.llama",
+    "minutes": "a minute on one core",
+    "options": "--dtype float32",
+    "language_text": "a small Llama of random weights",
+}
+"""What the templates say of the small language model that comes with them."""
+
+
+def new(
+    name: str,
+    modality: str,
+    into: Path | str = ".",
+    *,
+    kind: str | None = None,
+    language_model: Path | str | None = None,
+) -> Path:
     """Write a package: spec, data, encoder, the models for transformers and for vLLM, training,
     a script that asks a server, entry point, tests of laws and engine, CI file.
 
@@ -31,13 +49,15 @@ def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = 
         kind: the kind of an item: ``series``, rows of numbers of which several share a position;
             ``vectors``, rows with a position each; ``image``; ``audio``; or ``record``, several
             arrays. None takes the kind of the modality's name, or a series.
+        language_model: folder of a pretrained language model, which gets low-rank changes in
+            training, and which vLLM's own class runs; None for a small Llama of random weights.
 
     Returns:
         The folder.
 
     Raises:
-        MmkitError: a name that is no identifier or is taken, an unknown kind, or a folder that
-            exists already or cannot be written.
+        MmkitError: a name that is no identifier or is taken, an unknown kind, a folder that exists
+            already or cannot be written, or a language model that cannot be used.
     """
     for what, value in (("name", name), ("modality", modality)):
         if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
@@ -57,9 +77,11 @@ def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = 
         "Prefix": class_prefix(name),
         "SPEC": name.upper(),
         "modality": modality,
+        **(_FRESH if language_model is None else _pretrained(Path(language_model))),
     }
     templates = files(__package__) / "templates"
-    for path, template in _templates(templates / "common") + _templates(templates / kind):
+    parts = ("common", "fresh" if language_model is None else "pretrained", kind)
+    for path, template in [one for part in parts for one in _templates(templates / part)]:
         target = folder / Template(path).substitute(values)
         text = Template(template.read_text(encoding="utf-8")).substitute(values)
         try:
@@ -69,6 +91,49 @@ def new(name: str, modality: str, into: Path | str = ".", *, kind: str | None = 
             expected, got = "a folder that can be written", str(error.strerror or error).lower()
             raise MmkitError(str(folder), expected, got, "Choose another place.") from error
     return folder
+
+
+def _pretrained(folder: Path) -> dict[str, str]:
+    """What the templates say of a pretrained language model.
+
+    Raises:
+        MmkitError: no such folder, no tokenizer, or an architecture that vLLM or transformers does
+            not have as a causal language model.
+    """
+    where = f"--language-model {folder}"
+    with needs_vllm():
+        import transformers
+        from vllm import ModelRegistry
+    from ..training.saving import has_tokenizer
+
+    path = checkpoint(folder, "--language-model")
+    if not has_tokenizer(path):
+        raise MmkitError(where, "a folder with a tokenizer", "one without")
+    try:
+        config = transformers.AutoConfig.from_pretrained(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        expected = "a config and a tokenizer that transformers can read"
+        raise MmkitError(where, expected, reason(error)) from error
+    if tokenizer.eos_token is None:
+        raise MmkitError(where, "a tokenizer with an end token", "one without")
+    (name,) = config.architectures or ("none",)
+    known = ModelRegistry.models.get(name)
+    language = name.removesuffix("ForCausalLM")
+    names = {f"{language}Config", name} <= {*dir(transformers)}
+    if language == name or not names or getattr(known, "class_name", "") != name:
+        expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
+        expected += "transformers and vLLM have a class"
+        raise MmkitError(where, expected, name)
+    return {
+        "Language": language,
+        "vllm_module": known.module_name,
+        "minutes": "trains the encoder, and low-rank changes of the language model",
+        "options": "--max-model-len 1024",
+        "language_text": f"that of {folder}, with low-rank changes",
+        "language_model": str(path.resolve()),
+        "dtype": str(config.dtype or "torch.float32"),
+    }
 
 
 def _templates(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:

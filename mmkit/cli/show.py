@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from io import StringIO
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
+from ..bound.calls import Taken
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
-from ..field import Flat, Shared
+from ..expr import STATIC, Scope, evaluate, leaves, same
 from ..items import ItemType, shape_text
-from ..layout import as_text
+from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..outputs import Output
-from ..plan import Plan
+from ..plan import Plan, Preview
 from ..spec import Modality
-from .common import Opened, UsageError, brief, open_checkpoint, plural, reason, write
-from .draw import Example, ItemFacts, ModalityFacts, OutputFacts, Shown, to_rich, to_svg
-from .formulas import Names, declared_parts, output_parts, read_values, used_variables
-from .runs import notation, runs
+from ..updates import Insert
+from .common import UsageError, brief, open_checkpoint, plural, reason, write
+from .forms import describe, parse_items
 
-# -- facts -----------------------------------------------------------------------------------------
+_COLOURS = ("blue", "magenta", "green", "cyan")
+_WIDTH = 180
+"""Characters of a part, and of its value."""
 
 
 def show(
@@ -38,16 +45,16 @@ def show(
     prompt: str | None = None,
     items: Iterable[str] = (),
     trust_remote_code: bool = False,
-) -> Shown:
-    """Collect the facts about a spec.
+) -> RenderableType:
+    """A spec for a terminal, light or dark, by rich.
 
     Args:
         spec: the declaration.
         folder: folder of a checkpoint, for values and a request; it needs no weights, and no
             engine is started.
-        prompt: a text, or ids in the form ``1,2,3``; None for a prompt that suits the items.
+        prompt: a text, or ids in the form ``1,2,3``; None for what a caller writes for the items.
         items: the items of the request, for example ``image=640x480``; see `parse_item`. Without
-            items and prompt, examples are shown.
+            items and prompt, the largest item of each modality is shown.
         trust_remote_code: run code that the checkpoint brings.
 
     Raises:
@@ -56,349 +63,278 @@ def show(
         UsageError: the folder or an item cannot be read.
     """
     forms = list(items)
+    colours = dict(zip([m.name for m in spec.modalities], cycle(_COLOURS), strict=False))
     if folder is None:
         if prompt is not None or forms:
             got, remedy = "none beside --prompt or --item", "A request wants a config."
             raise UsageError("--config", "the folder of a checkpoint", got, remedy)
-        facts = [_facts(modality, Names.of(spec)) for modality in spec.modalities]
-        outputs = [_output_facts(output, Names.of(spec)) for output in spec.outputs]
-        return Shown(spec.name, "", facts, outputs=outputs)
+        return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
-    processor = opened.processor()
-    plan: Plan = processor.plan
-    facts = [_facts(modality, Names.of(spec), opened, processor) for modality in spec.modalities]
-    data = _data(plan, forms) if forms or prompt is not None else _example_items(plan, processor)
-    ids = _example_prompt(processor, data) if prompt is None else parse_prompt(prompt, processor)
-    expanded, request = _request(processor, ids, data)
-    tokens = _texts(opened.info.ctx.tokenizer, sorted({*ids, *expanded}))
-    outputs = [_output_facts(output, Names.of(spec), opened, plan) for output in spec.outputs]
-    return Shown(spec.name, opened.architecture, facts, ids, expanded, request, tokens, outputs)
+    plan = opened.plan
+    data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
+    ids = _spelled(plan, data) if prompt is None else _encoded(plan, prompt)
+    preview = _preview(plan, ids, data)
+    read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
+    return Group(
+        Text.assemble((spec.name, "bold"), (f"  {opened.architecture}", "dim")),
+        *_declared(spec, plan, colours),
+        Text(f"\nwith {', '.join(read)}" if read else "", "dim"),
+        *_request(ids, preview, colours, _texts(opened.info.ctx.tokenizer)),
+        *_items(data, preview, colours),
+    )
 
 
-def _texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
-    """The texts of ids; ids without a readable text are left out."""
-    if tokenizer is None:
-        return {}
-    return {token: text for token in ids if (text := _text(tokenizer, token))}
+# -- the spec --------------------------------------------------------------------------------------
 
 
-_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣"})
+def _declared(
+    spec: ModelSpec, plan: Plan | None, colours: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """The parts of modalities and outputs as declared, with their values where there is a plan."""
+    bound = plan.modalities if plan else {}
+    parts = {m.name: _of_modality(m, bound.get(m.name)) for m in spec.modalities}
+    parts |= {output.name: _of_output(output, plan) for output in spec.outputs}
+    for name, rows in parts.items():
+        table = _table()
+        for part, source, value in rows:
+            values = Text(brief(value, _WIDTH), colours.get(name, ""))
+            table.add_row(Text(part, "dim"), Text(brief(source, _WIDTH)), values)
+        yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
 
 
-def _text(tokenizer: Any, token: int) -> str:
-    text = str(tokenizer.decode([token], skip_special_tokens=False)).translate(_VISIBLE)
-    text = text.strip(" ") or "␣" * len(text)
-    # a lone space of some vocabularies, or a control character
-    if not text or not text.isprintable():
-        text = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
-    return brief(text, 40) if text.isprintable() and "\ufffd" not in text else ""
+def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
+    """The parts of a modality; those that need not be stated, only where they are."""
+    yield "item", _source(modality.item), bound.item.describe() if bound else ""
+    yield "layout", repr(modality.layout), _layout(bound) if bound else ""
+    for update in modality.update:
+        yield "update", repr(update), ""
+    for name, declared in modality.fields.items():
+        own = bound.fields.get(name) if bound else None
+        shape = "" if own is None or own.shape is None else shape_text(own.shape)
+        yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
+    yield "process", _source(modality.process), ""
+    usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
+    for name, default in usual.items():
+        if (stated := getattr(modality, name)) is not default:
+            yield name, _source(stated), str(bound.limit) if bound and name == "limit" else ""
 
 
-def _facts(
-    modality: Modality, names: Names, opened: Opened | None = None, processor: Any = None
-) -> ModalityFacts:
-    """One modality, with values where there is a checkpoint."""
-    bound = processor.plan.modalities.get(modality.name) if opened else None
-    if opened is None or bound is None:
-        parts = declared_parts(modality, names)
-        return ModalityFacts(modality.name, opened is None, parts, used_variables(names, None))
-    scope = opened.scope
-    parts = declared_parts(modality, names, bound, names.bound(scope))
-    items = [*bound.item.candidates(), *bound.item.small()]
-    examples = [example for item in items if (example := _example(processor, bound, item))]
-    smallest = min(examples, key=lambda example: example.rows, default=None)
-    largest = max(examples, key=lambda example: example.rows, default=None)
-    variables, values = used_variables(names, scope), read_values(modality, scope)
-    return ModalityFacts(modality.name, True, parts, variables, values, smallest, largest)
+def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
+    tokens, form = "", ""
+    if plan:
+        bound = plan.outputs[output.name]
+        tokens = f"{plural(bound.num_tokens, 'token')}: {' '.join(folded(map(str, bound.allowed)))}"
+        with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
+            form = f"{shape_text(bound.shape)} {bound.dtype}"
+    yield "layout", repr(output.layout), tokens
+    yield "decode", _source(output.decode), form
+    if output.encode is not None:
+        yield "encode", _source(output.encode), ""
 
 
-def _output_facts(
-    output: Output, names: Names, opened: Opened | None = None, plan: Plan | None = None
-) -> OutputFacts:
-    """One output, likewise."""
-    bound = plan.outputs[output.name] if plan else None
-    parts = output_parts(output, names, bound)
-    return OutputFacts(output.name, parts, used_variables(names, opened.scope if opened else None))
+def _source(part: Any) -> str:
+    """A part as one would write it: an item type without what it has by default."""
+    if not isinstance(part, ItemType) or not is_dataclass(part) or part.part_names:
+        return getattr(part, "__qualname__", repr(part))
+    stated = [(f, getattr(part, f.name)) for f in fields(part)]
+    options = [f"{f.name}={value!r}" for f, value in stated if not same(value, f.default)]
+    return f"{type(part).__name__}({', '.join(options)})"
 
 
-# -- items -----------------------------------------------------------------------------------------
+def _layout(bound: BoundModality) -> str:
+    """A bound layout: its ids, or its formula where they depend on the item."""
+    layout = bound.placeholders.layout
+    return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 
-def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
-    """The modality and the item that ``modality=FORM`` means.
-
-    FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
-    of an image, frames x width x height of a video, samples of audio, characters of a text), JSON
-    (a list, or the dict of a record), or a file: .json (a text, too), .npy, .safetensors with one
-    tensor, or an image.
-
-    Raises:
-        UsageError: another form, an unknown modality, or JSON or a file that cannot be read.
-    """
-    name, separator, text = form.partition("=")
-    where = f"--item {brief(form, 100)}"
-    if not separator or name not in plan.modalities:
-        expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
-        remedy = f"As in --item {next(iter(plan.modalities), 'image')}=zeros."
-        raise UsageError(where, expected, repr(name), remedy)
-    kind = plan.modalities[name].item
-    if text == "zeros":
-        return name, (kind.small() or kind.candidates())[0]
-    if re.fullmatch(r"\d+(x\d+)*", text):
-        return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
-    if text.lstrip().startswith(("{", "[")):
-        return name, _parsed(text, where)
-    if Path(text).suffix.lower() in _READERS:
-        return name, _read(Path(text), where)
-    expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
-    raise UsageError(where, expected, repr(text), f"As in --item {name}=zeros.")
-
-
-def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
-    count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
-    if kind.part_names:
-        raise UsageError(where, kind.form, "sizes")
-    if len(sizes) != count:
-        raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
-    if kind.dummy_sizes and 0 in sizes:
-        raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
-    return kind.blank(*sizes)
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        remedy = "In a shell, put single quotes around the whole."
-        raise UsageError(where, "JSON", reason(error), remedy) from error
-
-
-def _read(path: Path, where: str) -> Any:
-    try:
-        return _READERS[path.suffix.lower()](path)
-    except Exception as error:
-        got = reason(error)
-        raise UsageError(where, f"a {path.suffix} file that can be read", got) from error
-
-
-def _read_safetensors(path: Path) -> Any:
-    from safetensors.torch import load_file
-
-    (tensor,) = load_file(path).values()
-    return tensor
-
-
-def _read_image(path: Path) -> Any:
-    from PIL import Image as PILImage
-
-    return PILImage.open(path).convert("RGB")
-
-
-_READERS: Mapping[str, Callable[[Path], Any]] = {
-    ".npy": np.load,  # which unpickles nothing
-    ".safetensors": _read_safetensors,
-    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
-}
-
-
-def describe(value: Any) -> str:
-    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3
-    characters``."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
-    if isinstance(value, str):
-        return plural(len(value), "character")
-    media = getattr(value, "media", value)
-    if hasattr(media, "getbands"):
-        return "{}×{}".format(*media.size)
-    if isinstance(media, tuple):  # samples with their rate, or frames with metadata
-        return describe(media[0])
-    shape = tuple(np.shape(media))
-    if len(shape) == 4 and shape[-1] == 3:
-        return f"{shape[0]} frames of {shape[2]}×{shape[1]}"
-    return "×".join(map(str, shape)) or "a number"
-
-
-def _example(processor: Any, modality: BoundModality, value: Any) -> Example | None:
-    from ..vllm_api import harness
-
-    try:
-        (piece,) = harness.pieces(processor, modality.name, [value])
-    except Exception:  # too small for the Hugging Face processor
-        return None
-    layout = notation(runs(piece.ids, piece.mask))
-    return Example(describe(value), len(piece.ids), sum(piece.mask), layout)
-
-
-def _data(plan: Plan, forms: Sequence[str]) -> dict[str, list[Any]]:
-    data: dict[str, list[Any]] = {}
-    for form in forms:
-        name, value = parse_item(form, plan)
-        data.setdefault(name, []).append(value)
-    return data
-
-
-def _example_items(plan: Plan, processor: Any) -> dict[str, list[Any]]:
-    """One or two items of each modality, of two sizes where sizes vary."""
-    data = {}
-    for name, modality in plan.modalities.items():
-        some = [value for value in modality.item.varied() if _example(processor, modality, value)]
-        most = 2 if modality.limit is None else min(2, modality.limit)
-        if some:
-            data[name] = some[:most]
-    return data
+def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
+    """What the declarations read of the config and the Hugging Face processor."""
+    known = {leaf for leaf in leaves(spec.modalities) if leaf.root in STATIC and leaf.keys}
+    for leaf in sorted(known, key=repr):
+        with suppress(MmkitError):  # in the branch of a where() that this config does not take
+            if not callable(value := evaluate(leaf.expr, scope)):
+                yield repr(leaf), value
 
 
 # -- the request -----------------------------------------------------------------------------------
 
 
-def parse_prompt(prompt: str, processor: Any) -> list[int]:
-    """The ids of a prompt: a text, which is tokenized as vLLM does for this processor, or ids as
-    ``1,2,3``.
+def _largest(plan: Plan) -> dict[str, list[Any]]:
+    """The item with the most encoder rows, of each modality."""
+    return {name: [own.largest_item(_process(plan, name))] for name, own in plan.modalities.items()}
 
-    Raises:
-        UsageError: a text, for a model without a tokenizer.
-    """
+
+def _process(plan: Plan, name: str) -> Any:
+    """A function from a canonical item of a modality to its processed fields."""
+    return lambda value: plan.process({name: Taken([value], embeds=False, total=1)})[name][0]
+
+
+def _spelled(plan: Plan, data: Mapping[str, Sequence[Any]]) -> list[int]:
+    """The ids that a caller writes for some items."""
+    prompt: list[int] = []
+    for name, values in data.items():
+        own = plan.modalities[name]
+        for index, value in enumerate(values):
+            canonical = own.item.canonical(value, f"{own.where}[{index}]")
+            update, target, written = own.written(canonical, index, _process(plan, name))
+            if isinstance(update, Insert) and plan.rewrite("prompt", [])[: len(target)] != [
+                *target
+            ]:
+                prompt = [*target, *prompt]  # the prefix that the layout follows
+            prompt += written
+    return prompt
+
+
+def _encoded(plan: Plan, prompt: str) -> list[int]:
+    """The ids of a prompt: a text, which is tokenized as vLLM does for this spec, or ids as
+    ``1,2,3``."""
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", prompt):
         return [int(token) for token in prompt.split(",")]
-    if processor.info.ctx.tokenizer is None:
-        expected = "token ids as 1,2,3, because the checkpoint has no tokenizer"
-        raise UsageError("--prompt", expected, repr(brief(prompt, 60)))
-    from ..vllm_api import harness
-
-    return list(harness.encoded(processor, prompt))
+    return plan.encode(prompt)
 
 
-_TEXTS = ("See", "and", "now")
-
-
-def _example_prompt(processor: Any, data: Mapping[str, Sequence[Any]]) -> list[int]:
-    """A prompt with what stands for the items, and a few other tokens around and between."""
-    from ..vllm_api import harness
-
-    pieces: list[harness.Piece] = []
-    for name, values in data.items():
-        pieces += harness.pieces(processor, name, list(values))
-    taken: set[int] = set()
-    for piece in pieces:
-        taken.update(piece.ids, piece.prefix, *piece.targets)
-    before, between, after = _fillers(processor, taken)
-    prefix = next((piece.prefix for piece in pieces if piece.prefix), [])
-    rewritten = processor.plan.rewrite("prompt", before)  # which may bring the prefix
-    ids = [*([] if rewritten[: len(prefix)] == prefix else prefix), *before]
-    everything = [piece.written for piece in pieces if piece.written]
-    if everything[:1] == [[getattr(processor.info.ctx.tokenizer, "bos_token_id", None)]]:
-        ids = []  # the item takes the place of the token with which every text begins
-    for number, written in enumerate(everything):
-        ids += [*(between if number else []), *written]
-    return [*ids, *after]
-
-
-def _fillers(processor: Any, taken: set[int]) -> list[list[int]]:
-    """Ordinary tokens for three gaps."""
-    tokenizer = processor.info.ctx.tokenizer
-    if tokenizer is not None:
-        texts = [list(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS]
-        if all(0 < len(ids) <= 8 and taken.isdisjoint(ids) for ids in texts):
-            return texts
-    first = range(min(processor.plan.vocab_size, len(taken) + 12))
-    free = [token for token in first if token not in taken]
-    return [free[:3], free[3:6], free[6:9]]
-
-
-def _request(
-    processor: Any, prompt: list[int], data: Mapping[str, list[Any]]
-) -> tuple[list[int], list[ItemFacts]]:
+def _preview(plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]) -> Preview:
     """The expanded prompt, and the items where they stand in it."""
-    from ..vllm_api import harness
-
-    plan: Plan = processor.plan
     if not data:
-        plan.check_ids(prompt)
         plan.check_bare(prompt)
-        return plan.rewrite("prompt", prompt), []
+        return Preview(plan.rewrite("prompt", plan.encode(prompt)), [], {})
     try:
-        outcome = harness.run(processor, prompt, data)
+        return plan.preview(prompt, data)
     except MmkitError:
         raise
     except Exception as error:
         where, expected = f"{plan.spec.name}.request", "items that the processor takes"
         raise InputError(where, expected, reason(error)) from error
-    items, cursor = [], 0
-    pieces = {name: harness.pieces(processor, name, values) for name, values in data.items()}
-    fields = {name: _fields(plan.modalities[name], parts) for name, parts in outcome.fields.items()}
-    places = [
-        (*place, name, index)
-        for name, ranges in outcome.ranges.items()
-        for index, place in enumerate(ranges)
-    ]
-    for start, length, mask, name, index in sorted(places):
-        stop = start + length
-        ids = outcome.ids[start:stop]
-        written = _written(prompt, [pieces[name][index].written, ids], cursor)
-        cursor = written[1] if written else cursor
-        item, layout, own = describe(data[name][index]), runs(ids, mask), fields[name][index]
-        items.append(ItemFacts(name, index, item, written, start, stop, sum(mask), layout, own))
-    return outcome.ids, items
 
 
-def _written(
-    prompt: list[int], forms: Sequence[Sequence[int]], cursor: int
-) -> tuple[int, int] | None:
-    """Where the caller wrote something for an item, at or after a position."""
-    text = as_text(prompt)
-    for ids in forms:
-        if ids and (begin := text.find(as_text(ids), cursor)) >= 0:
-            return begin, begin + len(ids)
-    return None
+def _request(
+    prompt: list[int], preview: Preview, colours: Mapping[str, str], text: Callable[[int], str]
+) -> Iterator[RenderableType]:
+    """The prompt before and after; encoder rows go to the positions in reverse."""
+    expanded: list[str] = []
+    cursor, ids = 0, preview.prompt_token_ids
+    for at in preview.placements:
+        expanded += folded(map(text, ids[cursor : at.start]))
+        styles = f"underline {colours[at.modality]}", f"reverse {colours[at.modality]}"
+        cursor = at.start + len(at.placeholder.mask)
+        own = zip(at.placeholder.mask, ids[at.start : cursor], strict=True)
+        expanded += folded(f"[{styles[embeds]}]{text(token)}[/]" for embeds, token in own)
+    expanded += folded(map(text, ids[cursor:]))
+    written = folded(map(text, prompt))
+    for name, all_ids, words in (("prompt", prompt, written), ("becomes", ids, expanded)):
+        yield Rule(style="dim")
+        yield Text.assemble((name, "bold"), (f"  {plural(len(all_ids), 'token')}", "dim"))
+        if len(words) > _HEAD + _TAIL:
+            words = [*words[:_HEAD], "…", *words[-_TAIL:]]
+        yield Padding(Text.from_markup(" ".join(words)), (0, 2))
 
 
-def _fields(modality: BoundModality, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Per item, its part of each processed tensor: ``pixel_values[3:8] (5, 3, 64, 64) float32``."""
-    slices: list[list[str]] = [[] for _ in parts]
-    for name in sorted(parts[0], key=[*modality.fields, *parts[0]].index):
-        values = [part[name] for part in parts]
-        field = modality.fields.get(name)
-        places = [f"[{index}]" for index in range(len(parts))]
-        if isinstance(field, Shared):
-            places = [""] * len(parts)
-        elif isinstance(field, Flat):
-            ends = [0, *accumulate(int(np.shape(value)[field.dim]) for value in values)]
-            before = ":, " * field.dim
-            places = [f"[{before}{ends[i]}:{ends[i + 1]}]" for i in range(len(parts))]
-        for item, place, value in zip(slices, places, values, strict=True):
-            shape = f" {shape_text(tuple(value.shape))}" if getattr(value, "shape", ()) else ""
-            dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-            item.append(f"{name}{place}{shape} {dtype}")
-    return slices
+_HEAD, _TAIL = 60, 20
+"""Words that are shown of many, first and last."""
+
+
+def _items(
+    data: Mapping[str, Sequence[Any]], preview: Preview, colours: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """Where each item stands, and its part of each processed tensor."""
+    table = _table()
+    for at in preview.placements:
+        item = describe(data[at.modality][at.index])
+        label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
+        stop, rows = at.start + len(at.placeholder.mask), plural(at.placeholder.num_embeds, "row")
+        own = preview.fields[at.modality][at.index].items()
+        tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
+        table.add_row(label, f"prompt[{at.start}:{stop}], {rows}", Text(tensors, "dim"))
+    yield from (Text(), table)
+
+
+def _form(value: Any) -> str:
+    shape = f"{shape_text(tuple(value.shape))} " if getattr(value, "shape", ()) else ""
+    return shape + str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+
+
+def _texts(tokenizer: Any) -> Callable[[int], str]:
+    """A function from an id to its text, or its number where it has none that can be read."""
+
+    def text(token: int) -> str:
+        if tokenizer is None:
+            return str(token)
+        own = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+        return escape(brief(own, 40)) if own.isprintable() else str(token)
+
+    return text
+
+
+_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
+
+
+def _table() -> Table:
+    return Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+
+
+# -- a long sequence in few words ------------------------------------------------------------------
+
+_LONGEST_BLOCK = 24
+"""The words of one row or tile; longer periods are searched in vain at a cost."""
+
+
+def folded(words: Iterable[str]) -> list[str]:
+    """Words in which repetitions are told: ``31 31 7 31 31 7`` as ``(31 ×2 7) ×2``."""
+    runs = [_times([word], sum(1 for _ in same)) for word, same in groupby(words)]
+    return _blocks([word for run in runs for word in run])
+
+
+def _blocks(words: list[str]) -> list[str]:
+    short: list[str] = []
+    at = 0
+    while at < len(words):
+        length, count = _repetition(words, at)
+        body = words[at : at + length]
+        short += _times(_blocks(body), count) if count > 1 else body
+        at += length * count
+    return short if short == words else _blocks(short)
+
+
+def _times(body: list[str], count: int) -> list[str]:
+    if count == 1:
+        return body
+    text = body[0] if len(body) == 1 else f"({' '.join(body)})"
+    return [f"{text} ×{count}"]
+
+
+def _repetition(words: list[str], start: int) -> tuple[int, int]:
+    """Length of the block that starts here and covers most by repetition, and how often it stands
+    there."""
+    best = 1, 1
+    for length in range(1, min(_LONGEST_BLOCK, (len(words) - start) // 2) + 1):
+        block, count = words[start : start + length], 1
+        while words[(at := start + count * length) : at + length] == block:
+            count += 1
+        if count > 1 and length * count > best[0] * best[1]:
+            best = length, count
+    return best
 
 
 # -- the command -----------------------------------------------------------------------------------
 
 
-def to_json(shown: Shown) -> str:
-    """All facts."""
-    return json.dumps(asdict(shown), indent=2, ensure_ascii=False, default=str) + "\n"
+def to_svg(shown: RenderableType, title: str) -> str:
+    """The output of a terminal as a picture."""
+    console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
+    console.print(shown)
+    svg = console.export_svg(title=title)
+    return re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # which would be fetched from elsewhere
 
 
 def run(
-    spec: ModelSpec,
-    folder: str | Path | None = None,
-    *,
-    prompt: str | None = None,
-    items: Iterable[str] = (),
-    svg: str | None = None,
-    json: str | None = None,
-    trust_remote_code: bool = False,
+    spec: ModelSpec, folder: str | Path | None = None, *, svg: str | None = None, **request: Any
 ) -> None:
-    """Print what there is to show, or write it to the files that are named; ``-`` is standard
-    output."""
-    shown = show(spec, folder, prompt=prompt, items=items, trust_remote_code=trust_remote_code)
-    if svg is None and json is None:
-        Console().print(to_rich(shown))
-    for name, option, to_text in ((svg, "--svg", to_svg), (json, "--json", to_json)):
-        if name == "-":
-            sys.stdout.write(to_text(shown))
-        elif name is not None:
-            write(name, to_text(shown), option)
+    """Print what there is to show, or write a picture to a file; ``-`` is standard output.
+    `request` has the other arguments of `show`."""
+    shown = show(spec, folder, **request)
+    if svg is None:
+        Console().print(shown)
+    elif svg == "-":
+        sys.stdout.write(to_svg(shown, f"mmkit show {spec.name}"))
+    else:
+        write(svg, to_svg(shown, f"mmkit show {spec.name}"), "--svg")

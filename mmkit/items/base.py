@@ -137,9 +137,14 @@ class ItemType(Structural):
         """A canonical item of these sizes."""
         raise NotImplementedError
 
+    def bounds(self) -> list[Between]:
+        """The least and the most of each size."""
+        raise NotImplementedError
+
     def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes of an item that are nearest to the given ones."""
-        return tuple(max(1, size) for size in sizes)
+        """The sizes within the bounds that are nearest to the given ones."""
+        pairs = zip(sizes, self.bounds(), strict=True)
+        return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
 
     def candidates(self, fraction: float = 1.0) -> list[Any]:
         """Canonical items that include the one with the most encoder rows.

@@ -76,15 +76,9 @@ class _Media(ItemType):
         raise NotImplementedError
 
     def bounds(self) -> list[Between]:
-        """The least and the most of each size."""
         count = len(self.dummy_sizes)
         least, most = self.least or [1] * count, self.most or [math.inf] * count
         return list(map(Between, least, most))
-
-    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes within the bounds that are nearest to the given ones."""
-        pairs = zip(sizes, self.bounds(), strict=True)
-        return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         smaller = super().within(sizes, where)
@@ -111,27 +105,25 @@ class Image(_Media):
 
     The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
     pixels with channels last or first. Other arrays, for example float32 of one, three or four
-    channels, stay as they are, where `arrays` accepts them.
+    channels, stay as they are for `hf()`; a function of the spec receives PIL images alone.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
             of several.
         least: (width, height) of the smallest accepted image; one number for both sides.
         most: (width, height) of the largest accepted image, likewise; None for any.
-        arrays: accept other arrays. None, the default, accepts them for `hf()` and refuses them for
-            a function of the spec, which then receives PIL images alone.
 
     Facts: `width`, `height`, `index`.
     """
 
-    arrays: bool | None = None
+    only_pictures: bool = field(default=False, kw_only=True, repr=False)
+    """Whether a function of the spec processes the images: it receives PIL images alone."""
 
     if TYPE_CHECKING:
 
         def __init__(
             self,
             largest: Sizes,
-            arrays: bool | None = None,
             *,
             least: Count | Sizes | None = None,
             most: Count | Sizes | None = None,
@@ -147,7 +139,7 @@ class Image(_Media):
     small_sizes = ((1, 1), (32, 32))  # some image processors take no single pixel
 
     def for_function(self) -> Image:
-        return replace(self, arrays=bool(self.arrays))
+        return replace(self, only_pictures=True)
 
     def _form(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
@@ -168,7 +160,7 @@ class Image(_Media):
             if pixels.shape[-1] != 3:
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
             return _pil().fromarray(pixels, "RGB")
-        if self.arrays is False:
+        if self.only_pictures:
             got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
             remedy = "Convert it to uint8 values from 0 to 255."
             if media.dtype in (np.uint8, torch.uint8):
@@ -270,7 +262,8 @@ class Video(_Media):
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
-        video = np.full((frames, height, width, 3), 255, dtype=np.uint8)
+        # of zeros: memory that nobody looks at costs no time
+        video = np.zeros((frames, height, width, 3), dtype=np.uint8)
         metadata: dict[str, Any] = {"fps": 1.0, "duration": float(frames)}
         metadata |= {"total_num_frames": frames, "frames_indices": list(range(frames))}
         return (video, metadata) if self.metadata else video
@@ -281,9 +274,8 @@ class Audio(_Media):
     """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to
     `rate`.
 
-    The canonical form is a float32 array. torchaudio (vLLM's default), soxr or scipy resamples it,
-    the first that is installed; without any of them mmkit refuses another sampling rate than
-    `rate`.
+    The canonical form is a float32 array. torchaudio, vLLM's default, resamples it, or soxr;
+    without either mmkit refuses another sampling rate than `rate`.
 
     Attributes:
         largest: length in samples of the audio with the most tokens.
@@ -396,16 +388,8 @@ def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: st
         import soxr
 
         return soxr.resample(samples, before, after)
-    with suppress(ImportError, OSError):
-        from scipy.signal import resample_poly
-
-        common = math.gcd(before, after)
-        return resample_poly(samples, after // common, before // common)
-    got, remedy = (
-        f"{before} Hz, and no library that resamples",
-        "Resample it first, or install soxr.",
-    )
-    raise InputError(where, f"audio at {after} Hz", got, remedy)
+    got = f"{before} Hz, and no library that resamples"
+    raise InputError(where, f"audio at {after} Hz", got, "Resample it first, or install soxr.")
 
 
 def _is_frame(value: Any) -> bool:

@@ -204,10 +204,8 @@ class Tensor(ItemType):
                 value = flat[position].item()
                 index = map(int, np.unravel_index(position, tensor.shape))
                 known = f"{value:g}" if isinstance(value, float) else str(value)
-                got = f"{known} at [{', '.join(map(str, index))}]"
+                got = f"{known} at [{', '.join(map(str, index))}]" if tensor.ndim else known
                 raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
-        if not self.torch_dtype.is_floating_point:
-            self._check_range(flat.to(torch.int64), where)
 
     def _rules(
         self, flat: torch.Tensor, wide: torch.Tensor
@@ -219,32 +217,32 @@ class Tensor(ItemType):
             wide: the values in float64.
         """
         is_exact = not flat.is_floating_point()
-        if not self.torch_dtype.is_floating_point:
-            if not is_exact:
-                # 2**63 is no int64; NaN equals nothing
-                odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
-                yield odd, f"whole numbers that {self.dtype} holds", ""
+        if self.torch_dtype.is_floating_point:
+            large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
+            yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
+            if is_exact:
+                held = flat.to(self.torch_dtype)
+                # 2**63 is no int64: what was rounded up to it would come back as any number
+                rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
+                remedy = "Send floats to have them rounded."
+                yield rounded, f"integers that {self.dtype} holds exactly", remedy
             return
-        large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
-        yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
-        if is_exact:
-            held = flat.to(self.torch_dtype)
-            # 2**63 is no int64: what was rounded up to it would come back as any number
-            rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
-            remedy = "Send floats to have them rounded."
-            yield rounded, f"integers that {self.dtype} holds exactly", remedy
+        if not is_exact:
+            # 2**63 is no int64; NaN equals nothing
+            odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
+            yield odd, f"whole numbers that {self.dtype} holds", ""
+        whole, (lowest, highest) = flat.to(torch.int64), self._range()
+        outside = (whole < lowest) | (whole > highest)
+        yield outside, f"{self.dtype} values from {lowest} to {highest}", ""
 
-    def _check_range(self, whole: torch.Tensor, where: str) -> None:
+    def _range(self) -> tuple[int, int]:
+        """The least and the most of an integer."""
         limits = torch.iinfo(self.torch_dtype)
-        lowest, highest = limits.min, limits.max
         if isinstance(self.bound, Between):
-            lowest, highest = self.bound.least, self.bound.most
-        elif self.bound is not None:
-            lowest, highest = max(lowest, -self.bound), self.bound
-        least, most = int(whole.min()), int(whole.max())
-        if least < lowest or most > highest:
-            expected = f"{self.dtype} values from {lowest} to {highest}"
-            raise InputError(where, expected, f"values from {least} to {most}")
+            return self.bound.least, self.bound.most
+        if self.bound is None:
+            return limits.min, limits.max
+        return max(limits.min, -self.bound), self.bound
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -255,22 +253,17 @@ class Tensor(ItemType):
         return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def small(self) -> list[torch.Tensor]:
-        return [self.blank(*(least for least, _ in self.ends()))]
+        return [self.blank(*(size.least for size in self.bounds()))]
 
     def varied(self) -> list[torch.Tensor]:
-        middle = (min(most, max(2 * least, least + 8)) for least, most in self.ends())
+        middle = (min(s.most, max(2 * s.least, s.least + 8)) for s in self.bounds())
         return [self.blank(*middle), *self.small()]
-
-    def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        ends = zip(sizes, self.ends(), strict=True)
-        return tuple(min(max(size, least), most) for size, (least, most) in ends)
 
     def smallest(self) -> list[torch.Tensor]:
         return self.small()
 
-    def ends(self) -> list[tuple[int, int]]:
-        """The least and the most of each size."""
-        return [(s.least, s.most) if isinstance(s, Between) else (s, s) for s in self.shape]
+    def bounds(self) -> list[Between]:
+        return [size if isinstance(size, Between) else Between(size, size) for size in self.shape]
 
     def describe(self) -> str:
         if isinstance(self.bound, Between):
@@ -337,7 +330,7 @@ def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
         got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
         raise InputError(where, kind.expected, got)
     if isinstance(value, (list, tuple)) and not value:  # it tells nothing of the other sizes
-        sizes = [least for least, _ in kind.ends()[1:]]
+        sizes = [size.least for size in kind.bounds()[1:]]
         return np.zeros((0, *sizes), dtype=numbers[0])
     try:
         return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)

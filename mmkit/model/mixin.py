@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
+from ..bound.encoder_rows import encoder_rows
 from ..bound.modality import BoundModality
+from ..bound.placeholder_text import placeholder_text
 from ..bound.placeholders import rows_field
 from ..field import Batched
 from ..plan import Plan
@@ -22,12 +24,11 @@ from ..vllm_api import (
     current_model,
     merge_embeddings,
     module_names,
+    weights_loader,
 )
 from . import sampling
-from .chat import placeholder_text
-from .loading import Weights, load_strictly
-from .rows import encoder_rows
-from .sound import Reporter, Tally, contained, largest_magnitude
+from .loading import Weights, check_loaded
+from .sound import Reporter, contained, largest_magnitude
 
 
 def _masked(
@@ -91,7 +92,7 @@ class MultiModalModel(ModelInterface):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, dtype, self._width, counts = current_model()
         self._bound = largest_magnitude(dtype)
-        self._unsound = Tally(Reporter(self.mm_plan.spec.name, self._bound)) if counts else None
+        self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
         sampling.serve(self)
 
     def _beside(self) -> tuple[type, Any]:
@@ -223,9 +224,14 @@ class MultiModalModel(ModelInterface):
             The names of the parameters that were loaded.
 
         Raises:
-            MmkitError: names the missing weights, and those that the model has no use for.
+            MmkitError: names the parameters that were not loaded, while vLLM loads the model.
+            ValueError: of vLLM, names a weight that the model has no use for.
         """
-        return load_strictly(self, weights, getattr(super(), "load_weights", None))
+        load = getattr(super(), "load_weights", None) or weights_loader(self)
+        loaded = load(weights)
+        if self.training and loaded is not None:  # later, an update may bring some of them
+            check_loaded(self, loaded)
+        return loaded
 
     @property
     def get_mm_mapping(self) -> Callable[[], Any]:

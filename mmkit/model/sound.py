@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -70,83 +71,41 @@ def contained(
     return list(together.split(lengths)), (counts > 0).sum()
 
 
-class Tally:
-    """Counts on the device, reported when they have arrived on the host, without waiting.
+class Reporter:
+    """Tells the operator of unsound items, once their number has arrived from the device, without
+    waiting: by the metric `mmkit:unsound_items`, and by a line in the log at most every
+    `QUIET_SECONDS`.
 
     Args:
-        report: called with a name and the growth of its count.
+        spec: the name of the spec.
+        bound: the largest magnitude.
     """
-
-    def __init__(self, report: Callable[[str, int], None]) -> None:
-        self._report = report
-        self._counted: dict[str, torch.Tensor] = {}
-        self._reported: dict[str, int] = {}
-        self._copy: tuple[list[str], torch.Tensor, torch.Event] | None = None
-        self._stale = False
-
-    def add(self, name: str, number: torch.Tensor) -> None:
-        """Count a 0-dimensional integer tensor."""
-        before = self._counted.get(name)
-        self._counted[name] = number if before is None else before + number
-        self._stale = True
-        self.poll()
-
-    def poll(self) -> None:
-        """Report the counts that have arrived, and request the newer ones. On a CPU they arrive at
-        once."""
-        if self._copy is not None:
-            names, numbers, event = self._copy
-            if not event.query():
-                return
-            self._copy = None
-            self._arrived(names, numbers)
-        if not self._stale:
-            return
-        self._stale = False
-        names, numbers = list(self._counted), torch.stack([*self._counted.values()])
-        if numbers.device.type == "cpu":
-            self._arrived(names, numbers)
-            return
-        on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        on_host.copy_(numbers, non_blocking=True)
-        event = torch.Event(numbers.device.type)
-        event.record()
-        self._copy = names, on_host, event
-
-    def _arrived(self, names: list[str], numbers: torch.Tensor) -> None:
-        for name, number in zip(names, numbers.tolist(), strict=True):
-            if grown := number - self._reported.get(name, 0):
-                self._reported[name] = number
-                self._report(name, grown)
-
-
-@cache
-def unsound_items() -> Any:
-    """The metric, a Prometheus counter with the label `modality`, in the process of the model."""
-    from prometheus_client import Counter
-
-    return Counter(
-        "mmkit:unsound_items",
-        "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
-        "dtype, by modality. Their requests were answered as if the rows were zeros. Counted in "
-        "the worker, once per tensor-parallel group.",
-        ["modality"],
-    )
-
-
-class Reporter:
-    """Reports unsound items to the operator: by a metric, and by a line in the log at most every
-    `QUIET_SECONDS`."""
 
     def __init__(self, spec: str, bound: float) -> None:
         self._spec, self._bound, self._metric = spec, bound, unsound_items()
-        self._unsaid: dict[str, int] = {}
+        self._sent: deque[tuple[str, torch.Tensor, torch.Event | None]] = deque()
+        self._unsaid: Counter[str] = Counter()
         self._quiet_until = -math.inf
 
-    def __call__(self, modality: str, number: int) -> None:
-        self._metric.labels(modality).inc(number)
-        self._unsaid[modality] = self._unsaid.get(modality, 0) + number
-        if time.monotonic() < self._quiet_until:
+    def add(self, modality: str, number: torch.Tensor) -> None:
+        """Count a 0-dimensional integer tensor."""
+        event = None
+        if number.device.type != "cpu":
+            event = torch.Event(number.device.type)
+            on_host = torch.empty_like(number, device="cpu", pin_memory=True)
+            number = on_host.copy_(number, non_blocking=True)
+            event.record()
+        self._sent.append((modality, number, event))
+        self.poll()
+
+    def poll(self) -> None:
+        """Report the numbers that have arrived; on a CPU they arrive at once."""
+        while self._sent and ((event := self._sent[0][2]) is None or event.query()):
+            modality, number, _ = self._sent.popleft()
+            if count := int(number):
+                self._metric.labels(modality).inc(count)
+                self._unsaid[modality] += count
+        if not self._unsaid or time.monotonic() < self._quiet_until:
             return
         self._quiet_until = time.monotonic() + QUIET_SECONDS
         for name, count in self._unsaid.items():
@@ -159,3 +118,17 @@ class Reporter:
                 self._bound,
             )
         self._unsaid.clear()
+
+
+@cache
+def unsound_items() -> Any:
+    """The metric, a Prometheus counter with the label `modality`, in the process of the model."""
+    from prometheus_client import Counter as Metric
+
+    return Metric(
+        "mmkit:unsound_items",
+        "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
+        "dtype, by modality. Their requests were answered as if the rows were zeros. Counted in "
+        "the worker, once per tensor-parallel group.",
+        ["modality"],
+    )

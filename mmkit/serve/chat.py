@@ -1,5 +1,6 @@
-"""Items in chat messages: content parts ``{"type": "cloud", "cloud": ...}``, with an item in one of
-the forms of ``POST /v1/mm/generate``, or the same as a data URL in an ``image_url`` part.
+"""Items in the messages of vLLM's routes: content parts ``{"type": "cloud", "cloud": ...}``, with
+an item in one of the forms of ``POST /v1/mm/generate``, or the same as a data URL in an
+``image_url`` part.
 
 vLLM's routes check each number of a body several times over. So items are decoded here, with the
 limits of our own routes, and what vLLM reads refers to them.
@@ -8,24 +9,21 @@ limits of our own routes, and what vLLM reads refers to them.
 from __future__ import annotations
 
 import base64
-import binascii
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
 
 from ..errors import InputError
 from ..vllm_api.chat import REFERENCE, Load
-from .protocol import TooLarge, decoded
-from .wire import ITEM_URL, Media, begins, listed, weigh
+from .protocol import decoded
+from .wire import ITEM_URL, Decoder, Media, begins, check_kind, embeds_of, media_of, weigh
 
 if TYPE_CHECKING:
     from .state import ServerState
-
-FEW = 2**14
-"""Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
 Sent = Sequence[tuple[str, Load]]
 """Items, each with its modality."""
@@ -52,9 +50,10 @@ def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, Sent]:
     if not in_messages and not (path in _ROUTES and _holds(body, _ITEMS)):
         return body, []
     request = decoded(dict[str, Raw], body)
-    if path in _ROUTES and (name := next((name for name in _ITEMS if name in request), None)):
-        remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
-        raise InputError(name, f"no items at {path}", "some", remedy)
+    for name in _ITEMS if path in _ROUTES else ():
+        if name in request:
+            remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
+            raise InputError(name, f"no items at {path}", "some", remedy)
     conversation = _Conversation(state)
     request["messages"] = conversation.messages(request.get("messages", Raw(b"null")))
     sent = conversation.sent()
@@ -66,40 +65,13 @@ def _holds(body: bytes, names: Sequence[str]) -> bool:
     return b"\\u" in body or any(f'"{name}"'.encode() in body for name in names)
 
 
-class _Message(msgspec.Struct):
-    """The part of a message that is checked before vLLM reads it."""
-
-    role: str
-    content: str | list[str | dict[str, Raw]] | None = None
-
-
-def messages(raw: Raw, state: ServerState) -> tuple[list[Any], Sent]:
-    """Messages of a request to one of our routes, without their items, and what gives these.
-
-    Raises:
-        InputError: they are malformed, or an item is.
-        TooLarge: they are beyond a limit.
-    """
-    if not decoded(list[_Message], raw, "messages"):
-        raise InputError("messages", "at least one", "none")
-    conversation = _Conversation(state)
-    rest = conversation.messages(raw)
-    if listed(bytes(rest)) > FEW:
-        raise TooLarge("messages", f"at most {FEW} values in JSON beside items", "more")
-    read = decoded(list[dict[str, Any]], rest, "messages")
-    for message in read:  # the older name, which vLLM's route takes as well
-        message.setdefault("reasoning", message.pop("reasoning_content", None))
-    return read, conversation.sent()
-
-
 class _Conversation:
-    """The messages of a request, whose items are gathered while they are read: their JSON by
-    modality, the modality of each and its path in errors, and what vLLM loads."""
+    """The messages of a request, whose items are gathered while they are read: the modality and the
+    JSON of each, and the media that vLLM loads."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._items: dict[str, list[Raw]] = {}
-        self._order: list[tuple[str, str]] = []
+        self._items: list[tuple[str, Raw]] = []
         self._media: list[Media] = []
 
     def messages(self, raw: Raw) -> Raw:
@@ -111,12 +83,22 @@ class _Conversation:
         that loads it.
 
         Raises:
-            InputError: as for `ServerState.parts`.
+            InputError: an item is malformed, or there are too many.
+            TooLarge: they are beyond a limit of the server.
         """
-        data = self._state.parts(self._items, self._media)
-        turns = {name: iter(values) for name, values in data.items()}
-        loaded = self._state.engine.loaded
-        return [(name, partial(loaded, next(turns[name]), where)) for name, where in self._order]
+        engine, limits = self._state.engine, self._state.limits
+        counts, decoder, sent = Counter[str](), Decoder(limits), []
+        weighed = [("messages", one) for one in self._media]
+        for name, raw in self._items:
+            modality, where = self._state.plan.modalities[name], f"items.{name}[{counts[name]}]"
+            counts[name] += 1
+            modality.intake.check_count(counts[name], engine.limits().get(name))
+            value = decoder.one(raw, where, modality.item, embeds_of(modality))
+            check_kind(value, modality.item, where)
+            weighed += [(where, one) for one in media_of([value])]
+            sent.append((name, partial(engine.loaded, value, where)))
+        self._state.check_pixels(weighed)
+        return sent
 
     def _message(self, raw: Raw) -> Raw:
         message = decoded(dict[str, Raw], raw, "messages")
@@ -125,11 +107,12 @@ class _Conversation:
         return Raw(msgspec.json.encode(message))
 
     def _part(self, raw: Raw) -> Raw:
-        part = decoded(dict[str, Raw], raw, "messages")
+        part, own = decoded(dict[str, Raw], raw, "messages"), self._state.in_messages
         urls = {name: _url(part[name]) for name in _MEDIA if name in part}
+        name = msgspec.json.decode(part.get("type", b"null"))
         if urls.get("image_url", "").startswith(ITEM_URL):
             name, item = self._of_url(urls["image_url"])
-        elif (name := msgspec.json.decode(part.get("type", b"null"))) in self._state.in_messages:
+        elif name in own:
             if name not in part:
                 expected = f'the item of a part "{name}" as its "{name}"'
                 raise InputError("messages", expected, "none")
@@ -137,10 +120,8 @@ class _Conversation:
         else:
             self._media += [Media(_MEDIA[at], url) for at, url in urls.items()]
             return raw
-        known = self._items.setdefault(name, [])
-        reference = {"type": "image_url", "image_url": {"url": f"{REFERENCE}{len(self._order)}"}}
-        self._order.append((name, f"items.{name}[{len(known)}]"))
-        known.append(item)
+        reference = {"type": "image_url", "image_url": {"url": f"{REFERENCE}{len(self._items)}"}}
+        self._items.append((name, item))
         return Raw(msgspec.json.encode({**part, **reference}))
 
     def _of_url(self, url: str) -> tuple[str, Raw]:
@@ -151,7 +132,7 @@ class _Conversation:
             raise InputError("messages", f"{expected} as the modality of a URL", repr(name[:40]))
         try:
             item = base64.b64decode(content, validate=True)
-        except (ValueError, binascii.Error):
+        except ValueError:
             raise InputError("messages", "base64 in the URL of an item", "another text") from None
         weigh(item, "messages", self._state.limits)
         return name, decoded(Raw, item, "messages")

@@ -11,9 +11,9 @@ sentence becomes a `RequestError`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial, wraps
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,28 +24,19 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ..errors import InputError, MmkitError
-from .protocol import (
-    ChunkMessage,
-    ClosedMessage,
-    ErrorBody,
-    ErrorInfo,
-    ErrorMessage,
-    GenerateRequest,
-    Generation,
-    Modalities,
-    NextMessage,
-    Pooling,
-    PoolingRequest,
-    ReadyMessage,
-    StartMessage,
-    TokensMessage,
-)
-from .wire import encode, encoded
+from . import protocol
+from .wire import encode
 
 __all__ = ["AsyncClient", "AsyncSession", "Client", "RequestError", "ServerGone", "Session"]
 
 T = TypeVar("T")
-_Message = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
+_Message = (
+    protocol.ReadyMessage
+    | protocol.TokensMessage
+    | protocol.ChunkMessage
+    | protocol.ErrorMessage
+    | protocol.ClosedMessage
+)
 _CLOSE = '{"type": "close"}'
 _GOODBYE_SECONDS = 5.0
 _SHOWN = 200
@@ -77,7 +68,7 @@ class RequestError(MmkitError):
         self.code, self.param, self.type = code, param, type
 
     @classmethod
-    def of(cls, info: ErrorInfo) -> RequestError:
+    def of(cls, info: protocol.ErrorInfo) -> RequestError:
         """The error that a server tells."""
         return cls(info.message, code=info.code, param=info.param, type=info.type)
 
@@ -114,7 +105,7 @@ class AsyncClient:
     ) -> None:
         if not _is_address(base_url):
             raise InputError("base_url", "an address such as http://127.0.0.1:8000", repr(base_url))
-        self.base, self.timeout, self.model = base_url.rstrip("/"), timeout, model
+        self._base, self.timeout, self._model = base_url.rstrip("/"), timeout, model
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.AsyncClient(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
 
@@ -128,52 +119,49 @@ class AsyncClient:
         """Close the connections; sessions have their own, which stay open."""
         await self._http.aclose()
 
-    async def modalities(self) -> Modalities:
+    async def modalities(self) -> protocol.Modalities:
         """The modalities and outputs of the served model, and the limits of the server."""
-        return await self._call(Modalities, "modalities")
+        return await self._ask(protocol.Modalities, "GET", "modalities")
 
-    async def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
+    async def generate(
+        self, prompt: Any = None, items: Any = None, **options: Any
+    ) -> protocol.Generation:
         """One request, answered as a whole.
 
         Args:
-            prompt: a text, or token ids (tokens,); None beside `messages`.
+            prompt: a text, or token ids (tokens,).
             items: as in vLLM's ``multi_modal_data``: per modality a list of items or a batch, of
                 arrays, tensors, PIL images or nested lists. `modalities` has their shapes and
                 dtypes.
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
-        body = self._body(GenerateRequest, prompt, items, options)
-        return await self._call(Generation, "generate", body)
+        body = self._body(protocol.GenerateRequest, prompt, items, options)
+        return await self._ask(protocol.Generation, "POST", "generate", body)
 
-    async def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> Pooling:
+    async def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> protocol.Pooling:
         """The tensor of a pooling model for a prompt with items. Without a prompt the server writes
         the placeholders of the items. `options` are fields of `protocol.PoolingRequest`."""
-        return await self._call(
-            Pooling, "pooling", self._body(PoolingRequest, prompt, items, options)
-        )
+        body = self._body(protocol.PoolingRequest, prompt, items, options)
+        return await self._ask(protocol.Pooling, "POST", "pooling", body)
 
     async def stream(
         self, prompt: Any = None, items: Any = None, **options: Any
-    ) -> AsyncGenerator[Generation, None]:
+    ) -> AsyncGenerator[protocol.Generation, None]:
         """`generate` as a stream: yields an event per step; the last one has the usage. The first
         one sends the request and raises its error; closing the generator ends the request."""
-        url, count = self._url("generate"), 0
-        body = self._body(GenerateRequest, prompt, items, {**options, "stream": True})
-        with self.failures(url):
-            async with self._http.stream("POST", url, content=body) as response:
-                if not response.is_success:
-                    raise _refused(response.status_code, await response.aread(), url)
-                rest = b""
-                async for part in response.aiter_bytes():
-                    # httpx splits lines at U+2028 and others, too, which JSON texts may hold
-                    *lines, rest = (rest + part).split(b"\n")
-                    for data in (line[5:].strip() for line in lines if line[:5] == b"data:"):
-                        if data == b"[DONE]":
-                            return
-                        with suppress(msgspec.MsgspecError):
-                            raise RequestError.of(msgspec.json.decode(data, type=ErrorBody).error)
-                        count += 1
-                        yield _parsed(Generation, data, url)
+        body = self._body(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
+        async with self._answer("POST", "generate", body) as response:
+            url, count, rest = str(response.url), 0, b""
+            async for part in response.aiter_bytes():
+                # httpx splits lines at U+2028 and others, too, which JSON texts may hold
+                *lines, rest = (rest + part).split(b"\n")
+                for data in (line[5:].strip() for line in lines if line[:5] == b"data:"):
+                    if data == b"[DONE]":
+                        return
+                    with suppress(msgspec.MsgspecError):
+                        raise RequestError.of(_ERROR.decode(data).error)
+                    count += 1
+                    yield _parsed(protocol.Generation, data, url)
         got = f"its end after {count} events"
         raise ServerGone(url, "[DONE] at the end of a stream", got, "See the server's log.")
 
@@ -191,44 +179,50 @@ class AsyncClient:
         on_tokens = options.pop("on_tokens", None)
         if on_tokens:
             options["stream"] = True
-        start = self._body(StartMessage, prompt, items, options).decode()
+        start = self._body(protocol.StartMessage, prompt, items, options).decode()
         return AsyncSession(self, f"ws{self._url('session')[4:]}", start, on_tokens)
 
     def _url(self, name: str) -> str:
-        return f"{self.base}/v1/mm/{name}"
+        return f"{self._base}/v1/mm/{name}"
 
     def _body(self, kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
-        return request(kind, prompt, items, {"model": self.model, **options})
+        return request(kind, prompt, items, {"model": self._model, **options})
 
-    async def _call(self, kind: type[T], name: str, body: bytes | None = None) -> T:
-        url, method = self._url(name), "GET" if body is None else "POST"
-        with self.failures(url):
-            response = await self._http.request(method, url, content=body)
-        if not response.is_success:
-            raise _refused(response.status_code, response.content, url)
-        answer: T = _parsed(kind, response.content, url)
+    async def _ask(self, kind: type[T], method: str, name: str, body: bytes = b"") -> T:
+        async with self._answer(method, name, body) as response:
+            answer: T = _parsed(kind, await response.aread(), self._url(name))
         return answer
+
+    @asynccontextmanager
+    async def _answer(self, method: str, name: str, body: bytes) -> AsyncIterator[httpx.Response]:
+        """The answer to a request, which is to be read while the block runs."""
+        with self.failures(url := self._url(name)):
+            async with self._http.stream(method, url, content=body) as response:
+                if not response.is_success:
+                    raise _refused(response.status_code, await response.aread(), url)
+                yield response
 
     @contextmanager
     def failures(self, url: str) -> Iterator[None]:
         """A context that turns failures of the connection into errors of this module."""
+        expected, remedy = "an answer", "See the server's log."
         try:
             yield
-        except (httpx.TimeoutException, TimeoutError):
-            got = "none" if self.timeout is None else f"none for {self.timeout:g} s"
-            remedy = "Give the client a longer timeout, or see to the server."
-            raise ServerGone(url, "an answer", got, remedy) from None
+            return
         except InvalidStatus as error:
             response = error.response
             raise _refused(response.status_code, bytes(response.body or b""), url) from None
+        except (httpx.TimeoutException, TimeoutError):
+            got = "none" if self.timeout is None else f"none for {self.timeout:g} s"
+            remedy = "Give the client a longer timeout, or see to the server."
         except ConnectionClosed as error:
-            got = f"a closed connection ({error})"
-            raise ServerGone(url, "an answer", got, "Open a new session.") from None
+            got, remedy = f"a closed connection ({error})", "Open a new session."
         except (httpx.ConnectError, OSError) as error:
+            expected, got = "a server", f"no connection ({_cause(error)})"
             remedy = "Start one with `python -m mmkit.serve`, or check the address."
-            raise ServerGone(url, "a server", f"no connection ({_cause(error)})", remedy) from None
         except (httpx.HTTPError, httpx.InvalidURL, WebSocketException) as error:
-            raise ServerGone(url, "an answer", _cause(error), "See the server's log.") from None
+            got = _cause(error)
+        raise ServerGone(url, expected, got, remedy) from None
 
 
 class AsyncSession:
@@ -242,7 +236,7 @@ class AsyncSession:
             included.
     """
 
-    first: ChunkMessage
+    first: protocol.ChunkMessage
     id: str
     model: str
     remaining: int = 0
@@ -267,9 +261,9 @@ class AsyncSession:
                     max_queue=None,  # a full one would hold up the end of a session
                 )
             self._open = self._waiting = True
-            ready = await self._answer(ReadyMessage)
+            ready = await self._answer(protocol.ReadyMessage)
             self.id, self.model = ready.session, ready.model
-            self.first = await self._ask(self._start, ChunkMessage)
+            self.first = await self._ask(self._start, protocol.ChunkMessage)
         except BaseException:
             await self.close()
             raise
@@ -278,7 +272,9 @@ class AsyncSession:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def next(self, items: Any = None, prompt: Any = None, **options: Any) -> ChunkMessage:
+    async def next(
+        self, items: Any = None, prompt: Any = None, **options: Any
+    ) -> protocol.ChunkMessage:
         """Send more items, more prompt, or both, and return the next chunk.
 
         Args:
@@ -293,14 +289,15 @@ class AsyncSession:
             ServerGone: the session is over.
             InputError: an item without a form on the wire, or the last call was interrupted.
         """
-        return await self._ask(request(NextMessage, prompt, items, options).decode(), ChunkMessage)
+        message = request(protocol.NextMessage, prompt, items, options).decode()
+        return await self._ask(message, protocol.ChunkMessage)
 
     async def close(self) -> None:
         """End the session, and wait until the server has released it. Can be called again."""
         try:
             if self._open and not self._waiting:
                 with suppress(MmkitError):  # the session ends in any case
-                    await self._ask(_CLOSE, ClosedMessage)
+                    await self._ask(_CLOSE, protocol.ClosedMessage)
         finally:
             self._open = False
             if self._socket:
@@ -319,7 +316,7 @@ class AsyncSession:
 
     async def _answer(self, expected: type[T]) -> T:
         seconds = self._client.timeout
-        if expected is ClosedMessage:
+        if expected is protocol.ClosedMessage:
             seconds = min(seconds or _GOODBYE_SECONDS, _GOODBYE_SECONDS)
         while True:
             try:
@@ -330,19 +327,42 @@ class AsyncSession:
                 self._open = False
                 raise
             self.remaining = message.remaining
-            match message:
-                case _ if isinstance(message, expected):
-                    self._waiting = False
-                    return message
-                case TokensMessage() if self._on_tokens:
-                    self._on_tokens(message)
-                case ErrorMessage():
-                    self._waiting, self._open = False, not message.fatal
-                    raise RequestError.of(message.error)
-                case ClosedMessage():
-                    self._open = False
-                    got = f"the end of the session ({message.reason})"
-                    raise ServerGone(self._url, "an answer", got, "Open a new one.")
+            if isinstance(message, expected):
+                self._waiting = False
+                return message
+            if isinstance(message, protocol.TokensMessage) and self._on_tokens:
+                self._on_tokens(message)
+            elif isinstance(message, protocol.ErrorMessage):
+                self._waiting, self._open = False, not message.fatal
+                raise RequestError.of(message.error)
+            elif isinstance(message, protocol.ClosedMessage):
+                self._open = False
+                got = f"the end of the session ({message.reason})"
+                raise ServerGone(self._url, "an answer", got, "Open a new one.")
+
+
+# -- blocking calls --------------------------------------------------------------------------------
+
+
+def _run(portals: BlockingPortalProvider, function: Callable[[], Awaitable[T]]) -> T:
+    """The outcome of a coroutine, which runs in the portal's thread."""
+    with portals as portal:
+        running = portal.start_task_soon(function)
+        try:
+            return running.result()
+        except BaseException:  # a wait that is interrupted
+            running.cancel()
+            raise
+
+
+def _blocking(method: Callable[..., Awaitable[T]]) -> Callable[..., T]:
+    """A method that waits for one of `_core`."""
+
+    @wraps(method)
+    def waiting(self: Any, *args: Any, **options: Any) -> T:
+        return _run(self._portals, partial(method, self._core, *args, **options))
+
+    return waiting
 
 
 class Client:
@@ -359,72 +379,59 @@ class Client:
         self.close()
         self._portals.__exit__(*error)
 
-    def close(self) -> None:
-        """See `AsyncClient.close`."""
-        self._run(self._core.close)
+    close = _blocking(AsyncClient.close)
+    modalities = _blocking(AsyncClient.modalities)
+    generate = _blocking(AsyncClient.generate)
+    pool = _blocking(AsyncClient.pool)
 
-    def modalities(self) -> Modalities:
-        """See `AsyncClient.modalities`."""
-        return self._run(self._core.modalities)
-
-    def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
-        """See `AsyncClient.generate`."""
-        return self._run(self._core.generate, prompt, items, **options)
-
-    def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> Pooling:
-        """See `AsyncClient.pool`."""
-        return self._run(self._core.pool, prompt, items, **options)
-
-    def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
+    def stream(self, *args: Any, **options: Any) -> Iterator[protocol.Generation]:
         """See `AsyncClient.stream`."""
-        events = self._core.stream(prompt, items, **options)
+        events = self._core.stream(*args, **options)
         with self._portals:
             try:
-                while (event := self._run(anext, events, None)) is not None:
+                while (event := _run(self._portals, partial(anext, events, None))) is not None:
                     yield event
             finally:
-                self._run(events.aclose)
+                _run(self._portals, events.aclose)
 
-    def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
+    def session(self, *args: Any, **options: Any) -> Session:
         """See `AsyncClient.session`: ``with client.session(...) as session``."""
-        return Session(self, self._core.session(prompt, items, **options))
-
-    def _run(self, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-        with self._portals as portal:
-            running = portal.start_task_soon(partial(function, *args, **options))
-            try:
-                return running.result()
-            except BaseException:  # a wait that is interrupted
-                running.cancel()
-                raise
+        return Session(self._core.session(*args, **options), self._portals)
 
 
 class Session:
     """`AsyncSession` with blocking calls; see there."""
 
-    def __init__(self, client: Client, core: AsyncSession) -> None:
-        self._client, self._core = client, core
+    first: protocol.ChunkMessage
+    id: str
+    model: str
+
+    def __init__(self, core: AsyncSession, portals: BlockingPortalProvider) -> None:
+        self._core, self._portals = core, portals
 
     def __enter__(self) -> Self:
-        with self._client._portals:
-            self._client._run(self._core.__aenter__)
-            self._client._portals.__enter__()
+        with self._portals:
+            _run(self._portals, self._core.__aenter__)
+            self._portals.__enter__()
+        self.first, self.id, self.model = self._core.first, self._core.id, self._core.model
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-        self._client._portals.__exit__(*error)
+        self._portals.__exit__(*error)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
+    @property
+    def remaining(self) -> int:
+        """See `AsyncSession`."""
+        return self._core.remaining
 
-    def next(self, items: Any = None, prompt: Any = None, **options: Any) -> ChunkMessage:
-        """See `AsyncSession.next`."""
-        return self._client._run(self._core.next, items, prompt, **options)
+    next = _blocking(AsyncSession.next)
+    close = _blocking(AsyncSession.close)
 
-    def close(self) -> None:
-        """See `AsyncSession.close`."""
-        self._client._run(self._core.close)
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+_ERROR = msgspec.json.Decoder(protocol.ErrorBody)
 
 
 def request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
@@ -435,19 +442,14 @@ def request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> b
     """
     fields = {"prompt": prompt, "items": encode(items or {}) or None, **options}
     given = {name: value for name, value in fields.items() if value is not None}
-    sampling = given.pop("sampling_params", {})
-    if "sampling_params" in kind.__struct_fields__:
-        others = [name for name in given if name not in kind.__struct_fields__]
-        sampling = {**sampling, **{name: given.pop(name) for name in others}}
-    if "messages" in given:
-        given["messages"] = encoded(given["messages"], "messages")
-    if "logit_bias" in sampling:  # whose ids may be scalars of numpy
-        sampling["logit_bias"] = {int(token): v for token, v in sampling["logit_bias"].items()}
-    tag = kind.__struct_config__.tag
-    whole = {**({"type": tag} if tag else {}), **given}
-    if sampling:
-        whole["sampling_params"] = sampling
-    return msgspec.json.encode(whole, enc_hook=_plain)
+    known = kind.__struct_fields__
+    if "sampling_params" in known:
+        others = {name: given.pop(name) for name in list(given) if name not in known}
+        if sampling := {**given.pop("sampling_params", {}), **others}:
+            given["sampling_params"] = sampling
+    if tag := kind.__struct_config__.tag:
+        given["type"] = tag
+    return msgspec.json.encode(given, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -481,7 +483,7 @@ def _parsed(kind: Any, raw: bytes | str, url: str) -> Any:
 def _refused(status: int, raw: bytes, url: str) -> RequestError:
     """The server's error; one sentence about the status where the body is none of its own."""
     with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        return RequestError.of(msgspec.json.decode(raw, type=ErrorBody).error)
+        return RequestError.of(_ERROR.decode(raw).error)
     reason = httpx.codes.get_reason_phrase(status)
     body = raw.decode(errors="replace").strip()[:_SHOWN]
     got = f"HTTP {status} {reason} {f'({body})' if body else ''}".strip()

@@ -129,8 +129,6 @@ def path(error: BaseException, plan: Plan | None) -> str | None:
     if plan is None or not where.startswith(f"{plan.spec.name}."):
         return where
     where = where.removeprefix(f"{plan.spec.name}.").split(",")[0]
-    if where == "multi_modal_data":
-        return "items"
     return f"items.{where}" if where.split("[")[0] in plan.modalities else where
 
 

@@ -9,17 +9,16 @@ from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api import elsewhere
+from ..vllm_api import offload
 from ..vllm_api.chat import SENT
 from ..vllm_api.processor import CommonProcessor
-from ..vllm_api.undecoded import leave_images_undecoded
 from . import errors
-from .chat import FEW, apart
-from .engine import Connector, Engine
+from .chat import apart
+from .engine import Engine
 from .protocol import Limits, TooLarge, decoded
 from .routes import aside, read, router
 from .state import ServerState
@@ -29,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 MOST_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
+
+FEW = 2**14
+"""Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
 _TURN = 2**15
 _UNREAD = 3
@@ -47,6 +49,7 @@ class MmkitEndpoints:
         app.include_router(router)
         # what vLLM's own routes load has no other limit of ours
         os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.of().pixels))
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # they may lead anywhere
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Find the spec of the model that is served; without one the routes answer 404."""
@@ -55,13 +58,11 @@ class MmkitEndpoints:
             model = getattr(args, "model", "the model")
             logger.warning("mmkit: %s has no mmkit spec, so /v1/mm answers 404.", model)
             return
-        Connector.install()
-        if processes := elsewhere.of(engine_client.renderer):
+        if processes := offload.install(engine_client.renderer):
             await asyncio.to_thread(processes.wait)
-            leave_images_undecoded()
         # before 0.32 vLLM trusted every request
         trust = getattr(args, "trust_request_mm_kwargs", True)
-        engine = Engine(engine_client, processor, state.online_renderer, trust_kwargs=trust)
+        engine = Engine(engine_client, processor, trust_kwargs=trust)
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, Limits.of(), models, origins)
@@ -70,17 +71,17 @@ class MmkitEndpoints:
 # -- bodies of vLLM's own routes -------------------------------------------------------------------
 
 _Id = Annotated[int, msgspec.Meta(ge=0)]
-_Prompt = str | list[str | _Id | list[_Id]] | UnsetType | None
+_Prompt = str | list[str | _Id | list[_Id]] | None
 
 
 class _Theirs(msgspec.Struct):
-    """The fields of a body that may be long, by route, or that vLLM repeats in its refusals; what
-    is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
+    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals;
+    what is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
 
-    prompt: _Prompt = UNSET
-    tokens: list[_Id] | UnsetType | None = UNSET
-    token_ids: list[_Id] | UnsetType | None = UNSET
-    model: Annotated[str, msgspec.Meta(max_length=2**10)] | UnsetType | None = UNSET
+    prompt: _Prompt = None
+    tokens: list[_Id] | None = None
+    token_ids: list[_Id] | None = None
+    model: Annotated[str, msgspec.Meta(max_length=2**10)] | None = None
 
     def values(self) -> int:
         """The number of values in prompts.
@@ -88,11 +89,10 @@ class _Theirs(msgspec.Struct):
         Raises:
             InputError: a prompt is no list of one kind.
         """
-        given = (self.prompt, self.tokens, self.token_ids)
-        lists = [field for field in given if isinstance(field, list)]
-        if any(len(set(map(type, field))) > 1 for field in lists):
+        lists = [of for of in (self.prompt, self.tokens, self.token_ids) if isinstance(of, list)]
+        if any(len(set(map(type, of))) > 1 for of in lists):
             raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
-        return sum(1 + len(one) if isinstance(one, list) else 1 for f in lists for one in f)
+        return sum(1 + len(one) if isinstance(one, list) else 1 for of in lists for one in of)
 
 
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "tools")
@@ -100,6 +100,9 @@ _Constrained: Any = msgspec.defstruct(
     "_Constrained", [(name, Raw, Raw()) for name in (*_CONSTRAINTS, "tool_choice")]
 )
 """The fields that say what a text must be, in whichever of vLLM's routes."""
+
+_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
+"""Choices of tools for which no grammar is compiled."""
 
 
 class Gate:
@@ -141,20 +144,14 @@ def _is_theirs(scope: Any) -> bool:
 async def _checked(request: Request, state: ServerState) -> bytes:
     """The body of a request to one of vLLM's routes, with references in place of items."""
     is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
-    body, limits = bytes(await read(request, state.limits, json=is_json)), state.limits
+    body = bytes(await read(request, state.limits, json=is_json))
     if not is_json:
         return body
     if b"\0" in body:  # Python also reads UTF-16, in which nobody here knows a text's end
         raise InputError("body", "JSON in UTF-8", "a zero byte")
     is_object = body.lstrip()[:1] == b"{"
-    if is_object and len(body) > limits.constraint:
-        fields = decoded(_Constrained, body)
-        free = {"tools"} if bytes(fields.tool_choice) in _FREE_TO_CALL else set()
-        if not bytes(fields.text).startswith(b"{"):  # of /v1/responses it is an object
-            free.add("text")
-        for name in sorted({*_CONSTRAINTS} - free):
-            if len(memoryview(getattr(fields, name))) > limits.constraint:
-                raise limits.too_large(name, "constraint", "bytes")
+    if is_object and len(body) > state.limits.constraint:
+        _check_constraints(body, state.limits)
     body, items = await aside(len(body), apart, request.url.path, body, state)
     SENT.set(items)  # also none: a pipelined request begins in the context of the one before it
     count = await aside(len(body), listed, body)
@@ -165,8 +162,17 @@ async def _checked(request: Request, state: ServerState) -> bytes:
     return body
 
 
-_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
-"""Choices of tools for which no grammar is compiled."""
+def _check_constraints(body: bytes, limits: Limits) -> None:
+    """Refuse what would take long to compile."""
+    fields = decoded(_Constrained, body)
+    for name in sorted(_CONSTRAINTS):
+        raw = getattr(fields, name)
+        if name == "tools" and bytes(fields.tool_choice) in _FREE_TO_CALL:
+            continue
+        if name == "text" and not bytes(raw).startswith(b"{"):  # of /v1/responses it is an object
+            continue
+        if len(memoryview(raw)) > limits.constraint:
+            raise limits.too_large(name, "constraint", "bytes")
 
 
 def _again(body: bytes, receive: Any) -> Any:

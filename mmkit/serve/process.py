@@ -42,8 +42,8 @@ class Server:
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
-        self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        address = ("--host", "127.0.0.1", "--port", str(self.port))
+        self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options, *address]
         self._environment = {**os.environ, **(environment or {})}
         self._log, self._seconds = log, start_seconds
         self.process: subprocess.Popen[bytes] | None = None
@@ -63,28 +63,25 @@ class Server:
                 start_new_session=True,
             )
         try:
-            until = time.monotonic() + self._seconds
-            while not self._healthy():
-                if time.monotonic() >= until:
-                    expected = f"a server within {self._seconds:g} s"
-                    raise MmkitError(self.url, expected, "none", self._told())
-                time.sleep(0.25)
+            self._wait(self.process, time.monotonic() + self._seconds)
         except BaseException:
             self.stop()
             raise
 
-    def _healthy(self) -> bool:
-        assert self.process is not None
-        if (code := self.process.poll()) is not None:
-            raise MmkitError(self.url, "a server", f"one that ended with {code}", self._told())
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
-        return False
-
-    def _told(self) -> str:
-        if self._log is None:
-            return "Give it a log file to see why."
-        return f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
+    def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                break
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.25)
+        told = "Give it a log file to see why."
+        if self._log is not None:
+            told = f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
+        code = process.poll()
+        got = "none" if code is None else f"one that ended with {code}"
+        raise MmkitError(self.url, f"a server within {self._seconds:g} s", got, told)
 
     def stop(self, seconds: float = 30.0) -> int | None:
         """Stop the server by SIGTERM, and after `seconds` by SIGKILL, with all its processes.
@@ -94,10 +91,9 @@ class Server:
         """
         if (process := self.process) is None:
             return None
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
         # the engine's processes are in its group, and may outlive it
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,33 +1,30 @@
 """The protocol: what clients and servers say, as structs that msgspec reads and writes.
 
 msgspec stops at the first mistake, and builds no value beyond the expected ones, so a refusal costs
-little more than what was sent. Items, uuids, messages and sampling parameters stay bytes until
-their names are checked. Numbers are not cast: an integer field refuses 1.5 and "1".
+little more than what was sent. Items, uuids and sampling parameters stay bytes until their names
+are checked. Numbers are not cast: an integer field refuses 1.5 and "1".
 """
 
 from __future__ import annotations
 
 import base64
-import io
-import math
 import os
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, field
 
 from ..errors import InputError, MmkitError
 
 # -- limits ----------------------------------------------------------------------------------------
 
+Least = Annotated[int, Meta(ge=1)]
 
-@dataclass(frozen=True)
-class Limits:
+
+class Limits(Struct, frozen=True, kw_only=True):
     """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
 
     Attributes:
@@ -40,21 +37,20 @@ class Limits:
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, which others wait for.
-        sessions: open sessions, over all API servers of one address, of which each has its share. A
-            session holds sequences and KV cache while it waits for its client; 0 means as many
-            sessions as leave each copy of the model half of both.
+        sessions: open sessions of one API server. A session holds its tokens and items while it
+            waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
     """
 
-    body_bytes: int = 64 * 2**20
-    listed: int = 2**20
-    elements: int = 2**24
-    items: int = 4096
-    pixels: int = 2**25
-    constraint: int = 2**14
-    sessions: int = 0
-    idle_seconds: float = 300.0
+    body_bytes: Least = 64 * 2**20
+    listed: Least = 2**20
+    elements: Least = 2**24
+    items: Least = 4096
+    pixels: Least = 2**25
+    constraint: Least = 2**14
+    sessions: Least = 256
+    idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Limits:
@@ -63,25 +59,18 @@ class Limits:
         Raises:
             MmkitError: a value that is no number, or out of range.
         """
-        values: dict[str, Any] = {}
-        for field in fields(cls):
-            name = f"MMKIT_SERVE_{field.name.upper()}"
-            if text := environment.get(name, "").strip():
-                kind = "number" if field.name == "idle_seconds" else "whole number"
-                try:
-                    value = float(text) if kind == "number" else int(text)
-                except ValueError:
-                    value = math.nan
-                least = 0 if field.name == "sessions" else 1
-                if not least <= value < math.inf:
-                    raise MmkitError(name, f"a {kind} of at least {least}", repr(text))
-                values[field.name] = value
-        return cls(**values)
+        names = {name: f"MMKIT_SERVE_{name.upper()}" for name in cls.__struct_fields__}
+        given = {name: text for name in names if (text := environment.get(names[name], "").strip())}
+        try:
+            return msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            name, expected, _ = _mistake(error)
+            raise MmkitError(names[name], expected, repr(given[name])) from None
 
-    def too_large(self, where: str, name: str, unit: str, got: str = "more") -> TooLarge:
+    def too_large(self, where: str, name: str, unit: str) -> TooLarge:
         """The refusal of what goes beyond one of them."""
         remedy = f"Send less at once, or raise MMKIT_SERVE_{name.upper()} on the server."
-        return TooLarge(where, f"at most {getattr(self, name)} {unit}", got, remedy)
+        return TooLarge(where, f"at most {getattr(self, name)} {unit}", "more", remedy)
 
 
 class TooLarge(InputError):
@@ -94,77 +83,59 @@ class TooLarge(InputError):
 Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 
 
-def _bytes(description: str, of: str, **more: Any) -> Meta:
-    """The description of a field that stays bytes."""
-    return Meta(description=description, extra_json_schema={"type": [of, "null"], **more})
+def _object(description: str, **schema: Any) -> Meta:
+    """The description of an object that stays bytes."""
+    told = {"type": ["object", "null"], **schema}
+    return Meta(description=description, extra_json_schema=told)
 
 
-Items = Annotated[
-    Raw,
-    _bytes(
-        "Per modality a list of items, one record or text, or one encoded batch.",
-        "object",
-        additionalProperties={"type": ["array", "object", "string"]},
-    ),
-]
-Uuids = Annotated[
-    Raw,
-    _bytes(
-        "Per modality and item a name for the cache, or null.",
-        "object",
-        additionalProperties={"type": ["array", "null"], "items": {"type": ["string", "null"]}},
-    ),
-]
-Messages = Annotated[
-    Raw,
-    _bytes("In place of prompt and items: those of a chat.", "array", items={"type": "object"}),
-]
-Sampling = Annotated[Raw, _bytes("Fields of vLLM's SamplingParams.", "object")]
-Options = Annotated[Raw, _bytes("By name.", "object")]
-Salt = Annotated[str, Meta(min_length=1)]
-
-
-def nothing() -> Raw:
-    """The value of a field of bytes that a request leaves out."""
-    return Raw(b"null")
+_LISTS = {"type": ["array", "object", "string"]}
+_NAMES = {"type": ["array", "null"], "items": {"type": ["string", "null"]}}
+_ITEMS = "Per modality a list of items, one record or text, or one encoded batch."
+_UUIDS = "Per modality and item a name for the cache, or null."
+Items = Annotated[Raw, _object(_ITEMS, additionalProperties=_LISTS)]
+Uuids = Annotated[Raw, _object(_UUIDS, additionalProperties=_NAMES)]
+Sampling = Annotated[Raw, _object("Fields of vLLM's SamplingParams.")]
+Options = Annotated[Raw, _object("By name.")]
+NULL = Raw(b"null")
+"""The value of a field of bytes that a request leaves out."""
 
 
 def _null() -> Any:
-    return msgspec.field(default_factory=nothing)
+    return field(default_factory=lambda: NULL)
 
 
 class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A prompt with items."""
+    """A prompt with items; without a prompt, the server writes the placeholders of the items."""
 
     prompt: str | list[Id] | None = None
     items: Items = _null()
     uuids: Uuids = _null()
 
 
-class Said(Prompted, kw_only=True, forbid_unknown_fields=True):
-    """A prompt with items, or messages with the options of the chat template, as in vLLM's chat."""
-
-    messages: Messages = _null()
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Options = _null()
-    sampling_params: Sampling = _null()
+class _Request(Prompted, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    mm_processor_kwargs: Options = _null()
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
 
 
-class Generating(Said, kw_only=True, forbid_unknown_fields=True):
+class PoolingRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/mm/pooling``. `task` is one of vLLM's pooling tasks; by default the
+    model's."""
+
+    task: str | None = None
+
+
+class Generating(_Request, kw_only=True, forbid_unknown_fields=True):
     """A request for tokens.
 
     Attributes:
         output: an output of the spec: the answer is one of it, which decides how many tokens are
             sampled, and which ids at each position.
-        output_format: its form in the answer: "tensor" by default, "png" of an image.
     """
 
-    model: str | None = None
-    mm_processor_kwargs: Options = _null()
-    cache_salt: Salt | None = None
+    sampling_params: Sampling = _null()
     output: str | None = None
-    output_format: Literal["tensor", "png"] | None = None
     stream: bool = False
 
 
@@ -175,36 +146,12 @@ class GenerateRequest(Generating, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool = False
 
 
-class PoolingRequest(Prompted, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/mm/pooling``. Without a prompt, the server writes the placeholders of the
-    items. `task` is one of vLLM's pooling tasks; by default the model's."""
+class Window(Struct, forbid_unknown_fields=True):
+    """How a session continues when the next message would not fit: the oldest items are dropped,
+    with the tokens up to their end, so that at most `keep` items remain, those of the message among
+    them."""
 
-    model: str | None = None
-    mm_processor_kwargs: Options = _null()
-    cache_salt: Salt | None = None
-    task: str | None = None
-
-
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-
-
-class Window(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a session continues when the next message would not fit: the window drops the oldest
-    items, with the tokens that belong to them.
-
-    Attributes:
-        keep: the most items that remain, those of the new message included.
-        items: the most items at once, where that is less than the model's limit.
-        cut: where the window may begin: right after an item's placeholders, or at the beginning of
-            a message of the client's.
-        prefix: number of first tokens that always stay, with their items; `keep` does not count
-            these items.
-    """
-
-    keep: Positive
-    items: Positive | None = None
-    cut: Literal["item", "turn"] = "item"
-    prefix: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    keep: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="start"):
@@ -214,9 +161,11 @@ class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="st
     window: Window | None = None
 
 
-class NextMessage(Said, kw_only=True, forbid_unknown_fields=True, tag="next"):
-    """The message after a chunk: more prompt with its items, items alone, whose placeholders the
-    server then writes, or more messages. Its sampling parameters go before those of the start."""
+class NextMessage(Prompted, kw_only=True, forbid_unknown_fields=True, tag="next"):
+    """The message after a chunk: more prompt with its items, or items alone. It may set another
+    `max_tokens`."""
+
+    sampling_params: Sampling = _null()
 
 
 class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
@@ -251,20 +200,11 @@ def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 class Produced(_Out, frozen=True):
-    """An output in the form that the request asks for: a tensor in the form of an item, base64 of
-    little-endian values, ``dtype`` and ``shape``; or base64 of a PNG file."""
+    """An output: a tensor in the form of an item, base64 of little-endian values, ``dtype`` and
+    ``shape``."""
 
     name: str
-    tensor: dict[str, Any] | None = None
-    png: str | None = None
-
-    def array(self) -> np.ndarray[Any, Any]:
-        """The output as an array; a PNG as uint8 (height, width, 3), which needs Pillow."""
-        if self.tensor is not None:
-            return _array(self.tensor)
-        from PIL import Image
-
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(self.png or ""))))
+    tensor: dict[str, Any]
 
 
 class Choice(_Out, frozen=True):
@@ -281,12 +221,12 @@ class Choice(_Out, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, float]] | None = None
-    produced: Produced | None = msgspec.field(default=None, name="output")
+    produced: Produced | None = field(default=None, name="output")
 
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
         """The output as an array, if the request asks for one."""
-        return None if self.produced is None else self.produced.array()
+        return None if self.produced is None else _array(self.produced.tensor)
 
 
 class Range(_Out, frozen=True):
@@ -403,20 +343,16 @@ class OutputInfo(_Out, frozen=True):
         tokens: number of ids.
         shape: shape of the array.
         dtype: dtype of the array.
-        png: whether the array is an image, uint8 (height, width, 3), which `output_format` may ask
-            for as a PNG.
     """
 
     name: str
     tokens: int
     shape: list[int]
     dtype: str
-    png: bool
 
 
 class Modalities(_Out, frozen=True):
-    """Answer of ``GET /v1/mm/modalities``; `limits` has the number of sessions of the API server
-    that answers."""
+    """Answer of ``GET /v1/mm/modalities``."""
 
     model: str
     spec: str
@@ -482,23 +418,6 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 _SHOWN = 40
 """Characters of a bad value, or of a bad name, that an error shows."""
 
-_MISTAKE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)
-_NAMED = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
-
-
-class UnknownField(InputError):
-    """An object with a field that it may not have.
-
-    Attributes:
-        name: of the field, shortened.
-    """
-
-    def __init__(self, path: str, name: str) -> None:
-        where = f"{path}.{name}" if path else name
-        remedy = "Its /docs list the fields; those of sampling stand in sampling_params."
-        super().__init__(where, "no field of that name", "one", remedy)
-        self.name = name
-
 
 @cache
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
@@ -506,13 +425,14 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def decoded(kind: Any, raw: Any, where: str = "") -> Any:
+def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> Any:
     """The value of a type that JSON holds.
 
     Args:
         kind: the type.
         raw: bytes, a text or `Raw`.
         where: names the value in errors; empty for the body.
+        names: what an error tells of the fields that there are.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -520,7 +440,10 @@ def decoded(kind: Any, raw: Any, where: str = "") -> Any:
     try:
         return decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
-        raise _refusal(error, where) from None
+        path, expected, got = _mistake(error)
+        root = where if path[:1] == "[" or not path else f"{where}."
+        fields = f"one of {', '.join(names)}" if names and got == _UNKNOWN else expected
+        raise InputError((root + path).lstrip(".") or "body", fields, got) from None
     except RecursionError:
         raise InputError(
             where or "body", "JSON nested at most some hundred deep", "deeper"
@@ -530,21 +453,22 @@ def decoded(kind: Any, raw: Any, where: str = "") -> Any:
         raise InputError(where or "body", "JSON", got[:1].lower() + got[1:]) from None
 
 
-def _refusal(error: msgspec.ValidationError, root: str) -> InputError:
-    """One sentence for a mistake that msgspec finds."""
-    text, place = _MISTAKE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
-    where = (root + place).lstrip(".")
-    if named := _NAMED.fullmatch(text):
-        name = shown(named[2])[1:-1]
-        if named[1].startswith("contains"):
-            return UnknownField(where, name)
-        return InputError(f"{where}.{name}".lstrip("."), "a value", "none")
-    if text.startswith("Expected "):
-        expected, _, got = text.removeprefix("Expected ").partition(", got ")
-        return InputError(
-            where or "body", expected.replace("`", ""), got.replace("`", "") or "another"
-        )
-    return InputError(where or "body", "a valid value", text[:1].lower() + text[1:])
+_UNKNOWN = "another one"
+
+
+def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
+    """Where a mistake is that msgspec has found, what it expected, and what it got."""
+    text, _, place = str(error).replace("`key` in ", "").partition(" - at `$")
+    path = place.rstrip("`").removeprefix(".")
+    problem, _, name = text.removesuffix("`").partition(" field `")
+    if name:
+        path = f"{path}.{shown(name)[1:-1]}".lstrip(".")
+        unknown = problem.endswith("unknown")
+        return path, *(("a field that /docs lists", _UNKNOWN) if unknown else ("a value", "none"))
+    if not text.startswith("Expected "):
+        return path, "a valid value", text[:1].lower() + text[1:]
+    expected, _, got = text.removeprefix("Expected ").replace("`", "").partition(", got ")
+    return path, expected, got or "another"
 
 
 def named(raw: Any, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
@@ -560,18 +484,28 @@ def named(raw: Any, names: Iterable[str], where: str, kind: Any = Raw) -> dict[s
         InputError: no such object, or another field.
     """
     names = tuple(names)
-    values = decoded(_struct(names, kind) | None, raw, where)
-    pairs = zip(names, msgspec.structs.astuple(values) if values else (), strict=False)
-    return {name: value for name, value in pairs if value is not UNSET}
+    of = _struct(names, kind)
+    return given(decoded(of | None, raw, where, names), names)
 
 
 @cache
 def _struct(names: tuple[str, ...], kind: Any) -> Any:
-    given = [
-        (f"field_{i}", kind, msgspec.field(name=name, default=UNSET))
-        for i, name in enumerate(names)
+    return optional({name: kind for name in names})
+
+
+def optional(kinds: Mapping[str, Any]) -> Any:
+    """The type of an object of which any of these fields may be left out, and that has no other."""
+    fields = [
+        (f"field_{i}", kind, field(name=name, default=UNSET))
+        for i, (name, kind) in enumerate(kinds.items())
     ]
-    return msgspec.defstruct("Named", given, forbid_unknown_fields=True)
+    return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
+
+
+def given(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields that a value of such a type has; none for None."""
+    pairs = zip(names, msgspec.structs.astuple(value) if value else (), strict=False)
+    return {name: one for name, one in pairs if one is not UNSET}
 
 
 def shown(value: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -17,45 +17,34 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ..errors import InputError, sentence
-from . import errors
-from .engine import COPY, chosen
+from ..errors import InputError
+from . import errors, protocol
 from .errors import NoSpec
-from .protocol import (
-    Choice,
-    ErrorBody,
-    ErrorInfo,
-    GenerateRequest,
-    Generation,
-    Limits,
-    Modalities,
-    Pooling,
-    PoolingRequest,
-    Range,
-    decoded,
-    nothing,
-    schema,
-)
+from .protocol import Limits, decoded, schema
 from .session import POLICY, Session
-from .state import Gone, ServerState, choice, produced, usage
-from .wire import encode, weigh
+from .state import ServerState, choice, produced, usage
+from .wire import encoded, weigh
 
 T = TypeVar("T")
 router = APIRouter(tags=["multimodal items"])
+COPY = "X-data-parallel-rank"
+"""The header by which a request names the copy of the model that has its prefix, as at vLLM's own
+routes."""
+
 _INLINE = 2**16
 _JSON = "application/json"
 
 
-def _told(model: Any, **more: Any) -> dict[int | str, dict[str, Any]]:
-    """The answers of a route, in its description."""
-    refusal = {"description": "A refusal.", "content": {_JSON: {"schema": schema(ErrorBody)}}}
-    answer = {"content": {_JSON: {"schema": schema(model)}, **more}}
-    return {200: answer, **dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)}
+def _described(answer: Any, body: Any = None, **also: Any) -> dict[str, Any]:
+    """The description of a route: its answers, and the body that it takes."""
 
+    def content(kind: Any, **also: Any) -> dict[str, Any]:
+        return {"content": {_JSON: {"schema": schema(kind)}, **also}}
 
-def _body(model: type[Any]) -> dict[str, Any]:
-    content = {_JSON: {"schema": schema(model)}}
-    return {"requestBody": {"required": True, "content": content}}
+    refusal = {"description": "A refusal.", **content(protocol.ErrorBody)}
+    refusals = dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)
+    extra = {"requestBody": {"required": True, **content(body)}} if body else {}
+    return {"responses": {200: content(answer, **also), **refusals}, "openapi_extra": extra}
 
 
 def _state(connection: Request | WebSocket) -> ServerState:
@@ -68,6 +57,22 @@ def _state(connection: Request | WebSocket) -> ServerState:
     if not isinstance(state, ServerState):
         raise NoSpec
     return state
+
+
+async def _answered(request: Request, name: str, work: Callable[..., Awaitable[Any]]) -> Response:
+    """The answer of a route, or its refusal."""
+    plan = None
+    try:
+        state = _state(request)
+        plan = state.plan
+        answer = await work(request, state)
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody reads it
+    except Exception as error:
+        return errors.response(error, plan, name)
+    if isinstance(answer, Response):
+        return answer
+    return Response(msgspec.json.encode(answer), media_type=_JSON)
 
 
 async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
@@ -99,160 +104,138 @@ async def _parsed(kind: type[T], request: Request, state: ServerState) -> T:
     return await aside(len(body), decoded, kind, body)
 
 
-def _refusal(error: Exception, request: Request, route: str) -> Response:
-    if isinstance(error, (Gone, ClientDisconnect)):
-        return Response(status_code=499)  # nobody reads it
-    state = getattr(request.app.state, "mmkit", None)
-    return errors.response(error, state and state.plan, route)
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The outcome of some work, which is cancelled if the client leaves.
+
+    Raises:
+        ClientDisconnect: it has left.
+    """
+
+    async def gone() -> None:  # nobody else reads the client's messages then
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-def _answer(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type=_JSON)
+# -- requests --------------------------------------------------------------------------------------
 
 
-@router.get("/v1/mm/modalities", responses=_told(Modalities))
+@router.get("/v1/mm/modalities", **_described(protocol.Modalities))
 async def modalities(request: Request) -> Response:
     """The modalities, outputs and limits of this model, from its spec."""
-    try:
-        return _answer(await _state(request).described())
-    except NoSpec as error:
-        return _refusal(error, request, "modalities")
+    return await _answered(request, "modalities", lambda _, state: state.described())
 
 
 @router.post(
     "/v1/mm/generate",
-    responses=_told(Generation, **{"text/event-stream": {}}),
-    openapi_extra=_body(GenerateRequest),
+    **_described(protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}}),
 )
 async def generate(request: Request) -> Response:
     """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
     is new, and ends with ``[DONE]``."""
-    try:
-        state = _state(request)
-        asked = await _parsed(GenerateRequest, request, state)
-        if asked.prompt is None and asked.messages == nothing():
-            raise InputError("prompt", "a prompt or messages", "none")
-        model, output = state.check_model(asked.model), await state.output(asked)
-        sent = chosen(asked.sampling_params)
-        sampling = state.engine.sampling(sent, state.limits, output=output, stream=asked.stream)
-        copy = state.engine.copy_asked(request.headers.get(COPY))
-        prompt = await state.prompt(asked)
-        answer = _Answer(model, asked, output)
-        outputs = state.engine.generate(prompt, sampling, answer.id, copy)
-        async with _leaving(request) as leaving:
-            if not asked.stream:
-                return _answer(await state.unless_over(answer.whole(outputs), leaving))
-            events = answer.events(outputs)
-            # so that a refusal still has its status
-            first = await state.unless_over(anext(events), leaving)
-        return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
-    except Exception as error:
-        return _refusal(error, request, "generate")
+    return await _answered(request, "generate", _generated)
 
 
-@router.post("/v1/mm/pooling", responses=_told(Pooling), openapi_extra=_body(PoolingRequest))
+@router.post("/v1/mm/pooling", **_described(protocol.Pooling, protocol.PoolingRequest))
 async def pooling(request: Request) -> Response:
     """The tensor of a pooling model for a prompt with items."""
-    try:
-        state = _state(request)
-        asked = await _parsed(PoolingRequest, request, state)
-        model = state.check_model(asked.model)
-        params = await state.engine.pooling(asked.task)
-        prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
-        async with _leaving(request) as leaving:
-            output = await state.unless_over(state.engine.pool(prompt, params, name), leaving)
-        pooled = Pooling(
-            id=name,
-            object="mm.pooling",
-            created=int(time.time()),
-            model=model,
-            data=encode({"data": output.outputs.data.float()})["data"],
-            usage=usage(len(output.prompt_token_ids), 0, output.num_cached_tokens or 0),
-        )
-        return _answer(pooled)
-    except Exception as error:
-        return _refusal(error, request, "pooling")
+    return await _answered(request, "pooling", _pooled)
+
+
+async def _generated(request: Request, state: ServerState) -> Any:
+    asked = await _parsed(protocol.GenerateRequest, request, state)
+    if asked.prompt is None:
+        raise InputError("prompt", "a prompt", "none")
+    model, output = state.check_model(asked.model), state.output(asked)
+    options = state.engine.chosen(asked.sampling_params, state.limits)
+    sampling = state.engine.sampling(options, output=output, stream=asked.stream)
+    rank = request.headers.get(COPY)
+    prompt, name = await state.prompt(asked), f"mmgen-{uuid4().hex}"
+    copy = None if rank is None else decoded(int, rank, COPY)
+    fits = output is not None
+    outputs = state.engine.generate(prompt, sampling, name, copy, fits=fits)
+    events = _events(asked, outputs, output, id=name, model=model)
+    # of a stream, too, so that a refusal still has its status
+    first = await _unless_gone(request, anext(events))
+    if not asked.stream:
+        await events.aclose()
+        return first
+    return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
+
+
+async def _pooled(request: Request, state: ServerState) -> protocol.Pooling:
+    asked = await _parsed(protocol.PoolingRequest, request, state)
+    model, params = state.check_model(asked.model), await state.engine.pooling(asked.task)
+    prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
+    output = await _unless_gone(request, state.engine.pool(prompt, params, name))
+    return protocol.Pooling(
+        id=name,
+        object="mm.pooling",
+        created=int(time.time()),
+        model=model,
+        data=encoded(output.outputs.data.float(), "data"),
+        usage=usage(len(output.prompt_token_ids), 0, output.num_cached_tokens or 0),
+    )
 
 
 # -- answers ---------------------------------------------------------------------------------------
 
 
-class _Answer:
-    """The answer to one request, as it grows."""
-
-    def __init__(self, model: str, asked: GenerateRequest, output: Any) -> None:
-        self.id, self._model, self._asked = f"mmgen-{uuid4().hex}", model, asked
-        self._output = output
-        self._ids: dict[int, list[int]] = {}
-        self._created = int(time.time())
-        self._prompt = self._cached = self._completion = 0
-        self._ranges: dict[str, Any] = {}
-
-    async def whole(self, outputs: Any) -> Generation:
-        """The complete answer."""
-        choices: list[Choice] = []
-        async with aclosing(outputs):
-            async for rendered, output in outputs:
-                choices = await self._choices(rendered, output)
-        return self._generation(choices, "mm.generation", last=True)
-
-    async def events(self, outputs: Any) -> AsyncIterator[Generation]:
-        """The answer piece by piece; the last one has the usage."""
-        async with aclosing(outputs):
-            async for rendered, output in outputs:
-                choices = await self._choices(rendered, output)
-                yield self._generation(choices, "mm.generation.chunk", last=output.finished)
-
-    def _generation(self, choices: list[Choice], kind: Any, *, last: bool) -> Generation:
-        ranges, self._ranges = self._ranges, {}
-        return Generation(
-            id=self.id,
-            object=kind,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage(self._prompt, self._completion, self._cached) if last else None,
-            **ranges,
-        )
-
-    async def _choices(self, rendered: Mapping[str, Any], output: Any) -> list[Choice]:
-        if self._asked.return_token_ids and not self._prompt:
-            self._ranges = {
-                "prompt_token_ids": list(output.prompt_token_ids),
-                "mm_placeholders": {
-                    name: [Range(offset=place.offset, length=place.length) for place in places]
+async def _events(
+    asked: protocol.GenerateRequest, outputs: Any, output: Any, **named: Any
+) -> AsyncGenerator[protocol.Generation, None]:
+    """The answer as it grows, or the whole as one event; the last one has the usage."""
+    kind: Any = "mm.generation.chunk" if asked.stream else "mm.generation"
+    ids: dict[int, list[int]] = {}
+    cached, created, ranges = 0, int(time.time()), asked.return_token_ids
+    async with aclosing(outputs):
+        async for rendered, one in outputs:
+            choices: list[protocol.Choice] = []
+            told: dict[str, Any] = {}
+            for new in map(choice, one.outputs):
+                if new.finish_reason == "abort":  # by nobody but a server that stops
+                    raise EngineDeadError
+                known = ids.setdefault(new.index, [])
+                known += new.token_ids
+                if output is not None and new.finish_reason is not None:
+                    made = await produced(output, known)
+                    new = msgspec.structs.replace(new, produced=made)
+                choices.append(new)
+            cached = max(cached, one.num_cached_tokens or 0)
+            if ranges:
+                ranges, told["prompt_token_ids"] = False, list(one.prompt_token_ids)
+                told["mm_placeholders"] = {
+                    name: [
+                        protocol.Range(offset=place.offset, length=place.length) for place in places
+                    ]
                     for name, places in rendered.get("mm_placeholders", {}).items()
-                },
-            }
-        self._prompt = len(output.prompt_token_ids or ())
-        self._cached = max(self._cached, output.num_cached_tokens or 0)
-        self._completion += sum(len(part.token_ids) for part in output.outputs)
-        # by nobody but a server that stops
-        if any(part.finish_reason == "abort" for part in output.outputs):
-            raise EngineDeadError
-        return [await self._with_output(choice(part)) for part in output.outputs]
-
-    async def _with_output(self, new: Choice) -> Choice:
-        """The new part of a choice, with the output once it is complete."""
-        if self._output is None:
-            return new
-        ids = self._ids.setdefault(new.index, [])
-        ids += new.token_ids
-        if new.finish_reason is None:
-            return new
-        made = await produced(self._output, ids, self._asked.output_format)
-        return msgspec.structs.replace(new, produced=made)
+                }
+            if one.finished:
+                completion = sum(map(len, ids.values()))
+                told["usage"] = usage(len(one.prompt_token_ids or ()), completion, cached)
+            yield protocol.Generation(
+                object=kind, created=created, choices=choices, **named, **told
+            )
 
 
-async def _sse(first: Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:
+async def _sse(first: protocol.Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:
     async with aclosing(events):
         try:
-            event: Any = first
-            while event is not None:
+            yield _event(first)
+            async for event in events:
                 yield _event(event)
-                event = await state.unless_over(anext(events, None))
         except Exception as error:
-            yield _event(ErrorBody(error=errors.info(error, state.plan, "generate")))
+            yield _event(protocol.ErrorBody(error=errors.info(error, state.plan, "generate")))
             return
     yield b"data: [DONE]\n\n"
 
@@ -261,23 +244,7 @@ def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-@asynccontextmanager
-async def _leaving(request: Request) -> AsyncIterator[asyncio.Future[None]]:
-    """What is done when the client has left; nobody else reads its messages then."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    leaving = asyncio.ensure_future(gone())
-    try:
-        yield leaving
-    finally:
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-
-
-# -- sessions, and what is none of these -----------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 @router.websocket("/v1/mm/session")
@@ -295,19 +262,3 @@ async def session(socket: WebSocket) -> None:
         await socket.close(POLICY, "another origin")
         return
     await Session(state, socket).run()
-
-
-@router.api_route(
-    "/v1/mm{rest:path}",
-    methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
-    include_in_schema=False,
-)
-async def elsewhere(request: Request, rest: str) -> Response:
-    """A path or a method that no route above has."""
-    known = rest in {"/generate", "/pooling", "/modalities", "/session"}
-    status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
-    posts = "POST /v1/mm/generate, POST /v1/mm/pooling"
-    expected = f"{posts}, GET /v1/mm/modalities or a websocket at /v1/mm/session"
-    message = sentence("path", expected, f"{request.method} {request.url.path[:80]}")
-    body = ErrorBody(error=ErrorInfo(message=message, type=kind, code=status))
-    return Response(msgspec.json.encode(body), status, media_type=_JSON)

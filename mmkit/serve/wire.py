@@ -5,7 +5,6 @@ form                                                   is
 ====================================================== ===========================================
 nested lists, a number                                 the values
 ``{"data": base64, "dtype": name, "shape": sizes}``    little-endian values in C order
-``{"safetensors": base64}``                            a safetensors file with one tensor
 ``{"image_url": {"url": ...}}``, ``video_url``,        a media part of vLLM's chat messages, which
 ``audio_url``                                          vLLM's own loader reads
 ``"CCO"``                                              a text, where the item is one
@@ -32,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, field
+from msgspec import UNSET, Raw, defstruct, field
 
 from ..errors import InputError
 from ..items import ItemType
 from ..items.tensor import DTYPES
 from ..items.text import Text
 from ..updates import AlreadyExpanded
-from .protocol import Limits, ModalityInfo, UnknownField, decoded, named, shown
+from .protocol import Limits, ModalityInfo, decoded, given, named, optional, shown
 
 if TYPE_CHECKING:
     from ..bound.modality import BoundModality
@@ -51,15 +50,14 @@ ITEM_URL = "data:application/vnd.mmkit.item+json;modality="
 """How the URL of an item begins that stands in an ``image_url`` part, which every gateway passes;
 the modality and the JSON of the item in base64 follow."""
 
-FORMS = (
-    'nested lists of numbers, {"data", "dtype", "shape"}, {"safetensors"}, or one of '
-    + ", ".join(f'{{"{name}"}}' for name in MEDIA)
+FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of ' + ", ".join(
+    f'{{"{name}"}}' for name in MEDIA
 )
 DEEPEST = 32
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
 
-_PIECE, _HEADER = 2**16, 2**16
+_PIECE = 2**16
 _WRITTEN_OUT = 32
 
 
@@ -161,22 +159,11 @@ def media_of(value: Any) -> Iterator[Media]:
 
 # -- the server's side -----------------------------------------------------------------------------
 
-
-class _Url(Struct):
-    url: str
-
-
-class _Object(Struct, forbid_unknown_fields=True):
-    """An item that is an object; which of the forms it has is seen afterwards."""
-
-    data: bytearray | UnsetType = UNSET
-    dtype: str | UnsetType = UNSET
-    shape: list[int] | UnsetType = UNSET
-    safetensors: bytes | UnsetType = UNSET
-    image_url: _Url | UnsetType = UNSET
-    video_url: _Url | UnsetType = UNSET
-    audio_url: _Url | UnsetType = UNSET
-    type: str | UnsetType = UNSET
+_URL: Any = msgspec.defstruct("Url", [("url", str)])
+_FIELDS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int]}
+_FIELDS |= {"type": str, **dict.fromkeys(MEDIA, _URL)}
+_OBJECT = optional(_FIELDS)
+"""An item that is an object; which of the forms it has is seen afterwards."""
 
 
 def _nested(deepest: int) -> Any:
@@ -196,10 +183,14 @@ def begins(raw: Raw, sign: bytes) -> bool:
 
 
 class Decoder:
-    """Decodes the items of one request, and counts what they hold.
+    """Decodes the items of one request, and counts what they hold. Media become `Media`.
 
     Args:
         limits: what they may hold together.
+
+    The methods take the JSON of a value, its path in errors, the item type (None for numbers and
+    media), and the fields of precomputed embeddings, that of the rows first. They raise
+    `InputError` with the path of what is malformed, and `TooLarge`.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -207,18 +198,7 @@ class Decoder:
         self._left = {"elements": limits.elements, "items": limits.items}
 
     def items(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
-        """The value of a modality in ``multi_modal_data``; media parts become `Media`.
-
-        Args:
-            raw: its JSON.
-            where: its path in errors.
-            kind: the item type; None takes numbers or media.
-            embeds: the fields of precomputed embeddings, that of the rows first.
-
-        Raises:
-            InputError: names the path of what is malformed.
-            TooLarge: more numbers or items than allowed.
-        """
+        """The value of a modality in ``multi_modal_data``."""
         if begins(raw, b"["):
             parts = decoded(list[Raw], raw, where)
             self._take("items", len(parts), where)
@@ -233,13 +213,9 @@ class Decoder:
         return [one]
 
     def one(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
-        """One item by itself, or the fields of one precomputed embedding; as for `items`."""
+        """One item by itself, or the fields of one precomputed embedding."""
         if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
-            try:
-                sent = named(raw, embeds, where)
-            except UnknownField:
-                expected = f"{' and '.join(embeds)} alone"
-                raise InputError(where, expected, "others beside it") from None
+            sent = named(raw, embeds, where)
             return {name: self._embedding(part, f"{where}.{name}") for name, part in sent.items()}
         self._take("items", 1, where)
         return self._item(raw, where, kind)
@@ -255,69 +231,41 @@ class Decoder:
             return decoded(str | None, raw, where)
         if kind is not None and kind.part_names and not begins(raw, b"n"):
             parts: Mapping[str, ItemType] = kind.parts  # type: ignore[attr-defined]
-            try:
-                sent = named(raw, parts, where)
-            except UnknownField as error:
-                expected, got = " and ".join(parts), f"one with {error.name!r} as well"
-                raise InputError(where, f"a dict of {expected}", got) from None
+            sent = named(raw, parts, where)
             return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):
-            try:
-                return self._object(decoded(_Object, raw, where), where)
-            except UnknownField as error:
-                raise InputError(where, FORMS, f"an object with {error.name!r}") from None
-        if begins(raw, b'"'):
-            raise InputError(where, FORMS, "a text")
+            return self._object(raw, where)
         self._take("elements", bytes(raw).count(b",") + 1, where)
         return decoded(_VALUE, raw, where)
 
-    def _object(self, value: _Object, where: str) -> Any:
-        given = [name for name in _Object.__struct_fields__ if getattr(value, name) is not UNSET]
-        match sorted(given):
+    def _object(self, raw: Raw, where: str) -> Any:
+        sent = given(decoded(_OBJECT, raw, where, _FIELDS), _FIELDS)
+        match sorted(sent):
             case ["data", "dtype", "shape"]:
-                return self._raw(value.data, value.dtype, value.shape, where)
-            case ["safetensors"]:
-                return self._safetensors(value.safetensors, f"{where}.safetensors")
+                return self._raw(where, **sent)
             case [part] | [part, "type"] if part in MEDIA:
-                return Media(MEDIA[part], getattr(value, part).url)
+                return Media(MEDIA[part], sent[part].url)
             case names:
                 raise InputError(where, FORMS, f"an object with {names}")
 
-    def _raw(self, raw: Any, name: Any, shape: Any, where: str) -> torch.Tensor:
-        dtype = DTYPES.get(name)
-        if dtype is None:
-            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(name))
+    def _raw(self, where: str, data: bytearray, dtype: str, shape: list[int]) -> torch.Tensor:
+        kind = DTYPES.get(dtype)
+        if kind is None:
+            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(dtype))
         if len(shape) > DEEPEST or any(size < 0 for size in shape):
             raise InputError(f"{where}.shape", "a list of sizes", shown(str(shape))[1:-1])
         # a size of 0 does not make the others small
         self._take("elements", math.prod(max(size, 1) for size in shape), where)
-        size = math.prod(shape) * dtype.itemsize
-        if len(raw) != size:
-            expected = f"{size} bytes for shape {tuple(shape)} of {name}"
-            raise InputError(f"{where}.data", expected, f"{len(raw)}")
-        if not raw:
-            return torch.zeros(shape, dtype=dtype)
-        tensor = torch.frombuffer(raw, dtype=torch.uint8)
-        if dtype == torch.bool and (most := int(tensor.max())) > 1:
+        size = math.prod(shape) * kind.itemsize
+        if len(data) != size:
+            expected = f"{size} bytes for shape {tuple(shape)} of {dtype}"
+            raise InputError(f"{where}.data", expected, f"{len(data)}")
+        if not data:
+            return torch.zeros(shape, dtype=kind)
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        if kind == torch.bool and (most := int(tensor.max())) > 1:
             raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
-        return tensor.view(dtype).reshape(shape)
-
-    def _safetensors(self, raw: Any, where: str) -> torch.Tensor:
-        import safetensors.torch
-
-        expected = f"a file with one tensor and a header of at most {_HEADER} bytes"
-        if (header := int.from_bytes(raw[:8], "little")) > _HEADER:
-            raise InputError(where, expected, str(header))
-        try:
-            tensors = safetensors.torch.load(raw)
-        except Exception as error:  # SafetensorError, and KeyError for a dtype that torch lacks
-            got = f"{type(error).__name__}: {error}"[:200].rstrip(".")
-            raise InputError(where, "a safetensors file", got) from None
-        if len(tensors) != 1:
-            raise InputError(where, "a file with one tensor", str(len(tensors)))
-        (tensor,) = tensors.values()
-        self._take("elements", tensor.numel(), where)
-        return tensor
+        return tensor.view(kind).reshape(shape)
 
     def _take(self, name: str, count: int, where: str) -> None:
         self._left[name] -= count
@@ -336,6 +284,11 @@ def check_kind(value: Any, kind: ItemType, where: str) -> None:
         raise InputError(where, kind.expected, f"a part of kind {value.kind}")
     for name, part in getattr(kind, "parts", {}).items() if isinstance(value, dict) else ():
         check_kind(value.get(name), part, f"{where}.{name}")
+
+
+def embeds_of(modality: BoundModality) -> list[str]:
+    """The fields of precomputed embeddings, that of the rows first."""
+    return [modality.intake.embeds_field, *modality.intake.companions]
 
 
 @cache
@@ -374,18 +327,10 @@ def _example(kind: ItemType) -> Any:
     """A small item in JSON; of one that comes as a file, how the JSON begins."""
     if kind.mime:
         return {f"{kind.media}_url": {"url": f"data:{kind.mime};base64,..."}}
-    return _in_json(next(reversed(kind.small()), None))
-
-
-def _in_json(example: Any) -> Any:
-    if isinstance(example, dict):
-        return {name: _in_json(part) for name, part in example.items()}
-    if isinstance(example, torch.Tensor):
-        if example.numel() <= _WRITTEN_OUT:
-            return example.tolist()
-        if example.dtype != torch.bool:  # eight bits are the shortest form that every other takes
-            example = example.to(torch.int8)
-    return encode({"item": [example]})["item"][0]
+    example = next(reversed(kind.small()), None)
+    if isinstance(example, torch.Tensor) and example.numel() <= _WRITTEN_OUT:
+        return example.tolist()
+    return encoded(example, "item")
 
 
 # -- the client's side -----------------------------------------------------------------------------

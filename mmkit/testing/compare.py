@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import SpecError
 from ..model_spec import ModelSpec
-from ..vllm_api import harness
+from . import vllm_path
+from .differences import differences
 from .drawing import for_each
-from .laws.law import differences
 from .strategies import Request
 from .subject import of_spec as subject_of
 
@@ -104,12 +104,12 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    harness.load_plugins()
-    harness.stand_in(*harness.architectures_of(model_dir), model=model_class)
+    vllm_path.load_plugins()
+    vllm_path.stand_in(*vllm_path.architectures_of(model_dir), model=model_class)
     subject = subject_of(spec, model_dir, **options)
     assert subject.plan is not None
     items = {name: modality.item for name, modality in subject.plan.modalities.items()}
-    reference = harness.of_class(model_class, subject.processor.info.ctx.model_config)
+    reference = vllm_path.of_class(model_class, subject.processor.info.ctx.model_config)
     tokenizer = subject.processor.info.ctx.tokenizer
     comparison = Comparison()
 
@@ -155,18 +155,18 @@ def compare(
     return comparison
 
 
-def _outcome(processor: Any, request: Given) -> harness.Outcome | str:
+def _outcome(processor: Any, request: Given) -> vllm_path.Outcome | str:
     try:
-        return harness.run(processor, request.prompt, request.data, request.kwargs)
+        return vllm_path.run(processor, request.prompt, request.data, request.kwargs)
     except Exception as error:  # hand-written classes refuse with any exception
         return f"{type(error).__name__}: {error}"
 
 
-def _difference(reference: harness.Outcome, port: harness.Outcome | str) -> str | None:
+def _difference(reference: vllm_path.Outcome, port: vllm_path.Outcome | str) -> str | None:
     """The first difference of two outcomes, the class's first."""
     if isinstance(port, str):
         return f"The class takes what the spec refuses: {port}"
-    if difference := differences(replace(reference, hashes={}), replace(port, hashes={})):
-        return f"The class and the spec: {difference}"
-    kinds = differences(harness.kinds(reference), harness.kinds(port), "field kinds")
-    return f"The class and the spec: {kinds}" if kinds else None
+    found = differences(replace(reference, hashes={}), replace(port, hashes={}))
+    kinds = vllm_path.kinds(reference), vllm_path.kinds(port)
+    found = found or differences(*kinds, "field kinds")
+    return found and f"The class and the spec: {found}"

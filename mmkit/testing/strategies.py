@@ -64,13 +64,10 @@ def as_sample(drawn: Any) -> Sample:
 
 
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
-    """The containers in which callers may send a tensor, for `TensorSample`."""
-    names = ["torch", "strided"]
-    if dtype != "bfloat16":  # which numpy lacks
-        names.append("numpy")
-    if 0 not in shape:  # an empty list has lost its shape
-        names.append("list")
-    return names + ["wide"] * (dtype != "bool")
+    """The containers in which callers may send a tensor, for `TensorSample`. Numpy lacks bfloat16;
+    an empty list has lost its shape."""
+    refused = {"numpy": dtype == "bfloat16", "list": 0 in shape, "wide": dtype == "bool"}
+    return ["torch", "strided", *(name for name, wrong in refused.items() if not wrong)]
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,8 @@ class TensorSample(Sample):
             least, most = max(limits.min, least), min(limits.max, int(self.bound))
             return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
         # multiples of a power of two survive every floating dtype
-        return (torch.randint(-8, 9, self.shape, generator=random) / 8 * min(self.bound, 4.0)).to(
-            dtype
-        )
+        eighths = torch.randint(-8, 9, self.shape, generator=random)
+        return (eighths / 8 * min(self.bound, 4.0)).to(dtype)
 
     def value(self) -> Any:
         tensor = self.tensor()
@@ -207,14 +203,10 @@ class VideoSample(Sample):
         pixels = np.random.RandomState(self.seed).randint(0, 256, shape, dtype=np.uint8)
         if not self.metadata:
             return pixels
-        indices = list(range(self.frames))
         facts = {"fps": 1.0, "duration": float(self.frames), "total_num_frames": self.frames}
-        return pixels, {
-            **facts,
-            "frames_indices": indices,
-            "do_sample_frames": False,
-            "video_backend": "opencv",
-        }
+        indices = list(range(self.frames))
+        how = {"do_sample_frames": False, "video_backend": "opencv"}
+        return pixels, {**facts, "frames_indices": indices, **how}
 
 
 @dataclass(frozen=True)
@@ -253,13 +245,13 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 def _images(kind: Image) -> SearchStrategy[Sample]:
     sides = [side for size in kind.largest for side in size]
     sizes = st.tuples(*[_sides(sides, end) for end in kind.bounds()]).map(kind.nearest)
-    forms = [
-        "pil",
-        "numpy",
-        *["chw"] * (kind.arrays is not None),
-        *["float"] * (kind.arrays is True),
-    ]
-    return st.builds(_of_sizes, st.just(ImageSample), SEEDS, sizes, st.sampled_from(forms))
+    forms = ["pil", "numpy"] + ["chw"] * kind.only_pictures
+
+    def sample(seed: int, size: Any, form: str) -> Sample:
+        width, height = size
+        return ImageSample(seed, width, height, form)
+
+    return st.builds(sample, SEEDS, sizes, st.sampled_from(forms))
 
 
 @items.register
@@ -268,24 +260,19 @@ def _videos(kind: Video) -> SearchStrategy[Sample]:
     frames = _sides([size[0] for size in kind.largest], lengths, most=8)
     of_frames = [side for size in kind.largest for side in size[1:]]
     sizes = st.tuples(frames, *[_sides(of_frames, end, most=128) for end in sides])
-    return st.builds(
-        _of_sizes, st.just(VideoSample), SEEDS, sizes.map(kind.nearest), st.just(kind.metadata)
-    )
+
+    def sample(seed: int, size: Any) -> Sample:
+        frames, width, height = size
+        return VideoSample(seed, frames, width, height, kind.metadata)
+
+    return st.builds(sample, SEEDS, sizes.map(kind.nearest))
 
 
 @items.register
 def _audio(kind: Audio) -> SearchStrategy[Sample]:
     rate = None if kind.rate is None else int(kind.rate)
-    return st.builds(
-        AudioSample,
-        SEEDS,
-        _sides([length for (length,) in kind.largest], kind.bounds()[0], most=1 << 15),
-        st.just(rate),
-    )
-
-
-def _of_sizes(kind: type[Sample], seed: int, sizes: Sequence[int], *options: Any) -> Sample:
-    return kind(seed, *sizes, *options)
+    lengths = _sides([length for (length,) in kind.largest], kind.bounds()[0], most=1 << 15)
+    return st.builds(AudioSample, SEEDS, lengths, st.just(rate))
 
 
 def _sides(largest: Sequence[int], bound: Between, most: int = 256) -> SearchStrategy[int]:
@@ -311,19 +298,16 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 
 @items.register
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
-    ends = kind.ends()
+    ends = [(size.least, size.most) for size in kind.bounds()]
     sides = [_size(*end) for end in ends]
     bound = _INTEGERS if kind.bound is None else kind.bound
     least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)
-    return st.builds(
-        TensorSample,
-        SEEDS,
-        st.tuples(*sides),
-        st.just(kind.dtype),
-        st.just(float(most)),
-        st.sampled_from(containers(kind.dtype, [least for least, _ in ends])),
-        st.just(least),
-    )
+    forms = st.sampled_from(containers(kind.dtype, [side for side, _ in ends]))
+
+    def sample(seed: int, shape: tuple[int, ...], form: str) -> Sample:
+        return TensorSample(seed, shape, kind.dtype, float(most), form, least)
+
+    return st.builds(sample, SEEDS, st.tuples(*sides), forms)
 
 
 @items.register
@@ -334,18 +318,17 @@ def _texts(kind: Text) -> SearchStrategy[Sample]:
 
 @items.register
 def _records(kind: Record) -> SearchStrategy[Sample]:
-    return _drawn_record(kind)
+    @st.composite
+    def drawn(draw: Any) -> Sample:
+        parts: dict[str, Sample] = {}
+        values: dict[str, Any] = {}
+        for name in kind.parts:
+            part = kind.part(name, values)
+            parts[name] = draw(items(part))
+            values[name] = part.canonical(parts[name].value(), name)
+        return RecordSample(draw(SEEDS), parts)
 
-
-@st.composite
-def _drawn_record(draw: Any, kind: Record) -> Sample:
-    parts: dict[str, Sample] = {}
-    values: dict[str, Any] = {}
-    for name in kind.parts:
-        part = kind.part(name, values)
-        parts[name] = draw(items(part))
-        values[name] = part.canonical(parts[name].value(), name)
-    return RecordSample(draw(SEEDS), parts)
+    return drawn()
 
 
 @dataclass(frozen=True)
@@ -364,6 +347,11 @@ class Request:
     items: Mapping[str, Sequence[Sample]]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of items."""
+        return {name: len(samples) for name, samples in self.items.items() if samples}
 
     def data(self) -> dict[str, list[Any]]:
         """The items as a caller writes them into ``multi_modal_data``."""
@@ -393,9 +381,8 @@ def prompts(
         fragments: other runs of tokens, for example parts of placeholders.
         prefix: ids with which every prompt starts.
     """
-    between = st.lists(
-        st.sampled_from([[token] for token in fillers] + list(fragments)), max_size=3
-    )
+    other = st.sampled_from([*([token] for token in fillers), *fragments])
+    between = st.lists(other, max_size=3)
 
     def joined(gaps: list[list[list[int]]]) -> list[int]:
         prompt = list(prefix)
@@ -404,8 +391,3 @@ def prompts(
         return prompt
 
     return st.tuples(*[between] * (len(written) + 1)).map(list).map(joined)
-
-
-def most_of(limit: int | None) -> int:
-    """The most items to draw: the limit, and at most four."""
-    return min(4 if limit is None else limit, 4)

@@ -17,18 +17,16 @@ from ..expr import Scope
 from ..items.media import Audio, Image, Video
 from ..layout import as_text
 from ..model_spec import ModelSpec
-from ..placement import NO_RUNS
 from ..plan import Plan
 from ..runs import Runs
-from ..vllm_api import harness
-from ..vllm_api.doors import KNOWN, Doors
+from . import vllm_path
 from .options import options_of
-from .reference import position_model
-from .strategies import Request, Sample, as_sample, items, most_of, prompts
+from .strategies import Request, Sample, as_sample, items, prompts
+from .vllm_path import Caches, Outcome, Piece
 
 Kwargs = Mapping[str, Any]
+Samples = Mapping[str, SearchStrategy[Any]]
 _NONE: Kwargs = {}
-NO_KWARGS: SearchStrategy[Kwargs] = st.just(_NONE)
 
 
 class Subject:
@@ -42,33 +40,34 @@ class Subject:
         has_own_kwargs: whether a strategy for `mm_processor_kwargs` was given.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
-        options: options of vLLM's ModelConfig with which the processor was made.
     """
 
     def __init__(
         self,
         processor: Any,
-        samples: Mapping[str, SearchStrategy[Sample]],
+        samples: Samples,
         *,
         model_dir: str | Path,
         kwargs: SearchStrategy[Kwargs] | None = None,
         plan: Plan | None = None,
-        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.processor = processor
         self.samples = {name: strategy.map(as_sample) for name, strategy in samples.items()}
         self.plan = plan
         self.model_dir = Path(model_dir)
-        self.options = dict(options or {})
         self.has_own_kwargs = kwargs is not None
         self.kwargs = _kwargs_of(processor) if kwargs is None else kwargs
-        self._most_rows: dict[str, tuple[int, int]] = {}
+
+    @property
+    def title(self) -> str:
+        """The name of the spec, or the folder."""
+        return str(self.model_dir) if self.plan is None else self.plan.spec.name
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """The most items of each modality in one request."""
+        """The most items of each modality in one request; without those that take none."""
         limits = self.processor.info.get_supported_mm_limits()
-        return {name: limits[name] for name in self.samples if name in limits}
+        return {name: limits[name] for name in self.samples if limits.get(name, 0) != 0}
 
     @property
     def undrawn(self) -> list[str]:
@@ -76,26 +75,18 @@ class Subject:
         limits = self.processor.info.get_supported_mm_limits()
         return [name for name, limit in limits.items() if limit != 0 and name not in self.samples]
 
-    def run(self, request: Request, caches: harness.Caches | None = None) -> harness.Outcome:
-        return harness.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
+    def run(self, request: Request, caches: Caches | None = None) -> Outcome:
+        return vllm_path.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
 
-    def pieces(
-        self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE
-    ) -> list[harness.Piece]:
+    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE) -> list[Piece]:
         """The ids of items in a prompt, by the processor's own updates."""
         values = [sample.value() for sample in samples]
         try:
-            return harness.pieces(self.processor, name, values, kwargs)
+            return vllm_path.pieces(self.processor, name, values, kwargs)
         except Exception as error:
             options = f", mm_processor_kwargs {dict(kwargs)!r}" if kwargs else ""
             error.add_note(f"in the processing of {name}: {samples!r}{options}")
             raise
-
-    def most_rows(self, name: str) -> tuple[int, int]:
-        """The most encoder rows of an item: as stated, and as the dummy item has them."""
-        if name not in self._most_rows:
-            self._most_rows[name] = harness.most_rows(self.processor, name)
-        return self._most_rows[name]
 
     def postprocessed(self, request: Request) -> list[int]:
         """The prompt in which items are placed: the caller's prompt after the spec's `prompt`, or
@@ -103,46 +94,22 @@ class Subject:
         prompt = list(request.prompt)
         encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
         if encoder_prompt is not None:
-            prompt = list(encoder_prompt(prompt, harness.parsed(self.processor, request.data())))
+            prompt = list(encoder_prompt(prompt, vllm_path.parsed(self.processor, request.data())))
         if self.plan is not None:
-            counts = {name: len(samples) for name, samples in request.items.items()}
-            return list(self.plan.rewrite("prompt", prompt, counts))
+            return list(self.plan.rewrite("prompt", prompt, request.counts))
         return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
 
     def may_cache(self, request: Request) -> bool:
         """Whether the spec lets vLLM cache the processed items of a request."""
-        if self.plan is None:
-            return True
-        modalities = self.plan.modalities
-        counts = {name: len(samples) for name, samples in request.items.items() if samples}
-        return all(modalities[name].may_cache(count) for name, count in counts.items())
-
-    @cached_property
-    def doors(self) -> Doors | None:
-        """vLLM's entry points in front of the processor; None where this vLLM has none without an
-        engine."""
-        spec = None if self.plan is None else self.plan.spec
-        return Doors(self.processor, spec) if KNOWN else None
+        plan = self.plan
+        return plan is None or all(
+            plan.modalities[name].may_cache(count) for name, count in request.counts.items()
+        )
 
     @property
     def runs(self) -> Runs:
         """The tokens that merge at the edges of layouts."""
-        return NO_RUNS if self.plan is None else self.plan.runs
-
-    @cached_property
-    def rope(self) -> tuple[harness.Rope, Any]:
-        """vLLM's way to compute positions of several dimensions, and the Hugging Face model that
-        computes them; None for the latter where transformers has none.
-
-        Raises:
-            NotTaken: tokens have positions of one dimension, or one of the two cannot be made.
-        """
-        if not harness.has_rope(self.processor, self.plan):
-            raise harness.NotTaken("positions have one dimension")
-        config = self.processor.info.ctx.model_config.hf_config
-        model = position_model(config)
-        config = config if model is None else model.config
-        return harness.Rope(self.processor, self.plan, config), model
+        return Runs(None, None, "") if self.plan is None else self.plan.runs
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -151,18 +118,14 @@ class Subject:
     @cached_property
     def ordinary(self) -> list[int]:
         """Some ids that are not special, and stand for no item."""
-        tokenizer = self.processor.info.ctx.tokenizer
-        size = self.vocabulary_size
+        tokenizer, size = self.processor.info.ctx.tokenizer, self.vocabulary_size
         if tokenizer is not None:
             size = min(size, len(tokenizer))
         taken = {*getattr(tokenizer, "all_special_ids", ())}
         if self.plan is not None:
-            of_items = [
-                modality.placeholders.targets() for modality in self.plan.modalities.values()
-            ]
-            taken = taken.union(
-                self.plan.embed_ids, *(target for own in of_items for target in own)
-            )
+            taken.update(self.plan.embed_ids)
+            for modality in self.plan.modalities.values():
+                taken.update(*modality.placeholders.targets())
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property
@@ -173,11 +136,7 @@ class Subject:
         return [] if begin is None or list(tokenizer.encode(""))[:1] != [begin] else [begin]
 
     def requests(
-        self,
-        *,
-        least: int = 1,
-        most: int | None = None,
-        of: Mapping[str, SearchStrategy[Sample]] | None = None,
+        self, *, least: int = 1, most: int | None = None, of: Samples | None = None
     ) -> SearchStrategy[Request]:
         """A strategy for well-formed requests. Shrinks towards few small items and a prompt without
         other tokens.
@@ -188,6 +147,14 @@ class Subject:
             of: strategies for the items, in place of `samples`.
         """
         return _requests(self, least, most, self.samples if of is None else of)
+
+    def of_few(self, draw: Any, most: int | None = None) -> SearchStrategy[Request]:
+        """Requests of three drawn items of each modality at most, so that items repeat."""
+        few = {}
+        for name in self.limits:
+            three = draw(st.lists(self.samples[name], min_size=3, max_size=3))
+            few[name] = st.sampled_from(three)
+        return self.requests(of=few, most=most)
 
     def minimal(self, name: str, sample: Sample, kwargs: Kwargs = _NONE) -> Request:
         """A request of one item and nothing else."""
@@ -200,13 +167,7 @@ _RUNS = 4
 
 
 @st.composite
-def _requests(
-    draw: Any,
-    subject: Subject,
-    least: int,
-    most: int | None,
-    of: Mapping[str, SearchStrategy[Sample]],
-) -> Request:
+def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Samples) -> Request:
     drawn = _drawn_samples(draw, subject, least, most, of)
     kwargs = draw(subject.kwargs)
     pieces = {name: _pieces(subject, name, drawn[name], kwargs) for name in drawn}
@@ -236,16 +197,12 @@ def _requests(
 
 
 def _drawn_samples(
-    draw: Any,
-    subject: Subject,
-    least: int,
-    most: int | None,
-    of: Mapping[str, SearchStrategy[Sample]],
+    draw: Any, subject: Subject, least: int, most: int | None, of: Samples
 ) -> dict[str, list[Sample]]:
-    limits = {name: limit for name, limit in subject.limits.items() if limit != 0}
+    limits = subject.limits
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():
-        few = most_of(limit)
+        few = 4 if limit is None else min(limit, 4)
         drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
     for name, limit in limits.items():  # the first modalities fill up to the least number
         missing = least - sum(map(len, drawn.values()))
@@ -259,24 +216,18 @@ def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
     try:
         options = options_of(processor.info.get_hf_processor())
     except Exception:  # each processing info says in a way of its own that there is none
-        return NO_KWARGS
-    return st.sampled_from([_NONE, *options]) if options else NO_KWARGS
+        options = []
+    return st.sampled_from([_NONE, *options])
 
 
-def _pieces(
-    subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs
-) -> list[harness.Piece]:
-    try:
-        return subject.pieces(name, samples, kwargs)
-    except Exception as error:
-        if not _is_refusal(subject, kwargs, error):
-            raise
+def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) -> list[Piece]:
     # items that are accepted alone and refused together are for the law to find
-    try:
-        return [piece for one in samples for piece in subject.pieces(name, [one], kwargs)]
-    except Exception as error:
-        if not _is_refusal(subject, kwargs, error):
-            raise
+    for parts in ([samples], [[one] for one in samples]):
+        try:
+            return [piece for part in parts for piece in subject.pieces(name, part, kwargs)]
+        except Exception as error:
+            if not _is_refusal(subject, kwargs, error):
+                raise
     reject()
 
 
@@ -303,7 +254,7 @@ def of_spec(
     dummy_inputs: type | None = None,
     processor: type | None = None,
     kwargs: SearchStrategy[Kwargs] | None = None,
-    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
     """The generated processor of a spec on a checkpoint folder.
@@ -323,28 +274,22 @@ def of_spec(
         SpecError: the spec does not fit the checkpoint.
     """
     options = {"enable_mm_embeds": any(m.embeds for m in spec.modalities), **options}
-    config = harness.config_for_spec(model_dir, **options)
-    generated = spec.classes
-    instance = harness.generated(
-        info or generated.info,
-        dummy_inputs or generated.dummy_inputs,
-        processor or generated.processor,
-        config,
-    )
+    own, given = spec.classes, samples or {}
+    classes = info or own.info, dummy_inputs or own.dummy_inputs, processor or own.processor
+    instance = vllm_path.generated(*classes, vllm_path.config_for_spec(model_dir, **options))
     plan: Plan = instance.info.plan
-    given = samples or {}
     drawn = {
         name: given[name] if name in given else items(modality.item)
         for name, modality in plan.modalities.items()
     }
-    return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan, options=options)
+    return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan)
 
 
 def of_registered(
     model_dir: str | Path,
     *,
     kwargs: SearchStrategy[Kwargs] | None = None,
-    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
     """The processor that vLLM, or a plugin, has for a checkpoint.
@@ -356,7 +301,7 @@ def of_registered(
             to 6 frames of 64 x 64, and audio of up to 16,000 samples.
         options: options of vLLM's ModelConfig.
     """
-    processor = harness.registered(harness.model_config(model_dir, **options))
+    processor = vllm_path.registered(vllm_path.model_config(model_dir, **options))
     defaults = {
         # of a side of one or three pixels, transformers takes that for the channels
         "image": items(Image(largest=((96, 96),), least=4).bind(Scope())),
@@ -366,4 +311,4 @@ def of_registered(
     known = processor.info.get_supported_mm_limits()
     drawn = {name: strategy for name, strategy in defaults.items() if name in known}
     drawn |= samples or {}
-    return Subject(processor, drawn, model_dir=model_dir, kwargs=kwargs, options=options)
+    return Subject(processor, drawn, model_dir=model_dir, kwargs=kwargs)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from ..errors import InputError
 from ..placement import Placement
 from ..plan import Plan, Preview
 from ..spec import Declaration
 
-_MEDIA = {"image": 1, "video": 2, "audio": 3}
+MEDIA = {"image": 1, "video": 2, "audio": 3}
 """The numbers of the modalities that transformers knows."""
 
 
@@ -35,27 +36,28 @@ class Padding:
     length: int | None = None
     multiple: int = 1
 
-    def of(self, prompts: Sequence[Sequence[int]], where: str) -> list[int]:
-        """The number of padding ids of each prompt.
+    def widths(self, prompts: Sequence[Sequence[int]], where: str) -> list[tuple[int, int]]:
+        """The numbers of padding ids before and after each prompt.
 
         Raises:
             InputError: prompts of several lengths without padding.
         """
-        lengths = {len(prompt) for prompt in prompts}
-        if not self.is_wanted:
-            if len(lengths) > 1:
-                expected, got = "prompts of one length", f"lengths {sorted(lengths)}"
-                raise InputError(where, expected, got, "Write padding=True.")
-            return [0] * len(prompts)
-        longest = max(*lengths, self.length or 0)
-        longest = -(-longest // self.multiple) * self.multiple
-        return [longest - len(prompt) for prompt in prompts]
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(*lengths, self.length or 0, 0)
+        if self.is_wanted:
+            longest = -(-longest // self.multiple) * self.multiple
+        elif len({*lengths}) > 1:
+            expected, got = "prompts of one length", f"lengths {sorted({*lengths})}"
+            raise InputError(where, expected, got, "Write padding=True.")
+        is_left = self.side == "left"
+        gaps = [longest - length for length in lengths]
+        return [(gap, 0) if is_left else (0, gap) for gap in gaps]
 
 
 def token_types(spec: Declaration) -> dict[str, int]:
     """The numbers of modalities in `mm_token_type_ids`: 1 for images, 2 for videos, 3 for audio,
     and from 4 on for others, in the order of the spec."""
-    numbers = {m.name: _MEDIA.get(m.item.media or "") for m in spec.modalities}
+    numbers = {m.name: MEDIA.get(m.item.media or "") for m in spec.modalities}
     others = [name for name, number in numbers.items() if number is None]
     return {name: number or 4 + others.index(name) for name, number in numbers.items()}
 
@@ -64,39 +66,30 @@ def prompts_of(
     name: str, prompts: Sequence[Sequence[int]], padding: Padding, where: str
 ) -> dict[str, Any]:
     """Prompts as a tensor, with their attention mask."""
-    missing = padding.of(prompts, where)
+    ids, mask = [], []
+    for prompt, width in zip(prompts, padding.widths(prompts, where), strict=True):
+        row = torch.tensor(prompt, dtype=torch.long)
+        ids.append(pad(row, width, value=padding.token))
+        mask.append(pad(torch.ones_like(row), width))
     prefix = name.removesuffix("input_ids")
-    rows = [
-        _padded(ids, n, padding, padding.token) for ids, n in zip(prompts, missing, strict=True)
-    ]
-    masks = [
-        _padded([1] * len(ids), n, padding, 0) for ids, n in zip(prompts, missing, strict=True)
-    ]
-    tensors = {name: rows, f"{prefix}attention_mask": masks}
-    return {key: torch.tensor(values, dtype=torch.long) for key, values in tensors.items()}
-
-
-def _padded(values: Sequence[int], missing: int, padding: Padding, filler: int) -> list[int]:
-    added = [filler] * missing
-    return [*added, *values] if padding.side == "left" else [*values, *added]
+    return {name: torch.stack(ids), f"{prefix}attention_mask": torch.stack(mask)}
 
 
 def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[str, Any]:
     """The samples of a batch as tensors; see `Processor.__call__`."""
-    where = f"{plan.spec.name}.prompt"
+    where, numbers = f"{plan.spec.name}.prompt", token_types(plan.spec)
     prompts = [sample.prompt_token_ids for sample in samples]
-    batch = prompts_of("input_ids", prompts, padding, where)
-    types = torch.zeros_like(batch["input_ids"])
+    types: list[torch.Tensor] = []
     placeholders: list[list[Placement]] = []
-    numbers = token_types(plan.spec)
-    for sample, row, missing in zip(samples, types, padding.of(prompts, where), strict=True):
-        shift = missing if padding.side == "left" else 0
-        placed = [replace(at, start=at.start + shift) for at in sample.placements]
-        for at in placed:
+    for sample, width in zip(samples, padding.widths(prompts, where), strict=True):
+        row = torch.zeros(len(sample.prompt_token_ids), dtype=torch.long)
+        for at in sample.placements:
             mask = torch.tensor(list(at.placeholder.mask), dtype=torch.long)
             row[at.start : at.start + len(mask)] = mask * numbers[at.modality]
-        placeholders.append(placed)
-    batch |= {"mm_token_type_ids": types, "placeholders": placeholders}
+        types.append(pad(row, width))
+        placeholders.append([replace(at, start=at.start + width[0]) for at in sample.placements])
+    batch = prompts_of("input_ids", prompts, padding, where)
+    batch |= {"mm_token_type_ids": torch.stack(types), "placeholders": placeholders}
     return batch | fields_of(plan, samples)
 
 

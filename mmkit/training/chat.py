@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..bound.placeholder_text import placeholder_text
 from ..errors import InputError
-from ..model.chat import placeholder_text
 
 if TYPE_CHECKING:
     from .processor import Processor

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..bound.encoder_rows import encoder_rows
 from ..errors import InputError, MmkitError
-from ..model.rows import encoder_rows
 from ..placement import Placement
 from ..spec import Declaration
 from .batch import token_types

@@ -11,7 +11,6 @@ from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 from typing_extensions import override
 
-from ..bound.calls import LazyProcessor
 from ..errors import InputError
 from ..items.values import dtype_name
 from ..plan import Plan, Preview
@@ -221,7 +220,7 @@ class Processor(ProcessorMixin):
         then among all ids, that is no placeholder."""
         tokenizer = getattr(self, "tokenizer", None)
         known = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
-        known += [of_text_config(self.config, name) for name in ("pad_token_id", "eos_token_id")]
+        known += of_text_config(self.config, "pad_token_id", "eos_token_id")
         candidates = [token for token in known if isinstance(token, int) and token >= 0]
         candidates += range(self.plan.vocab_size)
         return next(token for token in candidates if token not in self.plan.embed_ids)
@@ -255,14 +254,6 @@ class Processor(ProcessorMixin):
 
 def dtype_of(config: Any) -> torch.dtype | None:
     """The dtype that a config states for its model, or None."""
-    stated = of_text_config(config, "dtype") or getattr(config, "dtype", None)
-    dtype = getattr(torch, str(dtype_name(stated)), None)
+    (stated,) = of_text_config(config, "dtype")
+    dtype = getattr(torch, str(dtype_name(stated or getattr(config, "dtype", None))), None)
     return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def own_processor(processor: Any) -> Any:
-    """The Hugging Face processor inside a spec's processor; any other processor as it is."""
-    if not isinstance(processor, Processor):
-        return processor
-    own = processor.hf_processor
-    return own.loaded if isinstance(own, LazyProcessor) else own

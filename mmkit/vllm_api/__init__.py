@@ -1,7 +1,7 @@
 """The only place that knows vLLM.
 
 `seam` has the classes that vLLM calls, `processor` what they do with a request. Features of the
-installed vLLM decide where its versions differ, no version number; docs/vllm-changes.md tells how
+installed vLLM decide where its versions differ, no version number; CONTRIBUTING.md tells how
 to add one. An override that vLLM no longer has, or no longer calls, is an error (see `hooks`).
 """
 
@@ -21,8 +21,8 @@ except ImportError as error:
         f"{DISTRIBUTION}[gpu], which brings vllm."
     ) from error
 
+from .compat import NEWEST_TESTED, REMEDY, installed, newer
 from .hooks import complaints, unknown
-from .moved import NEWEST_TESTED, REMEDY, installed, newer
 
 
 def check(classes: Iterable[type]) -> None:
@@ -64,8 +64,7 @@ if newer():
 
 from .models import ModelInterface as ModelInterface  # noqa: E402
 from .models import current_model as current_model  # noqa: E402
-from .models import is_of_another_stage as is_of_another_stage  # noqa: E402
-from .models import load_by_name as load_by_name  # noqa: E402
 from .models import merge_embeddings as merge_embeddings  # noqa: E402
 from .models import module_names as module_names  # noqa: E402
 from .models import register as register  # noqa: E402
+from .models import weights_loader as weights_loader  # noqa: E402

@@ -7,17 +7,17 @@ conversation, are put before vLLM's own functions; a part that is none of a spec
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, wraps
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
 from ..errors import InputError
 from ..spec import Declaration
 from ..updates import Insert
+from .compat import find
 
 Load = Callable[[], Awaitable[Any]]
 """Gives an item, which may have to be loaded first."""
@@ -28,15 +28,6 @@ SENT: ContextVar[Sequence[tuple[str, Load]]] = ContextVar("SENT", default=())
 REFERENCE = f"mmkit-{uuid4().hex}:"
 """The prefix of the URL of a part that stands for one of these items: in every version, vLLM's
 routes accept only parts of vLLM's own types. No client knows it."""
-
-_READERS = (
-    ("renderers.chat_utils.chat_message", "parse_chat_message_content_part"),
-    ("renderers.chat_utils", "_parse_chat_message_content_part"),
-    ("entrypoints.chat_utils", "_parse_chat_message_content_part"),
-)
-"""The functions of vLLM that read one part, from the newest version to the oldest."""
-
-_MARK = f"{__name__} installed"
 
 
 class _Item(tuple[Any, "str | None"]):
@@ -68,19 +59,9 @@ class _Load:
         return await self._work
 
 
-def install(spec: Declaration) -> None:
-    """Make vLLM's chat take the modalities of a spec. Can be called again; does nothing before vLLM
-    0.15."""
-    module, name = _reader()
-    if module is None:
-        return
-    for modality in spec.modalities:
-        # stands in the text of a message until its parts are put together
-        mark = f"<##{modality.name.upper()}##>"
-        module.MODALITY_PLACEHOLDERS_MAP.setdefault(modality.name, mark)
-    theirs = getattr(module, name)
-    if hasattr(theirs, _MARK):
-        return
+def reading(theirs: Any) -> Any:
+    """vLLM's function that reads one part of a message, which also reads the parts of a spec."""
+    marks = theirs.__globals__["MODALITY_PLACEHOLDERS_MAP"]
 
     @wraps(theirs)
     def read(part: Any, parser: Any, **options: Any) -> Any:
@@ -90,8 +71,8 @@ def install(spec: Declaration) -> None:
             return theirs(part, parser, **options)
         part = _resolved(part)
         name: Any = part.get("type")
-        if not _has_part(spec, name):
-            if isinstance(name, str) and name not in getattr(module, "MM_PARSER_MAP", {name}):
+        if name not in modalities(spec):
+            if isinstance(name, str) and name not in _of_vllm():
                 known = ", ".join(["text", *modalities(spec)])
                 raise InputError("messages", f"parts of a type among {known}", repr(name))
             return theirs(part, parser, **options)
@@ -106,46 +87,31 @@ def install(spec: Declaration) -> None:
             where, expected = f"{spec.name}.{name}", "a placeholder with a text in messages"
             remedy = "Use a chat template that reads parts, or write the prompt yourself."
             raise InputError(where, expected, "one that is an id", remedy)
-        parser._add_placeholder(name, placeholder)
-        return module.MODALITY_PLACEHOLDERS_MAP[name] if options["interleave_strings"] else None
+        # stands in the text of a message until its parts are put together
+        mark = marks.get(name, f"<##{name.upper()}##>")
+        if placeholder:
+            parser._placeholder_storage[mark].append(placeholder)
+        return mark if options["interleave_strings"] else None
 
-    setattr(read, _MARK, True)
-    setattr(module, name, read)
-    once, later = _trackers(module)
-    once.resolve_items = _gathering(once.resolve_items)
-    later.resolve_items = _gathering_later(later.resolve_items)
+    return read
 
 
 def modalities(spec: Declaration) -> list[str]:
     """The modalities of a spec that have a content part of their own: none that is named as one of
     vLLM's parts."""
-    names = [modality.name for modality in spec.modalities]
-    return [name for name in names if _has_part(spec, name)]
-
-
-def _has_part(spec: Declaration, name: Any) -> bool:
-    module, _ = _reader()
-    theirs = getattr(module, "MM_PARSER_MAP", {})
-    return any(modality.name == name for modality in spec.modalities) and name not in theirs
+    return [modality.name for modality in spec.modalities if modality.name not in _of_vllm()]
 
 
 @cache
-def _reader() -> tuple[ModuleType | None, str]:
-    for path, name in _READERS:
-        try:
-            module = import_module(f"vllm.{path}")
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, name) and hasattr(_trackers(module)[0], "resolve_items"):
-            return module, name
-    return None, ""
-
-
-def _trackers(module: ModuleType) -> tuple[Any, Any]:
-    """The classes that gather the items of a conversation, at once and later."""
-    home = import_module(module.__package__) if module.__package__ else module
-    home = home if hasattr(home, "MultiModalItemTracker") else module
-    return home.MultiModalItemTracker, home.AsyncMultiModalItemTracker
+def _of_vllm() -> Mapping[str, Any]:
+    """The types of vLLM's parts."""
+    modules = (
+        "renderers.chat_utils.chat_message",
+        "renderers.chat_utils",
+        "entrypoints.chat_utils",
+    )
+    types: Mapping[str, Any] = find(*(f"{module}:MM_PARSER_MAP" for module in modules))
+    return types
 
 
 def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,23 +126,21 @@ def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "type": name, name: _Load(load)}
 
 
-def _gathering(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def gathering(theirs: Any) -> Any:
+    """vLLM's method that gathers the items of a conversation, which also gathers a spec's."""
+
     @wraps(theirs)
-    def resolve_items(tracker: Any) -> Any:
+    def at_once(tracker: Any) -> Any:
         data, uuids = theirs(tracker)
         return _joined(tracker, data, uuids, _own(tracker))
 
-    return resolve_items
-
-
-def _gathering_later(theirs: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
     @wraps(theirs)
-    async def resolve_items(tracker: Any) -> Any:
+    async def later(tracker: Any) -> Any:
         data, uuids = await theirs(tracker)
         items = {name: [await item for item in own] for name, own in _own(tracker).items()}
         return _joined(tracker, data, uuids, items)
 
-    return resolve_items
+    return later if inspect.iscoroutinefunction(theirs) else at_once
 
 
 def _own(tracker: Any) -> dict[str, list[_Item]]:

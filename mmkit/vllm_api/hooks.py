@@ -15,16 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .moved import ProcessorInputs, installed
+from .compat import ProcessorInputs, installed
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
 _CALLERS = (
     "multimodal/processing/*.py",
-    "multimodal/parse.py",
-    "multimodal/*.py",
-    "renderers/base.py",
-    "v1/engine/*processor.py",
     "v1/worker/gpu_model_runner.py",
     "multimodal/**/*.py",
     "renderers/**/*.py",

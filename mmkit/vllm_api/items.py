@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -37,34 +37,32 @@ from ..field import Field, Flat, Shared, packed
 from ..items import Embedding
 from ..placement import Alternatives, Placement
 from ..plan import Plan
-from .elsewhere import Elsewhere
-from .moved import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
+from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
+from .offload import Offloaded
 
 
 class RequestItems(MultiModalDataItems):
     """The items of a request.
 
     Attributes:
-        elsewhere: the request's data, where they are processed in other processes.
+        offloaded: the request's data, where they are processed in other processes.
         largest: the modalities whose items are the largest ones of the spec.
-        contents: the hashes of their contents that are known; see `Hashes.of`.
+        hashes: those of the items, as far as they are known, by modality.
     """
 
     def __init__(
-        self, items: Mapping[str, ModalityDataItems[Any, Any]], elsewhere: Elsewhere | None = None
+        self, items: Mapping[str, ModalityDataItems[Any, Any]], offloaded: Offloaded | None = None
     ) -> None:
         super().__init__()
         self.data: dict[str, ModalityDataItems[Any, Any]] = dict(items)
-        self.elsewhere = elsewhere
+        self.offloaded = offloaded
         self.largest: frozenset[str] = frozenset()
-        self.contents: dict[Any, str] = {}
+        self.hashes: dict[str, list[str]] = {}
 
-    def taken(self) -> dict[str, Taken]:
-        """The items, ready for processing."""
-        return {
-            name: Taken(own.get_all(), isinstance(own, EmbedItems), len(own))
-            for name, own in self.data.items()
-        }
+    def taken(self, name: str, indices: Iterable[int]) -> Taken:
+        """Some items of a modality, ready for processing."""
+        own = self.data[name]
+        return Taken([own.get(i) for i in indices], isinstance(own, EmbedItems), len(own))
 
 
 class EmbedItems(EmbeddingItems):
@@ -91,16 +89,16 @@ class Parser(MultiModalDataParser):
 
     @override
     def parse_mm_data(self, mm_data: Any) -> RequestItems:
-        elsewhere = mm_data if isinstance(mm_data, Elsewhere) else None
-        if elsewhere is not None and elsewhere.parsed is not None:
-            return elsewhere.parsed
+        offloaded = mm_data if isinstance(mm_data, Offloaded) else None
+        if offloaded is not None and offloaded.parsed is not None:
+            return offloaded.parsed
         self.plan.check_names(mm_data)
         items = RequestItems(
             {name: self.parsed(self.plan.modalities[name], own) for name, own in mm_data.items()},
-            elsewhere,
+            offloaded,
         )
-        if elsewhere is not None:
-            elsewhere.parsed = items
+        if offloaded is not None:
+            offloaded.parsed = items
         return items
 
     def parsed(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
@@ -218,6 +216,11 @@ class Layouts(NamedTuple):
 
 class Rendered(MultiModalKwargsItems):
     """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
+
+
+def is_rendered(prompt: Mapping[str, Any]) -> bool:
+    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
+    return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 
 def engine_input(

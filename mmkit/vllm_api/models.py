@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,16 +17,15 @@ from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     _merge_multimodal_embeddings,
-    is_pp_missing_parameter,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..bound.placeholders import rows_field
 from ..plan import Plan
 from ..plugin import MAIN_MODULES
-from . import chat, guard
+from . import patches
+from .compat import KEEPS_ON_CPU, RENDERS
 from .items import embeds_size
-from .moved import KEEPS_ON_CPU
 
 
 class UnmarkedModel(SupportsMultiModal):
@@ -66,8 +66,8 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         )
         model.merge_by_field_config = True
     model.supports_multimodal_raw_input_only = processor.spec.is_raw
-    guard.install()
-    chat.install(processor.spec)
+    if not RENDERS:
+        patches.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:
@@ -115,16 +115,10 @@ def merge_embeddings(
     return merged
 
 
-def load_by_name(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
-    """vLLM's loader of a model's weights; it ignores names that the model lacks."""
-    load: Any = AutoWeightsLoader(model, ignore_unexpected_prefixes=[""]).load_weights
-    return load  # type: ignore[no-any-return]
-
-
-def is_of_another_stage(name: str, model: Any) -> bool:
-    """Whether a weight belongs to a part that this process lacks: another stage of the pipeline, or
-    a tower, head or language model that is switched off."""
-    return bool(is_pp_missing_parameter(name, model))
+def weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
+    """vLLM's loader of a model's weights, by the `hf_to_vllm_mapper` of its class."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    return partial(AutoWeightsLoader(model).load_weights, mapper=mapper)
 
 
 def module_names(model: Any, language_model: Any) -> Any:

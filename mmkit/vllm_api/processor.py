@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import is_
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
-from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
+from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..bound.calls import Calls, LazyProcessor, Taken
 from ..bound.memo import Memo, options_key
@@ -28,21 +29,17 @@ from ..errors import InputError, SpecError
 from ..items import SCOPES
 from ..placement import Alternatives, Placement
 from ..plan import CONFIGURED, Plan
-from ..training.processor import own_processor
-from ..training.saving import announce
 from ..updates import Insert
-from .hashes import Hashes, check_name
+from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
+from .hashes import Hashes
+from .info import DummyInputs, ProcessingInfo, dummy_sizes
 from .items import (
     Layouts,
-    Parser,
     RequestItems,
-    embeds_size,
     engine_input,
     kwargs_item,
     vllm_fields,
 )
-from .moved import RELEASES, TOUCHES, BaseDummyInputsBuilder, SenderCache, hasher_algorithm
-from .names import shared_file
 
 if TYPE_CHECKING:
     from ..spec import Declaration
@@ -72,6 +69,14 @@ Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 """A context that takes the time of a stage, under vLLM's name of it."""
 
 
+_NO_TIME = nullcontext()
+
+
+def untimed(_: str) -> AbstractContextManager[Any]:
+    """Takes no time."""
+    return _NO_TIME
+
+
 @dataclass
 class Request:
     """One request, whatever the arguments in which vLLM sends it.
@@ -95,101 +100,7 @@ class Request:
     tokenization: Mapping[str, Any] = field(default_factory=dict)
 
 
-class CommonInfo(BaseProcessingInfo):
-    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
-
-    spec: ClassVar[Declaration]
-    _last: ClassVar[tuple[Any, Plan | None]] = None, None
-    """The arguments of the last binding, and its plan, which keeps them alive."""
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
-        new info for each chat request."""
-        announce(self.spec)  # the checkpoint may have been saved with its processor
-        config, kwargs = self.get_hf_config(), self.merged_kwargs({})
-        tokenizer = self.ctx.tokenizer
-        if type(tokenizer) is object:  # what vLLM 0.11 has for none
-            tokenizer = None
-        most = self.ctx.model_config.max_model_len
-        bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
-        last, plan = self._last
-        if plan is None or last != bound_to:
-            processor = LazyProcessor(self.get_hf_processor)
-            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most)
-            type(self)._last = bound_to, plan
-        return plan
-
-    @override
-    def get_hf_processor(self, **kwargs: object) -> Any:
-        try:
-            return own_processor(super().get_hf_processor(**kwargs))
-        except TypeError as error:  # of vLLM, where it loaded a tokenizer or a part
-            if kwargs:
-                raise
-            expected = "a checkpoint with a Hugging Face processor"
-            remedy = "Load the part that it has in hf(processor=...)."
-            raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
-
-    def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The `mm_processor_kwargs` of a request, merged with the server's."""
-        # before 0.17 there is no such method
-        merge = getattr(self.ctx, "get_merged_mm_kwargs", None)
-        merged: dict[str, Any] = (merge or self.ctx.get_mm_config().merge_mm_processor_kwargs)(
-            kwargs
-        )
-        return merged
-
-    def new_parser(self) -> Parser:
-        """A parser of callers' data."""
-        config = self.ctx.model_config
-        takes_embeds = config.get_multimodal_config().enable_mm_embeds
-        return Parser(self.plan, embeds_size(config) if takes_embeds else None)
-
-    @override
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {name: modality.limit for name, modality in self.plan.modalities.items()}
-
-    @override
-    def get_mm_max_tokens_per_item(
-        self, seq_len: int, mm_counts: Mapping[str, int]
-    ) -> Mapping[str, int] | None:
-        modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if any(m.needs_hf for m in modalities):
-            return None  # vLLM then processes the dummy inputs and counts their tokens
-        return {m.name: m.largest()[1] for m in modalities}
-
-
-class DummyInputs(BaseDummyInputsBuilder[CommonInfo]):
-    """The worst-case request of a spec; generated classes set `spec`."""
-
-    spec: ClassVar[Declaration]
-    processor: CommonProcessor
-
-    @override
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        # dummy prompts are built as token ids, so that models without a tokenizer have them too
-        return ""
-
-    @override
-    def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
-    ) -> Any:
-        sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
-        counts = {name: count for name, count in mm_counts.items() if count}
-        return {
-            name: [self.processor.largest(name, sizes.get(name))] * count
-            for name, count in counts.items()
-        }
-
-
-def dummy_sizes(options: Any) -> dict[str, int]:
-    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
-    stated = {} if options is None else vars(options)
-    return {name: size for name, size in stated.items() if name != "count" and size is not None}
-
-
-class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
+class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     """Processes the requests of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
@@ -214,12 +125,12 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
                 f"{cls.__name__}.{name}", "a method that mmkit calls", got, f"State {place}."
             )
 
-    def __init__(self, info: CommonInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
+    def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
         self._plans = Memo(CONFIGURED)
-        self._samples: dict[str, Mapping[str, Any]] = {}
+        self._tried: set[str] = set()
 
     @cached_property
     def plan(self) -> Plan:
@@ -227,14 +138,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         plan: Plan = self.info.plan
         return plan
 
-    def share_names(self, config: Any) -> None:
-        """Share the names of items with the other API servers of vLLM's config."""
-        if (path := shared_file(config, "names")) is not None:
-            self._hashes.share(path)
-
     # -- one request -------------------------------------------------------------------------------
 
-    def rendered(self, request: Request, timed: Timed = nullcontext) -> dict[str, Any]:
+    def rendered(self, request: Request, timed: Timed = untimed) -> dict[str, Any]:
         """A request in vLLM's form for its engine.
 
         Raises:
@@ -243,19 +149,18 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """
         if not isinstance(request.prompt, str):
             self.plan.check_ids(request.prompt)
-        taken = request.items.taken()
-        self._check_uuids(taken, request.uuids)
-        counts = {name: own.total for name, own in taken.items()}
+        self._check_uuids(request)
+        counts = {name: len(own) for name, own in request.items.data.items()}
         uncached = {
             n for n, count in counts.items() if not self.plan.modalities[n].may_cache(count)
         }
         cache = None if uncached else request.cache
         with timed("get_mm_hashes"):
-            hashes, names = self._hashed(request, uncached)
+            hashes = self._hashed(request, uncached)
         with timed("get_cache_missing_items"):
             missing = {name: _missing(cache, of_items) for name, of_items in hashes.items()}
         with timed("apply_hf_processor"):
-            new = self._processed(request, taken, missing)
+            new = self._processed(request, counts, missing)
         try:
             with timed("merge_mm_kwargs"):
                 entries = self._exchanged(cache, hashes, new)
@@ -272,27 +177,23 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             if isinstance(cache, SenderCache):
                 cache.clear_cache()
             raise
-        self._hashes.keep(names)
         items = {name: [item for item, _ in own] for name, own in entries.items()}
         return engine_input(ids, items, hashes, placements)
 
-    def _hashed(
-        self, request: Request, uncached: set[str]
-    ) -> tuple[dict[str, list[str]], dict[str, str]]:
-        """The hashes of the items of a request, and the names that it gives; see `Hashes.of`."""
-        hashes: dict[str, list[str]] = {}
-        names: dict[str, str] = {}
+    def _hashed(self, request: Request, uncached: set[str]) -> dict[str, list[str]]:
+        """The hashes of the items of a request."""
+        known = request.items.hashes
         for name, items in request.items.data.items():
+            if name in known:
+                continue
             options = self._options_of(name, request)
-            uuids = request.uuids.get(name)
-            own, given = self._hashes.of(name, items, uuids, options, request.items.contents)
+            own = self._hashes.of(name, items, request.uuids.get(name), options)
             if name in uncached:
                 # the engine caches encoder outputs by hash: an item that depends on the number of
                 # items has another hash for each number
                 own = [f"{item_hash}-of-{len(own)}" for item_hash in own]
-            hashes[name] = own
-            names.update(given)
-        return hashes, names
+            known[name] = own
+        return known
 
     def _options_of(self, name: str, request: Request) -> Mapping[str, Any]:
         """The options of a request with which items of a modality are processed."""
@@ -306,17 +207,15 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         return {**request.factors, "mm_processor_kwargs": own}
 
     def _processed(
-        self, request: Request, taken: Mapping[str, Taken], missing: Mapping[str, Sequence[int]]
+        self, request: Request, counts: Mapping[str, int], missing: Mapping[str, Sequence[int]]
     ) -> dict[str, list[Entry | None]]:
         """The entries of all items of a request: processed where missing, None for the others."""
-        some = {
-            name: own._replace(values=[own.values[i] for i in missing[name]])
-            for name, own in taken.items()
-            if missing[name]
-        }
         entries: dict[str, list[Entry | None]] = {
-            name: [None] * own.total for name, own in taken.items() if own.total
+            name: [None] * count for name, count in counts.items() if count
         }
+        some = {name: request.items.taken(name, own) for name, own in missing.items() if own}
+        if not some:
+            return entries
         modalities = self._configured(request.kwargs).modalities
         for name, parts in self._parts(request, some, missing).items():
             modality, own = modalities[name], some[name]
@@ -331,15 +230,16 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     ) -> Mapping[str, Processed]:
         """The processed fields of some items, by modality."""
         try:
-            if request.items.elsewhere is None:
+            if request.items.offloaded is None:
                 return self._process(some, request.kwargs)
             indices = {name: tuple(missing[name]) for name in some}
-            return request.items.elsewhere.processed(indices, some)
+            return request.items.offloaded.processed(indices, some)
         except InputError:
             # a refusal of the spec's own largest item is a mistake of the spec, and raises here
-            for name in some:
+            for name in some.keys() - self._tried:
                 if self.plan.modalities[name].processing.hf is not None:
-                    self.sample(name)
+                    self._process_one(name, self.plan.modalities[name].item.candidates()[0])
+                    self._tried.add(name)
             raise
 
     def _layouts(
@@ -418,21 +318,20 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         }
         return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)
 
-    def _check_uuids(self, taken: Mapping[str, Taken], mm_uuids: Mapping[str, Any]) -> None:
-        for name, own in taken.items():
-            modality, values, uuids = self.plan.modalities[name], own.values, mm_uuids.get(name)
-            if not uuids and not any(value is None for value in values):
+    def _check_uuids(self, request: Request) -> None:
+        for name, own in request.items.data.items():
+            uuids = request.uuids.get(name)
+            if not uuids and not any(map(_is_none, own.data)):
                 continue
-            for i, (value, uuid) in enumerate(
-                zip(values, uuids or [None] * len(values), strict=True)
-            ):
-                if value is not None and uuid is None:
-                    continue
+            modality, pairs = (
+                self.plan.modalities[name],
+                zip(own.data, uuids or [None] * len(own), strict=True),
+            )
+            for i, (value, uuid) in enumerate(pairs):
                 where = f"{modality.where}[{i}]"
-                if uuid is not None and not isinstance(uuid, str):
+                if not isinstance(uuid, str | None):
                     got = f"{type(uuid).__name__} {uuid!r}"
                     raise InputError(where, "a string in multi_modal_uuids", got)
-                check_name(uuid, where)
                 if value is None and uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(where, modality.item.expected, "None", remedy)
@@ -504,7 +403,7 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
         """The processed fields of an item that the spec itself states."""
         with self._of_the_spec():
             items = self.data_parser.parse_mm_data({name: [value]})
-            return self._process(items.taken(), {})[name][0]
+            return self._process({name: items.taken(name, [0])}, {})[name][0]
 
     @contextmanager
     def _of_the_spec(self) -> Iterator[None]:
@@ -513,24 +412,6 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
             yield
         except InputError as error:
             raise SpecError(f"the largest item: {error}") from error
-
-    # -- fields from elsewhere ---------------------------------------------------------------------
-
-    @property
-    def takes_embeds(self) -> bool:
-        """Whether the engine was started for precomputed embeddings."""
-        return bool(self.info.ctx.get_mm_config().enable_mm_embeds)
-
-    def sample(self, name: str) -> Mapping[str, Any]:
-        """The processed fields of one item of a modality that the spec states; processed once."""
-        if (fields := self._samples.get(name)) is None:
-            value = self.plan.modalities[name].item.candidates()[0]
-            fields = self._samples[name] = self._process_one(name, value)
-        return fields
-
-    def hash_of_fields(self, name: str, fields: Mapping[str, Any]) -> str:
-        """The hash of an item that is known by its processed fields alone."""
-        return self._hashes.of_fields(name, fields)
 
     # -- what vLLM wants beside `apply` ------------------------------------------------------------
 
@@ -549,6 +430,9 @@ class CommonProcessor(BaseMultiModalProcessor[CommonInfo]):
     def _get_prompt_updates(self, *_: Any, **__: Any) -> Any:
         """Abstract in vLLM, whose own `apply` alone calls it."""
         raise NotImplementedError
+
+
+_is_none = partial(is_, None)
 
 
 def _missing(cache: Any, hashes: list[str]) -> Sequence[int]:

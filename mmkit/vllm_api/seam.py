@@ -18,35 +18,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import wraps
 from typing import Any
 
 from typing_extensions import override
-from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import (
     BaseMultiModalProcessor,
-    BaseProcessingInfo,
     EncDecMultiModalProcessor,
 )
 
-from . import items
-from . import processor as common
+from . import items, patches
+from .compat import PROMPTS_ARE_IDS, ProcessorInputs
 from .hooks import REQUEST_FIELDS
+from .info import BUILDER_MAKES_DUMMIES, GUARDS
+from .info import INFO_PARSES as INFO_PARSES
+from .info import DummyInputs as DummyInputs
+from .info import ProcessingInfo as ProcessingInfo
 from .items import Parser
-from .moved import BaseDummyInputsBuilder, ProcessorInputs
-from .processor import CommonInfo, CommonProcessor, Request
+from .processor import CommonProcessor, Request, untimed
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 ITEMS = list(_APPLY.parameters)[2]  # where a request comes in parts: mm_data, or mm_items
 TAKES_PARTS = "prompt" in _APPLY.parameters
-INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
-_GUARDS_PROMPTS = hasattr(BaseProcessingInfo, "get_default_tok_params")
-_BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
 _HOLDS_CACHE = "cache" in inspect.signature(BaseMultiModalProcessor.__init__).parameters
-_ADDS_TRUNCATION = _HOLDS_CACHE and "str" not in str(ProcessorInputs.__annotations__["prompt"])
+_ADDS_TRUNCATION = _HOLDS_CACHE and PROMPTS_ARE_IDS
 """Whether vLLM adds the option to calls without a text to cut off, too."""
 
 _NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
@@ -54,64 +51,13 @@ _FACTORS = tuple(own.name for own in fields(ProcessorInputs) if own.name not in 
 """The options of a request, beside `mm_processor_kwargs`, on which the hashes of its items depend:
 also those that mmkit does not know."""
 
-_COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
-"""Whether embed positions count; before 0.13 the length of a layout does."""
-
-_GUARDS: tuple[type, ...] = ()
-if _GUARDS_PROMPTS:
-    from .tok_params import GuardedTokenizeParams
-
-    _GUARDS = (GuardedTokenizeParams,)
-
-
-class ProcessingInfo(CommonInfo):
-    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
-
-    if INFO_PARSES:
-
-        @override
-        def get_data_parser(self) -> Parser:
-            return self.new_parser()
-
-        @override
-        def validate_num_items(self, modality: str, num_items: int) -> None:
-            self.plan.check_names([modality])
-            self.plan.modalities[modality].intake.check_count(
-                num_items, self.allowed_mm_limits[modality]
-            )
-
-    if _GUARDS_PROMPTS:
-
-        @override
-        def get_default_tok_params(self) -> Any:
-            params = super().get_default_tok_params()
-            if self.spec.tokenization_kwargs:
-                params = params.with_kwargs(**self.spec.tokenization_kwargs)
-            return GuardedTokenizeParams.guard(params, self.plan)
-
-    if not _COUNTS_EMBEDS:
-
-        @override
-        def get_mm_max_tokens_per_item(
-            self, seq_len: int, mm_counts: Mapping[str, int]
-        ) -> Mapping[str, int] | None:
-            return None  # vLLM then counts the tokens of the dummy inputs
-
-
-class DummyInputs(common.DummyInputs):
-    """The largest items of a spec; generated classes set `spec`."""
-
-    if _BUILDER_MAKES_DUMMIES:
-
-        @override
-        def get_dummy_processor_inputs(
-            self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
-        ) -> ProcessorInputs:
-            return ProcessorInputs(*self.processor.worst(seq_len, mm_counts, mm_options))
-
 
 class Processor(CommonProcessor):
     """Processes the requests of a spec; generated classes set `spec`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        patches.install()
 
     if TAKES_PARTS:
 
@@ -142,9 +88,9 @@ class Processor(CommonProcessor):
                 {name: value for name in _FACTORS if (value := getattr(inputs, name))},
                 getattr(inputs, "tokenization_kwargs", {}),
             )
-            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else nullcontext)
+            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else untimed)
 
-    if not _BUILDER_MAKES_DUMMIES:
+    if not BUILDER_MAKES_DUMMIES:
 
         @override
         def get_dummy_inputs(
@@ -196,5 +142,5 @@ class EncDecProcessor(EncDecMultiModalProcessor, Processor):
         return self.plan.rewrite("decoder_prompt", ids)
 
 
-HOOKS = (*items.HOOKS, *_GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
+HOOKS = (*items.HOOKS, *GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
 """Classes whose methods vLLM calls."""

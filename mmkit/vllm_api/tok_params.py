@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from typing_extensions import override
 from vllm.renderers import TokenizeParams
 
+from ..errors import InputError
 from ..plan import Plan
-from .guard import check_may_pass, is_rendered
-from .hashes import TenantNames
+from .compat import RENDERS
+from .items import is_rendered
 
 
 @dataclass(frozen=True)
 class GuardedTokenizeParams(TokenizeParams):
     """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without
     items: they refuse token ids that the model lacks and placeholders without data before the
-    engine sees them. They see the uuids of items beside the `cache_salt`, too, which no processor
-    does."""
+    engine sees them."""
 
     plan: Plan | None = field(default=None, compare=False, repr=False)
 
@@ -35,9 +34,11 @@ class GuardedTokenizeParams(TokenizeParams):
     @override
     def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
         if self.plan is not None and is_rendered(prompt):
-            check_may_pass(self.plan)
-            # the guard looks at it; to truncate it is the affair of the renderer, which knows its
-            # items
+            if not RENDERS:  # vLLM would render it again, without its items
+                where = f"{self.plan.spec.name}.mm_kwargs"
+                raise InputError(where, "raw items", "processed fields")
+            # it is looked at before the engine; to truncate it is the affair of the renderer, which
+            # knows its items
             return prompt
         ids = prompt.get("prompt_token_ids")
         # a prompt with items is checked by the processor
@@ -46,7 +47,4 @@ class GuardedTokenizeParams(TokenizeParams):
             if self.plan.spec.decoder_prompt is None:  # else this may be the decoder's
                 self.plan.check_bare(ids)
                 prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
-        if self.plan is not None and isinstance(prompt.get("multi_modal_uuids"), Mapping):
-            prompt = {**prompt}  # the caller's own may be used again
-            prompt["multi_modal_uuids"] = TenantNames(prompt, self.plan.spec.name)
         return super().apply_post_tokenization(tokenizer, prompt)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, terra_gpu
-from examples.terra import CHECKPOINT
+from benchmarks import overhead, terra_gpu
 from tests.engine.processes import run
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,13 +51,5 @@ def test_a_session_without_end(tmp_path: Path) -> None:
 def test_overhead_of_one_model(tmp_path: Path) -> None:
     measured = results(tmp_path, "overhead", "--rounds", "3", "--systems", "llava")["systems"]["llava"]
     assert measured["requests"] > 20
-    for part in report.PARTS:
+    for part in overhead.PARTS:
         assert measured[part]["ratio"] > 0
-
-
-def test_mm_processor_times_the_stages_of_items_of_any_modality():
-    options = ("--enforce-eager", "--dtype", "float32")
-    command = ("-m", "benchmarks.vllm_bench", "mm-processor", "--model", str(CHECKPOINT), "--skip-tokenizer-init")
-    printed = run(*command, *options, "--num-prompts", "5", "--output-len", "3", MMKIT_MODULES="examples.terra.model")
-    assert "Processing 5 requests" in printed
-    assert "apply_hf_processor_ms" in printed

@@ -17,8 +17,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from examples.gallery.chatts import CHATTS
-from mmkit import ModelSpec, MultiModalModel, batched, between, cfg
-from mmkit.vllm_api import harness
+from mmkit import MultiModalModel
 from tests.engine.processes import engines_in_this_process
 
 PATCH, LONGEST, TOKENS = 4, 40, 12
@@ -29,13 +28,6 @@ LENGTHS = [(), (1,), (40,), (7, 23), (4, 4, 4), (40, 1, 13, 8)]
 ITEMS = [[RANDOM.normal(size=n).cumsum() * 10.0 ** RANDOM.integers(-2, 5) for n in lengths] for lengths in LENGTHS]
 ITEMS.append([ITEMS[2][0][::-1].copy()])  # the text of another one, and other patches
 PROMPTS = ["look: " + "and <ts><ts/>, ".join([""] * (len(items) + 1)) + "what now?" for items in ITEMS]
-
-FIELDS = {
-    "timeseries": batched(shape=(between(2, 2 * cfg.ts["max_sequence_length"]), 1), dtype="float32"),
-    "statistics": batched(shape=(2,), dtype="float64"),
-}
-SENT = ModelSpec("sent", CHATTS["timeseries"].model_copy(update={"fields": FIELDS}))
-"""As `CHATTS`, with all fields that the layout reads sent to the model, so that another host may send them."""
 
 
 class Patches(nn.Sequential):
@@ -50,7 +42,7 @@ class Patches(nn.Sequential):
         return super().forward(torch.cat([values, filling]).reshape(-1, PATCH))
 
 
-@SENT.register
+@CHATTS.register
 class ChatTSForCausalLM(MultiModalModel, Qwen2ForCausalLM):
     """Its weights: a Qwen2's, and those of `ts_encoder.*`."""
 
@@ -108,25 +100,17 @@ class Reference:
 
 
 def test_same_ids_as_in_transformers(tmp_path: Path) -> None:
-    """Of requests of this host, and of those that another one has rendered: the layouts have literals, whose masks
-    vLLM's bytes lose."""
     from vllm import LLM, SamplingParams
 
     reference = Reference(tmp_path)
     expected = [reference.answer(prompt, items) for prompt, items in zip(PROMPTS, ITEMS, strict=True)]
     assert len(set(map(tuple, expected))) == len(expected)
     pairs = zip(PROMPTS, ITEMS, strict=True)
-    own: list[Any] = [{"prompt": prompt, "multi_modal_data": {"timeseries": items}} for prompt, items in pairs]
-    processor = harness.registered(harness.model_config(tmp_path))
-    received = [
-        harness.received(harness.sent(processor, harness.encoded(processor, one["prompt"]), one["multi_modal_data"]))
-        for one in own[1:]
-    ]
+    requests: list[Any] = [{"prompt": prompt, "multi_modal_data": {"timeseries": items}} for prompt, items in pairs]
     with pytest.MonkeyPatch.context() as patch, engines_in_this_process() as engines:
         patch.setenv("MMKIT_MODULES", __name__)  # for the processes of this test alone
         llm = LLM(str(tmp_path), dtype="float32", enforce_eager=True, max_model_len=512)
         engines.callback(llm.llm_engine.engine_core.shutdown)
         sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-        for requests, ids in ((received, expected[1:]), (own, expected)):
-            results = llm.generate(requests, sampling, use_tqdm=False)
-            assert [list(result.outputs[0].token_ids) for result in results] == ids
+        results = llm.generate(requests, sampling, use_tqdm=False)
+        assert [list(result.outputs[0].token_ids) for result in results] == expected

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from transformers import LlamaConfig, Qwen2Config
 
 from examples.terra import CHECKPOINT
 from mmkit.cli.new import KINDS, new
@@ -15,6 +16,7 @@ from mmkit.serve import Client
 from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.engine.terra.published import make_published
+from tests.language_models import CHATML, language_model
 from tests.night.test_plugin import check_frames, run_script
 
 pytestmark = pytest.mark.timeout(900)
@@ -53,10 +55,17 @@ def test_a_model_of_an_imported_module_reaches_every_process() -> None:
     check_frames(run("-c", code, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_new_package_by_the_commands_of_its_readme(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "language"), [*((kind, "") for kind in KINDS), ("series", "qwen2"), ("series", "llama")]
+)
+def test_a_new_package_by_the_commands_of_its_readme(kind: str, language: str, tmp_path: Path) -> None:
     """Trained, checked, served, and asked in chat messages by the client of OpenAI."""
-    folder = new("package", "thing", tmp_path, kind=kind)
+    base = tmp_path / "base" if language else None
+    if language == "qwen2":
+        language_model(tmp_path / "base", Qwen2Config, chat_template=CHATML, tie_word_embeddings=True)
+    elif language == "llama":
+        language_model(tmp_path / "base", LlamaConfig, chat_template=None)
+    folder = new("package", "thing", tmp_path, kind=kind, language_model=base)
     environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
     run("-m", "package.train", "checkpoint", cwd=folder, **environment)
     output = run("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
@@ -89,16 +98,6 @@ def test_unsound_rows_are_counted(tmp_path: Path) -> None:
     assert 'mmkit:unsound_items_total{modality="series"} 1.0' in scraped
     assert "vllm:num_requests_running" in scraped
     assert "weather.series: the encoder rows of 1 item(s) were not finite" in log.read_text()
-
-
-def test_laws_in_two_processes() -> None:
-    """The same report as in one, also where nothing can be drawn."""
-    for target, laws in (("examples.terra.spec:TERRA", "L2,L3,L11"), ("registered", "L2,L4")):
-        command = ["-m", "mmkit", "check", target, "--config", str(CHECKPOINT), "--laws", laws, "--json", "-"]
-        one, two = (json.loads(run(*command, "--jobs", jobs)) for jobs in "12")
-        for result in (*one["results"], *two["results"]):
-            del result["seconds"]
-        assert one == two
 
 
 def installed(folder: Path, target: Path) -> str:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from mmkit.testing import NotApplicable, check_law
 from tests import hf_law
-from tests.oracles import SYSTEMS, one_spawned_process
+from tests.oracles import SYSTEMS
 from tests.path import test_live, test_render_processes
 from tests.path.test_project_specs import EXAMPLES, LEFT_OUT, PAIRS, hold, subject
 from tests.profiles import scaled
 
-SILENT = sorted((name, number) for number in LEFT_OUT.keys() - {"L3"} for name in LEFT_OUT[number])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    with one_spawned_process():
-        yield
+SILENT = sorted((name, number) for number in LEFT_OUT.keys() - {"cache"} for name in LEFT_OUT[number])
 
 
 @pytest.mark.parametrize(("name", "number"), PAIRS)

@@ -36,7 +36,4 @@ def test_site(tmp_path: Path) -> None:
     assert len(texts) > 20
     texts |= {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.css")}
     assert not [(name, match[0]) for name, text in texts.items() for match in LOADED.finditer(text)]
-    assert 'href="versions.html"' in texts["gallery.html"]
-    assert '<a href="how-it-works.html">docs/how-it-works.md</a>' in texts["contributing.html"]
-    assert '<h2 id="declare">' in texts["tour.html"], "the notebook is a page"
-    assert '<div class="highlight"><pre>' in texts["tour.html"]
+    assert '<a href="how-it-works.html">' in texts["contributing.html"]

@@ -16,7 +16,6 @@ from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.llava_like.offline import answer, engine
 from mmkit import MultiModalModel
-from mmkit.vllm_api import harness
 from tests.engine.processes import engines_in_this_process
 from tests.oracles import SYSTEMS
 
@@ -92,27 +91,3 @@ def test_greedy_ids_are_those_of_vllms_own_class(engines: dict[str, Any]) -> Non
     theirs, *ours = (answer(llm, REQUESTS) for llm in engines.values())
     assert ours == [theirs, theirs]
     assert len({str(ids) for ids in theirs}) == len(REQUESTS)
-
-
-def test_embeddings_stand_for_their_items(engines: dict[str, Any]) -> None:
-    """With their grids; those of all items of a modality are one tensor."""
-    first = next(iter(engines.values()))
-    with_items = REQUESTS[1:]
-    rendered = first.llm_engine.renderer.render_cmpl(with_items, skip_mm_cache=True)
-    requests = [
-        {**request, "multi_modal_data": embeddings(model_of(first), done["mm_kwargs"])}
-        for request, done in zip(with_items, rendered, strict=True)
-    ]
-    answers = [answer(llm, requests) for llm in engines.values()]
-    assert answers == [answer(first, with_items)] * 3
-
-
-def embeddings(model: Any, processed: Any) -> dict[str, Any]:
-    rows = harness.rows(model, processed)
-    return {
-        kind: {
-            f"{kind}_embeds": torch.cat(rows[kind]),
-            f"{kind}_grid_thw": torch.stack([item[f"{kind}_grid_thw"].data for item in items]),
-        }
-        for kind, items in processed.items()
-    }

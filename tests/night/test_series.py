@@ -13,7 +13,6 @@ from examples.series.reference import WavesForCausalLM
 from examples.series.spec import WAVES
 from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, PROMPT
-from mmkit.serve import Client
 from mmkit.serve.process import Server
 from mmkit.serve.wire import encode
 from tests.engine.test_series import HELD_OUT, SERIES, TEMPLATE, share, tokenizer, turns
@@ -91,18 +90,6 @@ def test_a_series_is_known_by_its_name(chat: Any) -> None:
     named = {"type": "series", "series": ENCODED[0], "uuid": "first"}
     one, again = (ask(chat, user(part)).choices[0].token_ids for part in (named, {**named, "series": None}))
     assert one == again
-
-
-def test_messages_to_our_own_routes(server: Server, answers: list[list[int]], tokenizer: Any) -> None:
-    """The same turns, each as a request with all messages, and in a session with the new ones."""
-    with Client(server.url) as client:
-        users = []
-        for (messages, _), ids in zip(turns(SERIES, tokenizer), answers, strict=True):
-            assert client.generate(messages=messages, **GREEDY).choices[0].token_ids == ids
-            users.append(messages[-1:])
-        with client.session(messages=users[0], **GREEDY) as session:
-            chunks = [session.first, *(session.next(messages=new) for new in users[1:])]
-        assert [chunk.token_ids for chunk in chunks] == answers
 
 
 def test_what_is_refused(server: Server, chat: Any) -> None:

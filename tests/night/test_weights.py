@@ -77,7 +77,7 @@ def narrowed(body: dict[str, Any]) -> dict[str, Any]:
     sampling = {name: of for name, of in SAMPLING.items() if name not in ("stop", "structured_outputs")}
     sampling |= {"max_tokens": few, "n": few, "logprobs": few, "min_tokens": {"enum": [0, 1]}}
     sampling |= {"stop_token_ids": ids, "allowed_token_ids": ids, "logit_bias": nothing}
-    bounds = {"model": {"enum": ["terra"]}, "mm_processor_kwargs": nothing, "output": nothing, "messages": nothing}
+    bounds = {"model": {"enum": ["terra"]}, "mm_processor_kwargs": nothing, "output": nothing}
     bounds["sampling_params"] = {
         "type": "object", "properties": sampling, "required": ["max_tokens"], "additionalProperties": False
     }  # fmt: skip

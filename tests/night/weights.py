@@ -57,12 +57,6 @@ def keys(before: str, after: str) -> Callable[[int], str]:
     return lambda size: before + ",".join(f'"{i:x}":1' for i in range(size // 10 + 1)) + after
 
 
-def safetensors(size: int) -> str:
-    header = keys("{", "}")(size * 3 // 4).encode()
-    content = base64.b64encode(struct.pack("<Q", len(header)) + header).decode()
-    return json.dumps({"prompt": [1], "items": {"actions": [{"safetensors": content}]}})
-
-
 def png(side: int) -> bytes:
     """A one-bit picture of zeros, which is a thousandth of its pixels."""
 
@@ -102,7 +96,6 @@ KINDS: dict[str, tuple[str, Callable[[int], str]]] = {
     "objects": (GENERATE, items("", "{},", "")),
     "keys of an item": (GENERATE, keys('{"prompt":[1],"items":{"actions":[{', "}]}}")),
     "base64 that is too long": (GENERATE, items('{"dtype":"bool","shape":[1],"data":"', "AAAA", '"}')),
-    "safetensors of many tensors": (GENERATE, safetensors),
     "ids that the model lacks": (GENERATE, filled('{"prompt":[', "99,", "]}")),
     "a prompt too long": (GENERATE, filled('{"prompt":[' + "1," * MAX_LEN, "1,", "]}")),
     "a text without tokenizer": (GENERATE, filled('{"prompt":"', "a", '"}')),

@@ -19,7 +19,7 @@ from vllm.multimodal.processing import (
     PromptReplacement,
 )
 
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_path
 
 MARK, EMBED = 7, 8
 
@@ -132,4 +132,4 @@ def instance(modality: str, largest: Any, check: Any, fields: Any, config: Any, 
     raw = {"limit": 1, "tokens": 0} if base is Raw else {}
     info = type("TheInfo", (Info,), {"modality": modality, "check": staticmethod(check), **raw})
     dummy = type("TheDummy", (Dummy,), {"largest": largest})
-    return harness.generated(info, dummy, type("TheProcessor", (base,), {"fields": staticmethod(fields)}), config)
+    return vllm_path.generated(info, dummy, type("TheProcessor", (base,), {"fields": staticmethod(fields)}), config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmkit import Modality, ModelSpec
-from mmkit.vllm_api import harness
+from mmkit.testing import vllm_path
 from tests.path.planted import ID, checkpoint, frames
 
 ONES = torch.ones(2, 3)
@@ -21,18 +21,20 @@ def plain(*others: Modality, prompt: Any = None, **changes: Any) -> ModelSpec:
 
 def processor(spec: ModelSpec, **options: Any) -> Any:
     """The processor that vLLM makes of a spec's classes, in a server with these options."""
-    return harness.generated(*spec.classes, harness.config_for_spec(checkpoint(), **options) if options else _config())
+    return vllm_path.generated(
+        *spec.classes, vllm_path.config_for_spec(checkpoint(), **options) if options else _config()
+    )
 
 
 @functools.cache
 def _config() -> Any:
-    return harness.config_for_spec(checkpoint())
+    return vllm_path.config_for_spec(checkpoint())
 
 
 def ids(words: str) -> list[int]:
     return [ID[word] for word in words.split()]
 
 
-def run(instance: Any, words: str, data: Any, **options: Any) -> harness.Outcome:
+def run(instance: Any, words: str, data: Any, **options: Any) -> vllm_path.Outcome:
     """One request, as vLLM's renderer hands it to a processor."""
-    return harness.run(instance, ids(words), data, **options)
+    return vllm_path.run(instance, ids(words), data, **options)

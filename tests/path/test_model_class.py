@@ -1,4 +1,4 @@
-"""What is wrong with a model class is said when it is registered, or by L1, and not by an engine that ends."""
+"""What is wrong with a model class is said when it is registered, or by counts, and not by an engine that ends."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
             return returned if isinstance(returned, torch.Tensor) else returned * len(frames)
 
     with pytest.raises(Violation) as refusal:
-        check_law("L1", with_model(Odd), examples=20, database=False)
+        check_law("counts", with_model(Odd), examples=20, database=False)
     assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
 
 
@@ -107,7 +107,7 @@ def test_a_class_that_is_its_own_language_model() -> None:
             return self.body.compute_logits(hidden_states)
 
     subject = with_model(type("Itself", (MultiModalModel, Whole), {}))
-    for law in ("L1", "L11", "L13"):
+    for law in ("counts", "embeds", "safety"):
         check_law(law, subject, examples=5, database=False)
 
 

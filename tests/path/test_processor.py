@@ -7,17 +7,16 @@ the gallery (test_project_specs.py) and of the correct bases (test_planted_bugs.
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.parse import parse_mm_uuids
+from vllm.v1.engine.input_processor import InputProcessor
 
 from mmkit import (
     InputError,
@@ -44,10 +43,9 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import guard, harness
-from mmkit.vllm_api.hashes import Hashes
-from mmkit.vllm_api.names import SharedNames
+from mmkit.testing import vllm_path
+from mmkit.testing.differences import differences
+from mmkit.vllm_api import admission
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import HIDDEN, MIXED, frames, series
 
@@ -55,8 +53,8 @@ FRAME = {"frames": ONES}
 ROWS = torch.ones(2, HIDDEN)
 
 
-def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> harness.Caches:
-    return harness.Caches(instance, capacity, pair=pair)
+def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> vllm_path.Caches:
+    return vllm_path.Caches(instance, capacity, pair=pair)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -113,7 +111,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("frames: expected one item per placeholder, got ", dict(words="a <pad>", data={"frames": []})),
     ("frames: expected fewer items, got 4. At most 3 ", dict(words="<frame> " * 4, data={"frames": [ONES] * 4})),
     ("frames[0]: expected a string in multi_modal_uuids, got int 5.", dict(uuids={"frames": [5]})),
-    ("frames[0]: expected a uuid of at most 256 characters, got 257. Use a ", dict(uuids={"frames": ["n" * 257]})),
     ("frames[0]: expected a (2, 3) float32 tensor, got None. Send the item, or the uuid of a cached ", dict(data=NONE)),
     (
         "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the item itself.",
@@ -210,33 +207,48 @@ def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
     assert run(instance, "a <frame>", FRAME).ids == ids("a <pad> <pad> </s>")
     assert run(instance, "a", {"frames": []}).ids == ids("a </s>")
     with pytest.raises(InputError, match=r"^plain\.prompt\[1\]: expected a token id from 0 to 31, got 32\."):
-        harness.run(instance, [*ids("<frame>"), 32], FRAME)
+        vllm_path.run(instance, [*ids("<frame>"), 32], FRAME)
 
 
 OUTSIDE = "prompt[0]: expected a token id from 0 to 31, got "
+RENDERED = {"type": "multimodal", "prompt_token_ids": [1], "mm_kwargs": {"frames": [{"frames": None}]}}
+PLACE, OUTSIDE_OF_IT = PlaceholderRange(0, 1), PlaceholderRange(1, 1)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sentence"),
+    ("prompt", "trusts", "sentence"),
     [
-        ({"type": "token", "prompt_token_ids": [2**31]}, f"{OUTSIDE}2147483648."),
-        ({"prompt_token_ids": [2**31]}, f"{OUTSIDE}2147483648."),
-        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, f"{OUTSIDE}-1."),
-        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}, "multi_modal_data: expected at least one "),
-        ({"type": "multimodal", "mm_kwargs": {}}, "mm_kwargs: expected raw items, got processed fields."),
+        ({"type": "token", "prompt_token_ids": [2**31]}, False, f"{OUTSIDE}2147483648."),
+        ({"prompt_token_ids": [2**31]}, False, f"{OUTSIDE}2147483648."),
+        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, False, f"{OUTSIDE}-1."),
+        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}, False, "multi_modal_data: expected at least "),
+        (RENDERED, False, "mm_kwargs: expected raw items, got processed fields. Send the items themselves, or start "),
+        ({**RENDERED, "prompt_token_ids": [2**31]}, True, f"{OUTSIDE}2147483648."),
+        ({**RENDERED, "mm_kwargs": {"x": []}}, True, "multi_modal_data: expected modalities among ['frames'], got 'x'"),
+        (RENDERED, True, "mm_kwargs.frames: expected fields among ['frames', 'mmkit_frames_rows'], and a range in "),
         (
-            {"type": "multimodal", "prompt_token_ids": [1], "mm_kwargs": {"x": []}, "mm_placeholders": {}},
-            "multi_modal_data: expected modalities among ['frames'], got 'x'.",
+            {**RENDERED, "mm_kwargs": {"frames": [{"x": 0}]}, "mm_placeholders": {"frames": [PLACE]}},
+            True,
+            "mm_kwargs.frames: expected fields among ['frames', 'mmkit_frames_rows'], and a range in ",
         ),
+        ({**RENDERED, "mm_placeholders": {"frames": [OUTSIDE_OF_IT]}}, True, "mm_kwargs.frames: expected "),
     ],
 )
-def test_the_guard_before_the_engine(prompt: dict[str, Any], sentence: str) -> None:
+def test_the_check_before_the_engine(prompt: dict[str, Any], trusts: bool, sentence: str) -> None:
     """What vLLM's routes for rendered requests bring passes neither the processor nor the tokenization."""
-    guard.install()
-    holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())))
-    with pytest.raises(guard.Refused) as refused:
-        guard.InputProcessor.process_inputs(holder, "request", prompt, None, None)
+    config = SimpleNamespace(additional_config={admission.TRUST: trusts})
+    holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())), vllm_config=config)
+    with pytest.raises(admission.Refused) as refused:
+        InputProcessor.process_inputs(holder, "request", prompt, None, None)
     assert str(refused.value).startswith(f"plain.{sentence}")
+
+
+def test_fields_of_another_host_that_the_server_trusts() -> None:
+    """They pass as they are, those that the engine has as none."""
+    plan = processor(plain()).plan
+    for sent_fields in ({"frames": torch.zeros(2)}, None):
+        sent = {"mm_kwargs": {"frames": [sent_fields]}, "mm_placeholders": {"frames": [PLACE]}}
+        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
@@ -317,7 +329,7 @@ def test_an_encoder_decoder_model() -> None:
     spec = ModelSpec("plain", frames(update=insert(at="start")), decoder_prompt=lambda s: [s.tok["</s>"], *s.prompt])
     instance = processor(spec)
     for cache in (None, caches(instance).sender):
-        result = harness.kit.render(instance, ids("a b"), FRAME, {}, cache)
+        result = vllm_path.render(instance, ids("a b"), FRAME, {}, cache)
         assert result["encoder_prompt_token_ids"] == ids("<pad> <pad> a b")
         assert result["prompt_token_ids"] == ids("</s> a b")
 
@@ -378,42 +390,25 @@ def test_the_senders_cache_holds_no_tensors() -> None:
     """It is there so that the API server does not keep what the engine keeps already."""
     instance = processor(MIXED)
     sender = caches(instance, pair=True).sender
-    result = harness.kit.render(instance, ids("<series>"), SERIES, {}, sender)
+    result = vllm_path.render(instance, ids("<series>"), SERIES, {}, sender)
     fields, layouts = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
     assert fields is None
     assert layouts.alternatives
     assert layouts.scope is None
 
 
-def test_fields_from_elsewhere_are_hashed_whole() -> None:
-    """Each of them, also in the middle of tensors in a list, of which `repr` shows little."""
-    other = torch.zeros(2000)
-    other[1000] = 1
-    sent = torch.zeros(2000), other, torch.zeros(2000)
-    first, second, third = (Hashes("blake3", "model").of_fields("frames", {"a": 0, "x": [one]}) for one in sent)
-    assert first == third != second
-
-
-def named(instance: Any, names: list[str], salt: str | None, late: bool = True) -> Any:
-    """Uuids as vLLM's renderer hands them on; its chat adds the salt after the tokenization."""
-    salts = {} if salt is None else {"cache_salt": salt}
-    prompt = {"prompt_token_ids": [], "multi_modal_uuids": {"frames": names}, "multi_modal_data": {"frames": []}}
-    tokenized = instance.info.default_tok_params.apply_post_tokenization(None, prompt | ({} if late else salts))
-    tokenized.update(salts)
-    return parse_mm_uuids(tokenized["multi_modal_uuids"])
-
-
 def test_an_item_that_only_a_uuid_names() -> None:
-    """It is the last one of that name in a request of the same tenant that was not refused, of
-    the same modality and options."""
+    """It is the first one of that uuid in a request of the same tenant, of the same modality and options."""
     instance = processor(MIXED)
     known = caches(instance)
 
-    def ask(
-        value: Any, salt: str | None, name: str = "x", words: str = "<frame>", late: bool = True, **options: Any
-    ) -> Any:
-        uuids = named(instance, [name], salt, late)
-        return run(instance, words, {"frames": [value]}, caches=known, uuids=uuids, kwargs=options)
+    def of(salt: str | None, name: str) -> Any:
+        prompt = {"multi_modal_uuids": {"frames": name}} | ({} if salt is None else {"cache_salt": salt})
+        return parse_mm_uuids(admission.of_tenant(prompt)["multi_modal_uuids"])
+
+    def ask(value: Any, salt: str | None, name: str = "x", **options: Any) -> Any:
+        data = {"frames": [value]}
+        return run(instance, "<frame>", data, caches=known, uuids=of(salt, name), kwargs=options)
 
     def unknown(salt: str | None, name: str = "x", **options: Any) -> None:
         with pytest.raises(ValueError, match=r"data is not provided|no such item"):
@@ -422,58 +417,12 @@ def test_an_item_that_only_a_uuid_names() -> None:
     tenants = {"alice": ONES, "bob": ONES + 1, None: ONES + 2}
     for salt, value in tenants.items():
         unknown(salt)
-        ask(ONES + 3, salt)
         ask(value, salt)
     for salt, value in tenants.items():
-        assert differences(ask(None, salt), ask(None, salt, late=False)) is None
         assert torch.equal(ask(None, salt).fields["frames"][0]["frames"], value)
     (own,) = ask(ONES, "alice").hashes["frames"]
-    for guess in (own, *named(instance, ["x"], "alice")["frames"], '["alice", "x"]', "x-alice"):
+    for guess in (own, *of("alice", "x")["frames"], '["alice", "x"]', "x-alice"):
         unknown("bob", guess)
-    with pytest.raises(InputError, match="placeholder"):
-        ask(ONES, "alice", "refused", "a")
-    unknown("alice", "refused")
     unknown("alice", scale=2)
     with pytest.raises(InputError, match=r"^mixed\.series\[0\]: .* no such item in the cache"):
-        run(
-            instance,
-            "<series>",
-            {"series": [None]},
-            caches=known,
-            uuids={"series": named(instance, ["x"], None)["frames"]},
-        )
-
-
-def test_names_take_little_memory() -> None:
-    """What is remembered of a name does not depend on its length; a longer one is refused with the tokenization."""
-    instance = processor(plain())
-    for length in (1, 256):
-        run(instance, "<frame>", FRAME, uuids={"frames": ["n" * length]})
-    assert {len(text) for pair in instance._hashes._names.items() for text in pair} == {48}
-    with pytest.raises(
-        InputError, match=re.escape("plain.frames[1]: expected a uuid of at most 256 characters, got 257.")
-    ):
-        named(instance, ["n", "n" * 257], None)
-
-
-def test_names_that_processes_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each knows the last hash of a name or none: where names are more than places, and of what is half written."""
-    monkeypatch.setattr("mmkit.vllm_api.names._PLACES", 16)
-    processes = [SharedNames(tmp_path / "names") for _ in range(2)]
-    rng, last, known = random.Random(0), {}, 0
-    keys = [rng.randbytes(24).hex() for _ in range(24)]
-    for _ in range(500):
-        key, value = rng.choice(keys), rng.randbytes(24).hex()
-        last[key] = value
-        rng.choice(processes)[key] = value
-        assert [process.get(key) for process in processes] == [value, value]
-        for other in keys:
-            (got,) = {process.get(other) for process in processes}
-            assert got in (None, last.get(other))
-            known += got is not None
-    assert known > 500 * 8
-    content = bytearray((tmp_path / "names").read_bytes())
-    for start in range(0, len(content), 64):
-        content[start + 47] ^= 1  # the last byte of a hash
-    (tmp_path / "names").write_bytes(content)
-    assert {process.get(key) for process in processes for key in keys} == {None}
+        run(instance, "<series>", {"series": [None]}, caches=known, uuids={"series": of(None, "x")["frames"]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from mmkit.testing import (
     of_spec,
 )
 from tests import hf_law
-from tests.oracles import SYSTEMS, one_spawned_process
+from tests.oracles import SYSTEMS
 from tests.profiles import scaled
 
 EXAMPLES = scaled(15)
@@ -46,28 +45,26 @@ KWARGS: dict[str, Any] = {
     "pixtral_hf": st.sampled_from([{}, {"size": {"longest_edge": 64}}]),
 }
 EXPECTED = {
-    ("molmo", "L5"): (
+    ("molmo", "independence"): (
         "image_input_idx",
         "it counts over all images of a call; the model uses its order alone",
     ),
-    ("minicpmv", "L17"): (
+    ("minicpmv", "reference"): (
         "ids: 14 and 13 long",
         "vLLM's class leaves out the <s> that transformers writes",
     ),
-    ("gemma3", "L17"): ("ids: ", "vLLM's class joins two newlines and four from the left, where no token has all six"),
 }
 """What a message says, and why."""
 LEFT_OUT: dict[str, set[str]] = {
-    "L3": {"molmo"},  # as L5, but few sequences of requests show it
-    "L4": {"fuyu"},  # no tokenizer
-    "L11": {"fuyu", "florence2", "molmo", "chameleon", "gemma3", "idefics3", "minicpmv", "pixtral_hf", "whisper"},
-    "L15": SYSTEMS.keys() - {"llava", "chameleon", "deepseek_vl2", "internvl2", "qwen_vl", "qwen2_audio"},
-    "L17": {"fuyu", "florence2", "molmo", "internvl2", "qwen_vl", "ultravox", "whisper", "phi3v"},
-    "L20": SYSTEMS.keys() - {"qwen2_vl", "qwen3_vl"},  # positions of one dimension
-    "L22": {*SYSTEMS},  # none declares outputs
+    "cache": {"molmo"},  # as independence, but few sequences of requests show it
+    "text": {"fuyu"},  # no tokenizer
+    "embeds": {"fuyu", "florence2", "molmo", "chameleon", "gemma3", "idefics3", "minicpmv", "pixtral_hf", "whisper"},
+    "reference": {"fuyu", "florence2", "molmo", "internvl2", "qwen_vl", "ultravox", "whisper", "phi3v"},
+    "positions": SYSTEMS.keys() - {"qwen2_vl", "qwen3_vl"},  # positions of one dimension
+    "outputs": {*SYSTEMS},  # none declares outputs
 }
-"""Systems about which a law has nothing to say: no embeddings (L11), fields of unstated shapes (L15), a Hugging Face
-processor that writes no placeholders (L17). tests/night/test_gallery.py checks that it is so."""
+"""Systems about which a law has nothing to say: no embeddings, a Hugging Face processor that writes no
+placeholders. tests/night/test_gallery.py checks that it is so."""
 PAIRS = [
     (name, number)
     for number, law in LAWS.items()
@@ -87,12 +84,6 @@ def subject(name: str) -> Subject:
         options: dict[str, Any] = {"kwargs": KWARGS.get(name), "samples": samples, "trust_remote_code": True}
         SUBJECTS[name] = of_spec(spec, system.checkpoint, **options)
     return SUBJECTS[name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    with one_spawned_process():
-        yield
 
 
 def pairs_by_day() -> list[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """Requests whose items other processes process are those that one process renders: ids, ranges, hashes and fields.
 What an end of such a process costs."""
 
+import asyncio
 import os
 import signal
 import time
-from types import SimpleNamespace
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -27,41 +28,39 @@ from mmkit import (
 from mmkit.bound.calls import Taken
 from mmkit.errors import MmkitError
 from mmkit.render_processes import Recipe, RenderProcesses
-from mmkit.testing.laws import differences
-from mmkit.vllm_api import elsewhere, harness, kit
+from mmkit.testing import vllm_path
+from mmkit.testing.differences import differences
+from mmkit.vllm_api import offload
 from tests.path.test_project_specs import subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG
 
 
-class Renderer(SimpleNamespace):
-    """What takes a tokenized prompt, as vLLM's renderer does."""
-
-    @elsewhere.with_processes
-    def render(self, prompt: dict[str, Any], cache: Any) -> Any:
-        data, kwargs = prompt["multi_modal_data"], prompt["mm_processor_kwargs"]
-        return kit.render(self.mm_processor, prompt["prompt_token_ids"], data, kwargs, cache)
-
-
 def requests_are_the_same(name):
     """With and without a cache, whose items come again."""
     processor = subject(name).processor
-    renderer = Renderer(mm_processor=processor, config=None)
+
+    async def theirs(prompt: dict[str, Any], cache: Any) -> Any:
+        """As vLLM's renderer goes from a tokenized prompt to the engine's input."""
+        data, kwargs = prompt["multi_modal_data"], prompt["mm_processor_kwargs"]
+        return vllm_path.render(processor, prompt["prompt_token_ids"], data, kwargs, cache)
 
     @settings(max_examples=scaled(6), deadline=None)
     @given(st.lists(subject(name).requests(), min_size=1, max_size=3), st.booleans())
     def same(requests, with_cache):
         here_cache, there_cache = (
-            harness.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)
+            vllm_path.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)
         )
         for request in [*requests, requests[0]]:
             note(repr(request))
             sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
-            here = kit.render(processor, *sent.values(), dict(request.kwargs), here_cache)
-            there = renderer.render({**sent, "mm_processor_kwargs": dict(request.kwargs)}, there_cache)
-            assert differences(harness.outcome(here), harness.outcome(there)) is None
+            sent["mm_processor_kwargs"] = dict(request.kwargs)
+            here, there = asyncio.run(theirs(sent, here_cache)), asyncio.run(ours(sent, cache=there_cache))
+            assert differences(vllm_path.outcome(here), vllm_path.outcome(there)) is None
 
-    with elsewhere.lent(renderer, 1):
+    processes = RenderProcesses(offload.recipe(processor), 1)
+    ours = offload.with_processes(theirs, processes)
+    with closing(processes):
         same()
 
 

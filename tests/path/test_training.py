@@ -12,9 +12,8 @@ from transformers import AutoConfig
 from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from mmkit.testing import ImageSample, of_spec
-from mmkit.testing.laws.law import differences
-from mmkit.vllm_api import harness
+from mmkit.testing import ImageSample, of_spec, vllm_path
+from mmkit.testing.differences import differences
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS
 
@@ -29,7 +28,7 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
     saved.save_pretrained(tmp_path)
     after = of_spec(spec, tmp_path)
     data = {"image": [ImageSample(0, 40, 30).value()]}
-    outcomes = [harness.run(one.processor, "look <image>", data) for one in (before, after)]
+    outcomes = [vllm_path.run(one.processor, "look <image>", data) for one in (before, after)]
     assert not differences(*outcomes)
     again = spec.hf_processor_class.from_pretrained(tmp_path)
     assert again.dtype == saved.dtype

@@ -11,18 +11,20 @@ import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import vllm
 
 import mmkit.vllm_api
 from mmkit.errors import SpecError, VllmApiError
-from mmkit.serve.engine import Connector
 from mmkit.vllm_api import EncDecProcessor, Processor
+from mmkit.vllm_api.compat import NEWEST_TESTED, newer
 from mmkit.vllm_api.hooks import complaints, unknown
-from mmkit.vllm_api.moved import NEWEST_TESTED, newer
+from mmkit.vllm_api.patches import PATCHES, needed
 from mmkit.vllm_api.seam import HOOKS
 from tests import ROOT
+from tests.path.plain import plain, processor
 
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
@@ -128,7 +130,7 @@ def test_every_override_is_called() -> None:
         for name, value in vars(base).items()
         if getattr(value, "__override__", False)
     }
-    assert not complaints((*HOOKS, Connector))
+    assert not complaints(HOOKS)
     assert {"apply", "get_dummy_inputs", "get_data_parser", "parse_mm_data"} <= marked
 
 
@@ -147,6 +149,36 @@ def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
             if name in known and callable(value) and not getattr(value, "__override__", False):
                 unmarked.add(f"{cls.__name__}.{name}")
     assert not unmarked
+
+
+def replaced_parts() -> set[str]:
+    """What this process has of mmkit's in modules of vLLM, and in the classes that these declare."""
+    found = set()
+    for module in [module for name, module in list(sys.modules.items()) if name.startswith("vllm.")]:
+        owners = {"": module} | {
+            f"{name}.": cls
+            for name, cls in vars(module).items()
+            if isinstance(cls, type) and cls.__module__ == module.__name__
+        }
+        for prefix, owner in owners.items():
+            for name, value in vars(owner).items():
+                function = value.fget if isinstance(value, property) else value
+                if isinstance(function, FunctionType) and Path(function.__code__.co_filename).is_relative_to(API):
+                    found.add(f"{module.__name__}:{prefix}{name}")
+    return found
+
+
+def test_what_is_replaced_is_in_the_table() -> None:
+    """In vLLM, and in the contributors' table: as many rows, with all names."""
+    processor(plain())
+    parts = {f"{owner.__module__}:{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}:{name}"
+             for owner, name, _ in needed()}  # fmt: skip
+    assert replaced_parts() == parts
+    _, _, section = (ROOT / "CONTRIBUTING.md").read_text().partition("What mmkit replaces in vLLM")
+    rows = [line for line in section.partition("\n#")[0].splitlines() if line.startswith("| `")]
+    assert len(rows) == len(PATCHES) + 1, "and one for the renderer of a server with render processes"
+    for patch, row in zip(PATCHES, rows, strict=False):
+        assert all(f"`{name}`" in row for name in patch.places[0][1:])
 
 
 @pytest.mark.parametrize("base", [Processor, EncDecProcessor])

@@ -3,7 +3,7 @@
 import pytest
 
 from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, item, replace, tok
-from mmkit.model.chat import placeholder_text
+from mmkit.bound.placeholder_text import placeholder_text
 from mmkit.updates import Update
 
 

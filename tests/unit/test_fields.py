@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, Tensor, batched, between, cfg, fields, flat, item, shared
+from mmkit import SpecError, Tensor, batched, between, cfg, fields, flat, item
 from mmkit.expr import Scope
 from mmkit.field import packed
 
@@ -57,18 +57,10 @@ def test_flat_is_undone_by_concatenating(sizes, dim, surplus):
             assert [part.shape[dim] if data is tensor else len(part) for part in parts] == sizes
 
 
-def test_shared_gives_the_whole_to_every_item():
-    data = torch.arange(3)
-    for count in (0, 1, 3):
-        parts = shared().split(data, None, count, WHERE)
-        assert len(parts) == count
-        assert all(part is data for part in parts)
-
-
 # -- stated shape and dtype ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [batched, shared, lambda **options: flat(item.n, **options)])
+@pytest.mark.parametrize("make", [batched, lambda **options: flat(item.n, **options)])
 def test_stated_shapes_and_dtypes_of_an_item(make):
     field = make(dtype="float32", shape=(between(1, cfg.n), item.n))
     scope = Scope(cfg=SimpleNamespace(n=2), item=SimpleNamespace(n=3))
@@ -86,7 +78,6 @@ def test_stated_shapes_and_dtypes_of_an_item(make):
     "field",
     [
         batched(),
-        shared(dtype="int64"),
         flat(fields.n * 2, dim=1, keep_on_cpu=True),
         batched(shape=(), dtype="float32"),
         batched(shape=(cfg.n, 3), keep_on_cpu=True),

@@ -35,7 +35,6 @@ from mmkit import (
     proc,
     replace,
     select,
-    shared,
     tok,
     where,
 )
@@ -491,18 +490,17 @@ RAGGED = Tensor(shape=(between(0, 8), 2))
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_processing_ragged_items(lengths):
-    """Law L8, for a process that returns one field of each kind; and L5, against each item on its own."""
+    """`round_trip`, for a process that returns one field of each kind; `independence`, against each item on its own."""
     declared = {
         "rows": flat(fields.count * 2, dim=1, shape=(2, fields.count * 2), dtype="float32"),
         "count": batched(shape=(), dtype="int64"),
-        "table": shared(shape=(2,)),
+        "table": constant(cfg.n, dtype="int64"),
     }
 
     def process(items, scope):
         return {
             "rows": torch.cat([x.repeat(2, 1).T for x in items], dim=1),
             "count": torch.tensor([len(x) for x in items]),
-            "table": torch.arange(scope.cfg.n),
         }
 
     modality = bound(item=RAGGED, fields=declared, process=process)
@@ -517,7 +515,7 @@ def test_processing_ragged_items(lengths):
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
 def test_unpadding(shape):
-    """A processor that pads to the largest of the batch must not be seen (law L5)."""
+    """A processor that pads to the largest of the batch must not be seen (law `independence`)."""
     modality = bound(
         item=Tensor(shape=(between(1, 8),)),
         fields={"x": batched(shape=shape), "n": batched()},

@@ -108,7 +108,7 @@ def requests(draw):
 @settings(max_examples=scaled(400))
 @given(requests())
 def test_agrees_with_the_naive_reference(request_):
-    """Whatever is written, expanded, missing or too much. Law L10: what is expanded is not expanded again."""
+    """Whatever is written, expanded, missing or too much. What is expanded is not expanded again."""
     prompt, items, reserved = request_
     result = run(prompt, items, {tuple(target): "a" for target in reserved})
     event("placed" if result else "refused")

@@ -19,68 +19,16 @@ from mmkit.serve.process import free_port
 from tests import ROOT
 from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, TOKENS_PER_FRAME, Fake, following, until
 
-# -- both clients, called alike ----------------------------------------------------------------------------------------
 
-
-class Blocking:
-    """An `AsyncClient`, or a session of one, called as the other kind is."""
-
-    def __init__(self, inner: Any, runner: asyncio.Runner) -> None:
-        self.inner, self.runner = inner, runner
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.inner, name)
-        return self._blocking(value) if callable(value) else value
-
-    def _blocking(self, call: Any) -> Any:
-        def called(*args: Any, **options: Any) -> Any:
-            outcome = call(*args, **options)
-            if hasattr(outcome, "__anext__"):
-                return self._iterated(outcome)
-            if hasattr(outcome, "__aenter__"):
-                return Blocking(outcome, self.runner)
-            return self.runner.run(outcome)
-
-        return called
-
-    def _iterated(self, events: Any) -> Iterator[Any]:
-        async def following() -> Any:
-            return await anext(events, None)
-
-        try:
-            while (event := self.runner.run(following())) is not None:
-                yield event
-        finally:
-            self.runner.run(events.aclose())
-
-    def __enter__(self) -> Any:
-        self._blocking(self.inner.__aenter__)()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._blocking(self.inner.__aexit__)(*error)
-
-
-@pytest.fixture(params=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes clients."""
+@pytest.fixture
+def make() -> Iterator[Any]:
+    """Makes clients. The one with blocking calls runs the asynchronous one."""
     with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(asyncio.Runner()) if request.param == "async" else None
-
-        def made(url: str, **options: Any) -> Any:
-            client = Blocking(AsyncClient(url, **options), runner) if runner else Client(url, **options)
-            return stack.enter_context(client)
-
-        yield made
-
-
-def core(session: Any) -> Any:
-    """The asynchronous session of either kind."""
-    return getattr(session, "inner", None) or session._core
+        yield lambda url, **options: stack.enter_context(Client(url, **options))
 
 
 @pytest.fixture
-def client(make: Any, fake: Fake) -> Any:
+def client(make: Any, fake: Fake) -> Client:
     return make(fake.url)
 
 
@@ -108,7 +56,7 @@ def test_generate(make: Any, fake: Fake) -> None:
         n=2,
         stop=["x"],
         mm_processor_kwargs={"size": np.int64(3)},
-        logit_bias={np.int64(7): 1.5},
+        logit_bias={7: 1.5},
         cache_salt="salt",
         max_tokens=4,
         temperature=0.0,
@@ -127,14 +75,6 @@ def test_generate(make: Any, fake: Fake) -> None:
         "mm_processor_kwargs": {"size": 3},
         "sampling_params": {"n": 2, "stop": ["x"], "logit_bias": {"7": 1.5}, "max_tokens": 4, "temperature": 0.0},
     }  # fmt: skip
-
-
-def test_messages(client: Any, fake: Fake) -> None:
-    ones = np.ones(2, np.float32)
-    content = [{"type": "series", "series": ones}, {"type": "text", "text": "is"}]
-    client.generate(messages=[{"role": "user", "content": content}])
-    sent = [{"type": "series", "series": wire.encode({"a": ones})["a"]}, content[1]]
-    assert fake.seen[0]["messages"] == [{"role": "user", "content": sent}]
 
 
 def test_stream(client: Any, fake: Fake) -> None:
@@ -247,7 +187,7 @@ def test_silence(make: Any, fake: Fake) -> None:
     with pytest.raises(ServerGone, match=r"none for 0.2 s\. Give the client a longer timeout"):
         make(fake.url, timeout=0.2).generate("silence")
     with make(fake.url).session([1], max_tokens=1) as session:
-        core(session)._client.timeout = 0.2  # only now, for a busy machine
+        session._core._client.timeout = 0.2  # only now, for a busy machine
         with pytest.raises(ServerGone, match=r"none for 0\.2 s"):
             session.next(prompt="silence")
         with pytest.raises(ServerGone, match="a closed one"):  # the late chunk must not answer a later call
@@ -317,8 +257,8 @@ def test_session_goes_on_after_a_refusal(client: Any) -> None:
         with pytest.raises(RequestError, match=r"actions\[1\]") as caught:
             session.next(prompt="refuse")
         assert (caught.value.code, caught.value.param) == (400, "items.actions[1]")
-        with pytest.raises(RequestError, match=r"^continue_final_message: "):
-            session.next(continue_final_message=0)
+        with pytest.raises(RequestError, match=r"^prompt: "):
+            session.next(prompt=1.5)
         with pytest.raises(InputError, match="actions"):
             session.next({"actions": [object()]})
         assert session.remaining == before
@@ -346,7 +286,7 @@ def test_interrupted_chunk(client: Any, fake: Fake) -> None:
         raise ZeroDivisionError
 
     with client.session([1], max_tokens=2, stream=True) as session:
-        core(session)._on_tokens = stop
+        session._core._on_tokens = stop
         with pytest.raises(ZeroDivisionError):
             session.next()
         with pytest.raises(InputError, match="the last chunk to be whole"):
@@ -354,9 +294,13 @@ def test_interrupted_chunk(client: Any, fake: Fake) -> None:
     until(lambda: not fake.sessions)
 
 
-def test_cancelled_chunk(fake: Fake) -> None:
+def test_the_asynchronous_client(fake: Fake) -> None:
+    """With a call that is cancelled."""
+
     async def run() -> None:
         async with AsyncClient(fake.url) as client, client.session([1], max_tokens=2) as session:
+            assert [event.choices[0].token_ids async for event in client.stream([1])] == [[5], [6]]
+            assert (await session.next()).index == 1
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(session.next(prompt="silence"), 0.2)
             with pytest.raises(InputError, match="interrupted"):

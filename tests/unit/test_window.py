@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.serve.protocol import Window
-from mmkit.serve.window import History
+from mmkit.serve.window import History, held
 
 turns = st.tuples(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 3)), max_size=3), st.integers(1, 4)
@@ -16,50 +15,41 @@ turns = st.tuples(
 """Of each item its modality, the tokens before it and those of it; then the tokens that are generated."""
 
 
-@given(
-    st.lists(turns, min_size=1, max_size=12),
-    st.integers(0, 5),
-    st.sampled_from(["item", "turn"]),
-    st.integers(1, 3),
-    st.integers(8, 30),
-)
-def test_what_is_left_is_what_was_there(drawn, prefix, cut, keep, room) -> None:
-    history, left, count = History(Window(keep=keep, cut=cut, prefix=prefix)), [], 0
+@given(st.lists(turns, min_size=1, max_size=12), st.none() | st.integers(1, 3), st.integers(8, 30))
+def test_what_is_left_is_what_was_there(drawn, keep, room) -> None:
+    """Each token is known with the item that it belongs to."""
+    history, known, count = History(keep), [], 0
 
     def check(tokens: int, items: Counter[str]) -> None:
-        if tokens + size > room:
+        if tokens + len(new) > room:
             raise InputError("tokens", "fewer", str(tokens))
 
     for items, generated in drawn:
-        tokens, places = [], {}
+        new, values = [], {}
         for name, before, length in items:
-            tokens += [None] * before
-            places.setdefault(name, []).append(SimpleNamespace(offset=len(tokens), length=length))
-            tokens += [name] * length
-        size = len(tokens) + generated
-        if not left and len(tokens) < prefix:
-            return
+            item = (name, count + len(new) + before)
+            values.setdefault(name, []).append(item)
+            new += [None] * before + [item] * length
+        new = list(zip(range(count, count + len(new) + generated), [*new, *[None] * generated], strict=True))
+        count += len(new)
         try:
-            at = history.fitting(len(items), check)
+            left = history.fitting(len(items), check)
         except InputError:
             return
-        if at is not None:
-            before = Counter(name for _, name, first in left if first)
-            slid = history.slide(at)
-            assert slid.tokens > 0
-            left = left[:prefix] + left[prefix + slid.tokens :]
-            after = Counter(name for _, name, first in left if first)
-            assert slid.items == before - after
-            behind = sum(first for _, _, first in left[prefix:])
-            assert not behind or behind + len(items) <= keep
-            assert history.at(at) == (len(left), after)
-            assert history.ids(at) == [number for number, _, _ in left]
-            for turn in history.turns:
-                for place in turn.places:
-                    position = history.position(place.start, at)
-                    assert position is None or left[position][1:] == (place.name, True)
-        firsts = {place.offset for own in places.values() for place in own}
-        ids = range(count, count + size)
-        count += size
-        left += [(number, tokens[i] if i < len(tokens) else None, i in firsts) for i, number in enumerate(ids)]
-        history.add({}, {"prompt_token_ids": list(ids[: len(tokens)]), "mm_placeholders": places}, ids[len(tokens) :])
+        slid, dropped = history.slid(left), len(history.ids) - len(left.ids)
+        if slid is not None:
+            gone = Counter(name for name, _ in {owner for _, owner in known[:dropped]} - {None})
+            assert (slid.tokens, slid.items) == (dropped, gone)
+            assert known[dropped - 1][1] != known[dropped][1], "an item is whole or gone"
+            assert not left.items or len(left.items) + len(items) <= keep
+        known = known[dropped:] + new
+        came_as, uuids = left.came_as(values, {})
+        owners = [owner for _, owner in known]
+        places = {
+            name: [SimpleNamespace(offset=owners.index(item), length=owners.count(item)) for item in of]
+            for name, of in came_as.items()
+        }
+        ids = [number for number, _ in known]
+        assert [*left.ids, *(number for number, _ in new)] == ids
+        history = left._replace(ids=ids, items=held({"mm_placeholders": places}, came_as, uuids))
+        assert [item.value for item in history.items] == list(dict.fromkeys(filter(None, owners)))

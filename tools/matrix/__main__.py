@@ -1,9 +1,6 @@
 """Run the same specs on many versions of vLLM: ``python -m tools.matrix --help``, or ``make matrix
 VERSIONS="..."``."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import signal
@@ -11,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from tqdm import tqdm
 
 from .checks import CHECKS, EXAMPLES, PREFIX
@@ -24,7 +23,7 @@ LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("cases", "differential"), ("laws", "training"), ("engine",), ("serve",))
+PROCESSES = (("cases", "differential"), ("laws",), ("engine",), ("serve",))
 """Checks that run in one process; an engine has its own, which it may take down with it."""
 
 
@@ -58,93 +57,64 @@ def _results(
     variables = {**os.environ, **environment(version)}
     with log.open("w") as output:
         process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=variables,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, cwd=ROOT, env=variables, stdout=output, stderr=output, start_new_session=True
         )
         try:
             ended = f"ended with {process.wait(SECONDS)}"
         except subprocess.TimeoutExpired:
             ended = f"did not end in {SECONDS} s"
         finally:
-            _end(process)
-    lines = [
-        line for line in log.read_text(errors="replace").splitlines() if line.startswith(PREFIX)
-    ]
-    results = {
-        result["check"]: result
-        for result in map(json.loads, (line.removeprefix(PREFIX) for line in lines))
-    }
+            with suppress(ProcessLookupError):  # and those that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = log.read_text(errors="replace").splitlines()
+    told = [json.loads(line.removeprefix(PREFIX)) for line in lines if line.startswith(PREFIX)]
+    results = {result["check"]: result for result in told}
     for name in names:
         yield results.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
-
-
-def merged(entries: Sequence[Mapping[str, Any]], path: Path = STORED) -> list[Mapping[str, Any]]:
+def merged(entries: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
     """Results with the stored ones of other versions, and of other checks of these."""
-    known = (
-        {entry["version"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
-    )
+    stored = json.loads(path.read_text()) if path.exists() else []
+    known = {entry["version"]: entry for entry in stored}
     for entry in entries:
         before = known.get(entry["version"], {"checks": {}})
-        known[entry["version"]] = {
-            **entry,
-            "checks": {**before["checks"], **entry["checks"]},
-        }
+        known[entry["version"]] = {**entry, "checks": {**before["checks"], **entry["checks"]}}
     return [known[version] for version in RELEASES if version in known]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.matrix", description="Run the specs on versions of vLLM."
-    )
-    parser.add_argument("versions", nargs="*", metavar="VERSION", type=known, help="default: all")
-    parser.add_argument(
-        "--checks", nargs="+", choices=CHECKS, default=list(CHECKS), help="default: all"
-    )
-    parser.add_argument(
-        "--examples", type=int, default=EXAMPLES, help="per law and spec (%(default)s)"
-    )
-    parser.add_argument(
-        "--laws", nargs="+", default=[], metavar="LAW", help="default: all that need no model"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="versions at a time")
-    parser.add_argument(
-        "--store", type=Path, default=STORED, help="where results are kept (%(default)s)"
-    )
-    options = parser.parse_args()
-    versions = options.versions or list(RELEASES)
-    passed_on = [
-        "--examples",
-        str(options.examples),
-        *(["--laws", *options.laws] if options.laws else []),
-    ]
-    build(versions)
+def main(
+    versions: Annotated[list[str] | None, typer.Argument(parser=known)] = None,
+    checks: Annotated[str, typer.Option(help="On every version.")] = " ".join(CHECKS),
+    ends: Annotated[str, typer.Option(help="On the first and the last version only.")] = "",
+    laws: Annotated[str, typer.Option(help="Default: all that need no model.")] = "",
+    examples: Annotated[int, typer.Option(help="Per law and spec.")] = EXAMPLES,
+    jobs: Annotated[int, typer.Option(help="Versions at a time.")] = 1,
+    store: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED,
+) -> None:
+    """Run the specs on versions of vLLM, by default on all, and print one table."""
+    chosen = versions or list(RELEASES)
+    options = ["--examples", str(examples), "--laws", laws]
+    build(chosen)
     LOGS.mkdir(parents=True, exist_ok=True)
     entries = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        runs = pool.map(lambda version: run(version, options.checks, passed_on), versions)
-        for entry in tqdm(runs, total=len(versions), unit="version", disable=None):
+
+    def of_version(version: str) -> dict[str, Any]:
+        at_an_end = version in (chosen[0], chosen[-1])
+        return run(version, [*checks.split(), *(ends.split() if at_an_end else ())], options)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for entry in tqdm(pool.map(of_version, chosen), total=len(chosen), disable=None):
             entries.append(entry)
-            options.store.write_text(json.dumps(merged(entries, options.store), indent=2) + "\n")
+            store.write_text(json.dumps(merged(entries, store), indent=2) + "\n")
             tqdm.write(table([entry]).splitlines()[-1])
     failed = failures(entries)
-    if options.store == STORED:
+    if store == STORED:
         write()
     print("", table(entries), "", *failed, sep="\n")
-    return 1 if failed else 0
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -1,13 +1,12 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks cases laws training differential engine serve
+    python -m tools.matrix.checks cases laws differential engine serve
 
 prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -23,8 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from hypothesis import settings
 from packaging.version import Version
 
@@ -61,17 +61,17 @@ EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
         "0.28",
         "vLLM normalises pixels on the device from 0.28 on, and the stored results are later ones",
     ),
-    "llava_onevision, L17": (
+    "llava_onevision, reference": (
         "transformers",
         "5",
         "the processor of transformers 4 counts thin images otherwise",
     ),
-    "qwen2_audio, L17": (
+    "qwen2_audio, reference": (
         "transformers",
         "5.19",
         "the processor up to transformers 5.10 adds tokens around audio",
     ),
-    "ultravox, L4": (
+    "ultravox, text": (
         "vllm",
         "0.17",
         "vLLM up to 0.16 tokenizes a text of this model without the tokenizer's first token",
@@ -193,7 +193,6 @@ def _refused(name: str, case: dict[str, Any]) -> None:
 def laws(numbers: Sequence[str] = ()) -> Details:
     """Laws that need no model, all or some, on each spec of the project."""
     from mmkit.testing import LAWS, NotApplicable, check_law
-    from tests.oracles import one_spawned_process
     from tests.path.test_project_specs import EXPECTED, LEFT_OUT
 
     chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
@@ -206,8 +205,7 @@ def laws(numbers: Sequence[str] = ()) -> Details:
                 continue
             with outcome.of(name, number):
                 try:
-                    with one_spawned_process():
-                        check_law(number, instance, database=False)
+                    check_law(number, instance, database=False)
                 except NotApplicable as reason:
                     silent[number] = str(reason)
                     outcome.specs[name] -= 1
@@ -221,17 +219,6 @@ def laws(numbers: Sequence[str] = ()) -> Details:
         "silent": silent,
         **outcome.told(),
     }
-
-
-def training() -> Details:
-    """Drawn requests through the processor for transformers of each spec, and vLLM's path."""
-    from tests import hf_law
-
-    outcome, compared = Outcome("training"), 0
-    for name, instance in _subjects(outcome):
-        with outcome.of(name):
-            compared += sum(hf_law.check(instance, settings().max_examples))
-    return {"requests": compared, **outcome.told()}
 
 
 def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -279,34 +266,26 @@ def in_format_4(folder: str) -> Path:
 
 
 def differential() -> Details:
-    """Generated requests through vLLM's own LLaVA processor and through the generated one, in all
-    kinds of caches."""
-    from examples.llava_like.cases import make_cases
-    from mmkit.testing.laws import differences
-    from mmkit.vllm_api import harness
-    from tests.oracles import hand_written, processor
+    """Generated requests through vLLM's own LLaVA processor and through the generated one."""
+    from transformers import AutoTokenizer
+    from vllm.model_executor.models.llava import LlavaForConditionalGeneration
 
-    theirs, ours = hand_written("llava"), processor("llava")
-    cases = make_cases(ours.info.ctx.tokenizer, REQUESTS)
-    failures, compared = [], 0
-    for route, capacity, pair in (
-        ("no cache", 0.0, False),
-        ("its cache", 0.1, False),
-        ("a pair of caches", 0.1, True),
-    ):
-        caches = [
-            harness.Caches(sides, capacity, pair=pair) if capacity else None
-            for sides in (theirs, ours)
-        ]
-        for i, case in enumerate(cases):
-            data = {"image": list(case.images)} if case.images else {}
-            sides = zip((theirs, ours), caches, strict=True)
-            one, other = (harness.run(side, case.prompt, data, {}, cache) for side, cache in sides)
-            for part in ("ids", "ranges", "fields"):
-                if difference := differences(getattr(one, part), getattr(other, part), part):
-                    failures.append(f"request {i} ({case.kind}), {route}: {difference}")
-            compared += 1
-    return {"requests": compared, "class": type(theirs).__name__, "failures": failures}
+    from examples.llava_like.cases import make_cases
+    from mmkit.testing.compare import Given, compare
+    from tests.oracles import SYSTEMS
+
+    llava = SYSTEMS["llava"]
+    cases = make_cases(AutoTokenizer.from_pretrained(llava.checkpoint), REQUESTS)
+    requests = [Given(case.prompt, {"image": list(case.images)}) for case in cases]
+    comparison = compare(
+        llava.load_spec(),
+        llava.checkpoint,
+        LlavaForConditionalGeneration,
+        examples=0,
+        given_requests=requests,
+    )
+    failures = [comparison.difference] if comparison.difference else []
+    return {"requests": comparison.requests - comparison.refused, "failures": failures}
 
 
 def engine() -> Details:
@@ -383,8 +362,8 @@ def _compared(got: Any, expected: Any) -> Details:
     }
 
 
-CHECKS: dict[str, Callable[[], Details]] = {
-    check.__name__: check for check in (cases, laws, training, differential, engine, serve)
+CHECKS: dict[str, Callable[..., Details]] = {
+    check.__name__: check for check in (cases, laws, differential, engine, serve)
 }
 
 
@@ -401,22 +380,19 @@ def _about() -> Details:
     return {"vllm": vllm.__version__, "transformers": transformers.__version__}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.matrix.checks")
-    parser.add_argument("checks", nargs="+", choices=CHECKS)
-    parser.add_argument("--examples", type=int, default=EXAMPLES)
-    parser.add_argument("--laws", nargs="*", default=[])
-    options = parser.parse_args()
+def main(
+    names: Annotated[list[str], typer.Argument(metavar="CHECK...")],
+    examples: int = EXAMPLES,
+    laws: str = "",
+) -> None:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    settings.register_profile(
-        "matrix", derandomize=True, deadline=None, max_examples=options.examples
-    )
+    settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=examples)
     settings.load_profile("matrix")
-    checks = {**CHECKS, "laws": partial(laws, options.laws)}
+    checks = {**CHECKS, "laws": partial(CHECKS["laws"], laws.split())}
     with tempfile.TemporaryDirectory(prefix="mmkit-matrix-") as folder:
         if _transformers() == "4":
             os.environ["MMKIT_ORACLES"] = str(in_format_4(folder))
-        for name in options.checks:
+        for name in names:
             start = time.perf_counter()
             try:
                 result = {**_about(), **checks[name]()}
@@ -425,11 +401,11 @@ def main() -> None:
                 result = {"failures": [_brief(error)]}
             seconds = round(time.perf_counter() - start, 1)
             print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
     sys.stdout.flush()
     for child in multiprocessing.active_children():  # that of L12
         child.terminate()
     os._exit(0)  # engines of some versions leave threads behind that do not end
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,8 +1,8 @@
-"""What came of the matrix, as tables of Markdown and as docs/versions.md.
+"""What came of the matrix, as tables of Markdown and as docs/data/versions.md.
 
     python -m tools.matrix.page
 
-writes the page anew from docs/versions.json; `make matrix` does the same at its end.
+writes the page anew from docs/data/versions.json; `make matrix` does the same at its end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STORED = ROOT / "docs" / "versions.json"
-PAGE = ROOT / "docs" / "versions.md"
+STORED = ROOT / "docs" / "data" / "versions.json"
+PAGE = ROOT / "docs" / "data" / "versions.md"
 
 Entry = Mapping[str, Any]
 """A release: its facts, and under `checks` what each check told."""
@@ -23,7 +23,6 @@ Entry = Mapping[str, Any]
 COUNTS = {
     "cases": "cases",
     "laws": "pairs",
-    "training": "requests",
     "differential": "requests",
     "engine": "ids",
     "serve": "ids",
@@ -138,7 +137,7 @@ def failures(entries: Sequence[Entry]) -> list[str]:
 
 
 def page(entries: Sequence[Entry]) -> str:
-    """The whole of docs/versions.md."""
+    """The whole of docs/data/versions.md."""
     failed = failures(entries)
     outcome = "No check failed." if not failed else f"**{len(failed)} checks failed.**"
     return TEMPLATE.read_text().format(

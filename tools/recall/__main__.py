@@ -20,7 +20,7 @@ from tools.matrix.trees import ROOT, build, environment
 
 from .bugs import BUGS, Bug
 
-PAGE = ROOT / "docs" / "recall.md"
+PAGE = ROOT / "docs" / "data" / "recall.md"
 SECONDS = 1200
 """Time for the replays on one release."""
 

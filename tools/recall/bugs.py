@@ -12,7 +12,7 @@ class Replay:
     """A law on vLLM's own processor, on a release with a bug and on one without it.
 
     Attributes:
-        law: its number.
+        law: its name.
         checkpoint: an entry of the zoo of tools/survey.
         affected: a release that has the bug.
         fixed: a release that has it no more; None where every release up to the newest has it.
@@ -21,8 +21,7 @@ class Replay:
         drawn: changes of the entry: `modalities`, `kwargs`, `frames`, `side`.
         files: values in the JSON files of the checkpoint, by key.
         texts: more files.
-        without: rules of the law's state machine that are left out.
-        rules: attributes of the law's check, by name, which it has for every processor else.
+        steps: those of the law `cache`; all if empty.
         container: of images; any if empty.
         most: items of each modality in one request; 0 for what vLLM takes.
         examples: of Hypothesis, at most.
@@ -37,8 +36,7 @@ class Replay:
     drawn: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    rules: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
     container: str = ""
     most: int = 0
     examples: int = 60
@@ -64,7 +62,6 @@ class Bug:
 
 
 IMAGE = {"modalities": ("image",), "kwargs": ()}
-IMAGE = {"modalities": ("image",), "kwargs": ()}
 VIDEO = {"modalities": ("video",), "kwargs": ()}
 NUM_FRAMES = {
     "modalities": ("video",),
@@ -82,7 +79,7 @@ BEGINS_TEXTS = {
 """A tokenizer that begins every text with <s>."""
 
 EVICTED = Replay(
-    "L3",
+    "cache",
     "qwen2_vl",
     "0.11.2",
     "0.12.0",
@@ -90,7 +87,7 @@ EVICTED = Replay(
     # two of them fit into the smallest cache that these releases take, and three do not
     drawn={"modalities": ("image",), "kwargs": (), "side": (400, 440)},
     files={"longest_edge": 10**6},
-    without=("send_after_a_refusal",),
+    steps=("new", "seen before"),
     most=2,
     examples=160,
     seconds=60,
@@ -103,24 +100,22 @@ BUGS = {
         "31404, 33865, 46354",
         "requests reach the two sides of the cache in different orders, or one of them only",
         Replay(
-            "L18",
+            "lost",
             "llava",
             "0.26.0",
             "0.28.0",
             "AssertionError: Expected a cached item",
-            rules={"lost": True},
         ),
     ),
     3: Bug(
         "38375, 50896",
         "the cache is changed by several threads",
         Replay(
-            "L18",
+            "shared",
             "llava",
             "0.33.0",
             None,
             "while another thread .*(Expected a cached item|MultiModalCacheMissError)",
-            rules={"shared": True},
         ),
     ),
     4: Bug(
@@ -146,13 +141,13 @@ BUGS = {
     8: Bug(
         "35909, 36136",
         "Qwen3-VL: `num_frames` without `fps` raises about timestamps",
-        Replay("L2", "qwen3_vl", "0.17.1", "0.18.1", OFF_BY_STEPS, drawn=NUM_FRAMES),
+        Replay("ranges", "qwen3_vl", "0.17.1", "0.18.1", OFF_BY_STEPS, drawn=NUM_FRAMES),
     ),
     9: Bug(
         "37439",
         "Qwen3-VL: timestamps are computed with merge_size",
         Replay(
-            "L2",
+            "ranges",
             "qwen3_vl",
             "0.18.1",
             "0.19.1",
@@ -164,7 +159,7 @@ BUGS = {
     10: Bug(
         "46817",
         "Qwen3-VL: a video has other ids than in the processor of transformers",
-        Replay("L17", "qwen3_vl", "0.24.0", None, r"ids: \d+ and \d+ long", drawn=VIDEO),
+        Replay("reference", "qwen3_vl", "0.24.0", None, r"ids: \d+ and \d+ long", drawn=VIDEO),
     ),
     11: Bug(
         "36332",
@@ -174,18 +169,20 @@ BUGS = {
     12: Bug(
         "36332, TRL 6294, TRL 6401",
         "ids that are expanded already are expanded again",
-        Replay("L10", "qwen2_vl", "0.33.0", None, r"\d+ ids became \d+"),
+        Replay("idempotence", "qwen2_vl", "0.33.0", None, r"\d+ ids became \d+"),
     ),
     13: Bug(
         "57740",
         "a placeholder that a user types takes the image",
-        Replay("L9", "qwen2_vl", "0.33.0", None, "one item of (image|video) too few: accepted"),
+        Replay(
+            "refusal", "qwen2_vl", "0.33.0", None, "one item of (image|video) too few: accepted"
+        ),
     ),
     14: Bug(
         "49975",
         "the hash ignores options of decoding",
         Replay(
-            "L7",
+            "identity",
             "qwen2_vl",
             "0.26.0",
             "0.27.1",
@@ -198,12 +195,12 @@ BUGS = {
     16: Bug(
         "55546, 55547, 53471, 57696",
         "the client's uuid is the only key of the cache: stale features",
-        Replay("L21", "qwen2_vl", "0.33.0", None, "those that other items had", drawn=IMAGE),
+        Replay("names", "qwen2_vl", "0.33.0", None, "those that other items had", drawn=IMAGE),
     ),
     17: Bug(
         "38459, 38465",
         "the encoder cache is sized without `limit_mm_per_prompt`",
-        missed="L6 asks about one item; what many of them cost is never compared",
+        missed="`worst_case` asks about one item; what many of them cost is never compared",
     ),
     18: Bug(
         "26223, 33110",
@@ -219,7 +216,7 @@ BUGS = {
         "55197, 55288",
         "`LLM.chat()` begins a text twice",
         Replay(
-            "L19",
+            "doors",
             "qwen2_vl",
             "0.28.0",
             "0.30.0",
@@ -233,7 +230,7 @@ BUGS = {
         "52304, 38826, 39842",
         "Gemma 4 loses the first token of raw text",
         Replay(
-            "L17",
+            "reference",
             "gemma4",
             "0.33.0",
             None,
@@ -247,7 +244,7 @@ BUGS = {
         "36431",
         "the server's `mm_processor_kwargs` are emptied by the first request",
         Replay(
-            "L19",
+            "doors",
             "qwen2_vl",
             "0.16.0",
             "0.30.0",
@@ -290,7 +287,7 @@ BUGS = {
         "40134",
         "`LLM.chat` drops `mm_processor_kwargs`",
         Replay(
-            "L19",
+            "doors",
             "qwen2_vl",
             "0.19.1",
             "0.30.0",
@@ -303,7 +300,7 @@ BUGS = {
         "56432",
         "explicit uuids are replaced",
         Replay(
-            "L19",
+            "doors",
             "qwen2_vl",
             "0.28.0",
             "0.30.0",

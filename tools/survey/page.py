@@ -1,5 +1,5 @@
-"""What docs/laws-on-vllm.md and the page of its findings state, and how a violation is told to be
-one of them."""
+"""What docs/data/laws-on-vllm.md and the page of its findings state, and how a violation is told to
+be one of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PATH = Path(__file__).parents[2] / "docs" / "laws-on-vllm.md"
+PATH = Path(__file__).parents[2] / "docs" / "data" / "laws-on-vllm.md"
 FINDINGS = PATH.with_name("laws-on-vllm-findings.md")
 
 PATTERNS = {
-    1: r"L10 .*(\d+ ids became \d+|refused with|have other lengths)",
+    1: r"^idempotence: .*(\d+ ids became \d+|refused with|have other lengths)",
     2: r"one item of \w+ too few: accepted",
     3: r"in two processes: MultiModalCacheMissError",
     4: r"the same content as ndarray has another",
@@ -19,34 +19,35 @@ PATTERNS = {
     6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword "
     r"arguments",
     7: r"pass the parser, then (KeyError|IndexError|AttributeError|TypeError: 'int' object)",
-    8: r"embeddings of video pass the parser, then TypeError: can't multiply sequence",
+    8: r"embeddings of video pass the parser, then TypeError: (can't multiply|unsupported operand)",
     9: r"RuntimeError: Expected there to be \d+ prompt placeholders",
-    10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges",
+    10: r"the ids at \w+\[\d+\] are|begins inside the range before it|outside the ranges|"
+    r"the Hugging Face processor and vLLM, of .*\\n",
     11: r"outside the ranges",
     12: r"outside the ranges",
     13: r"IndexError: index -1 is out of "
-    r"bounds|^(?!L21).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
+    r"bounds|^(?!names).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
     14: r"has an item of \d+ rows",
     15: r"has an item of \d+ rows",
     16: r"video has an item of \d+ rows",
     17: r"rows are stated for \w+, and the dummy item has \d\d",
     18: r"expected sequence of length \d+ at dim",
-    19: r"\['pixel_values'\]: torch.float32|^L19 doors: options of a request",
+    19: r"\['pixel_values'\]: torch.float32|^doors: options of a request",
     20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone "
     r"and",
-    21: r"\['pixel_values'\]",
+    21: r"\['(pixel_values|audio_features)'\]",
     22: r"\['image_input_idx'\]",
     23: r"\['input_audio_features'\]: values differ",
-    24: r"^L19 doors: options of a request and, for the \w+ request, of the server",
+    24: r"^doors: options of a request and, for the \w+ request, of the server",
     25: r"embeddings of audio pass the parser, then KeyError: \"Modality 'image' not found",
     26: r"AssertionError: Expected a cached item for mm_hash",
     27: r"rows are stated for audio, and the dummy item has \d\b",
     28: r"without names and under those that (other items had|it had with other kwargs)",
-    29: r"L20 .*(the token after the prompt is at|token \d+ is at .* and in )",
+    29: r"^positions: .*(the token after the prompt is at|token \d+ is at .* and in )",
     30: r"Position ids length mismatch with input ids length",
     31: r"the Hugging Face processor and vLLM, of ",
-    32: r"^L19 doors: options of a request and, for the \w+ request, of the server",
-    33: r"^L19 doors: options of a request and, for the \w+ request, of the server",
+    32: r"^doors: options of a request and, for the \w+ request, of the server",
+    33: r"^doors: options of a request and, for the \w+ request, of the server",
 }
 """Of messages, for `re.search`, by finding. There is none for what no law without a model sees."""
 

@@ -15,7 +15,6 @@ import atexit
 import functools
 import inspect
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -27,14 +26,11 @@ from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
-import torch
 import transformers as hf
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, BatchFeature
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm.model_executor.models import registry
 
@@ -191,6 +187,7 @@ def tokenizer(
 # --- Stored checkpoints
 
 stored("llava", "LlavaForConditionalGeneration", "image")
+stored("llava_next", "LlavaNextForConditionalGeneration", "image")
 stored("blip2", "Blip2ForConditionalGeneration", "image")
 stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
 stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
@@ -202,28 +199,44 @@ stored(
 )
 
 
+stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
+stored("qwen2_audio", "Qwen2AudioForConditionalGeneration", "audio")
+stored("ultravox", "UltravoxModel", "audio", samples=(1600, 64000))
+stored("phi3v", "Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
+SLICES = [{"images_kwargs": {"max_slice_nums": 2}}]
+stored("minicpmv", "MiniCPMV", "image", "video", kwargs=SLICES)
+LONGEST, OF_PATCHES = ([{"size": {"longest_edge": edge}}] for edge in (56, 64))
+stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=OF_PATCHES)
+stored("idefics3", "Idefics3ForConditionalGeneration", "image", kwargs=LONGEST)
+PAN_AND_SCAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 28}
+stored("gemma3", "Gemma3ForConditionalGeneration", "image", kwargs=[PAN_AND_SCAN])
+
+
+def changed(name: str, file: str, **values: Any) -> Mapping[str, Any]:
+    """The files of a stored checkpoint, with other values at the top of one of them."""
+    files = {path.name: path.read_text() for path in (FOLDER / name / "checkpoint").iterdir()}
+    return files | {file: {**json.loads(files[file]), **values}}
+
+
+@maker("LlavaOnevisionForConditionalGeneration", "image", "video")
+def llava_onevision() -> Sequence[Any]:
+    """With three sizes of the stored grid, none of which is as large as vLLM's largest image."""
+    grid = [[56, 112], [112, 56], [112, 112]]
+    files = changed("llava_onevision", "config.json", image_grid_pinpoints=grid)
+    processor = json.loads(files["processor_config.json"])
+    processor["image_processor"]["image_grid_pinpoints"] = grid
+    return [{**files, "processor_config.json": processor}]
+
+
+@maker("Mistral3ForConditionalGeneration", "image", kwargs=OF_PATCHES)
+def mistral3() -> Sequence[Any]:
+    files = changed("pixtral_hf", "processor_config.json", spatial_merge_size=2)
+    config = json.loads(files["config.json"])
+    config |= {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    return [{**files, "config.json": {**config, "spatial_merge_size": 2}}]
+
+
 # --- LLaVA and what follows it
-
-
-@maker("LlavaNextForConditionalGeneration", "image")
-def llava_next() -> Sequence[Any]:
-    text, grid = tokenizer("<image>"), [[56, 112], [112, 56], [112, 112]]
-    images = hf.LlavaNextImageProcessor(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=grid
-    )
-    config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**VISION),
-        text_config=hf.LlamaConfig(**TEXT),
-        image_token_index=text.convert_tokens_to_ids("<image>"),
-        image_grid_pinpoints=grid,
-    )
-    return config, hf.LlavaNextProcessor(
-        images,
-        text,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
 
 
 @maker("LlavaNextVideoForConditionalGeneration", "video")
@@ -245,65 +258,6 @@ def llava_next_video() -> Sequence[Any]:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-
-
-@maker("LlavaOnevisionForConditionalGeneration", "image", "video")
-def llava_onevision() -> Sequence[Any]:
-    text = tokenizer("<image>", "<video>")
-    grid = [[56, 112], [112, 56], [112, 112]]
-    size = {"height": 56, "width": 56}
-    config = hf.LlavaOnevisionConfig(
-        vision_config=hf.SiglipVisionConfig(**VISION),
-        text_config=hf.Qwen2Config(**TEXT),
-        image_token_index=text.convert_tokens_to_ids("<image>"),
-        video_token_index=text.convert_tokens_to_ids("<video>"),
-        image_grid_pinpoints=grid,
-    )
-    return config, hf.LlavaOnevisionProcessor(
-        hf.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grid),
-        text,
-        hf.LlavaOnevisionVideoProcessor(size=size),
-        num_image_tokens=16,
-        vision_feature_select_strategy="full",
-    )
-
-
-def _pixtral(text: Any, **options: Any) -> Any:
-    images = hf.PixtralImageProcessor(size={"longest_edge": 112}, patch_size=14)
-    return hf.PixtralProcessor(
-        images,
-        text,
-        patch_size=14,
-        image_token="[IMG]",
-        image_break_token="[IMG_BREAK]",
-        image_end_token="[IMG_END]",
-        **options,
-    )
-
-
-@maker("LlavaForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
-def pixtral_hf() -> Sequence[Any]:
-    text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-    config = hf.LlavaConfig(
-        vision_config=hf.PixtralVisionConfig(**{**VISION, "image_size": 112}),
-        text_config=hf.MistralConfig(**TEXT),
-        image_token_index=text.convert_tokens_to_ids("[IMG]"),
-        vision_feature_select_strategy="full",
-        vision_feature_layer=-1,
-    )
-    return config, _pixtral(text)
-
-
-@maker("Mistral3ForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
-def mistral3() -> Sequence[Any]:
-    text = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-    config = hf.Mistral3Config(
-        vision_config=hf.PixtralVisionConfig(**{**VISION, "image_size": 112}),
-        text_config=hf.MistralConfig(**TEXT),
-        image_token_index=text.convert_tokens_to_ids("[IMG]"),
-        spatial_merge_size=2,
-    )
-    return config, _pixtral(text, spatial_merge_size=2)
 
 
 @maker("AriaForConditionalGeneration", "image")
@@ -396,40 +350,7 @@ def qwen3_vl() -> Sequence[Any]:
     )
 
 
-@maker("Qwen2AudioForConditionalGeneration", "audio")
-def qwen2_audio() -> Sequence[Any]:
-    text = tokenizer("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
-    audio = {
-        "num_mel_bins": 16,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 64,
-    }
-    config = hf.Qwen2AudioConfig(
-        audio_config={"model_type": "qwen2_audio_encoder", **audio},
-        text_config={"model_type": "qwen2", **TEXT},
-        audio_token_index=text.convert_tokens_to_ids("<|AUDIO|>"),
-    )
-    return config, hf.Qwen2AudioProcessor(
-        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text
-    )
-
-
 # --- Google
-
-
-@maker("PaliGemmaForConditionalGeneration", "image")
-def paligemma() -> Sequence[Any]:
-    text = tokenizer("\n", named={"image_token": "<image>"})
-    config = hf.PaliGemmaConfig(
-        vision_config={"model_type": "siglip_vision_model", **VISION, "projection_dim": 32},
-        text_config={"model_type": "gemma", **TEXT},
-        image_token_index=text.image_token_id,
-        projection_dim=32,
-    )
-    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56}, image_seq_length=16)
-    return config, hf.PaliGemmaProcessor(images, text)
 
 
 GEMMA_TOKENS = {
@@ -440,32 +361,6 @@ GEMMA_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoa_token": "<end_of_audio>",
 }
-
-
-@maker(
-    "Gemma3ForConditionalGeneration",
-    "image",
-    kwargs=[
-        {
-            "do_pan_and_scan": True,
-            "pan_and_scan_min_crop_size": 28,
-            "pan_and_scan_max_num_crops": 2,
-            "pan_and_scan_min_ratio_to_activate": 1.2,
-        }
-    ],
-)
-def gemma3() -> Sequence[Any]:
-    text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
-    config = hf.Gemma3Config(
-        vision_config={"model_type": "siglip_vision_model", **VISION},
-        text_config=hf.Gemma3TextConfig(**TEXT),
-        mm_tokens_per_image=4,
-        boi_token_index=text.boi_token_id,
-        eoi_token_index=text.eoi_token_id,
-        image_token_index=text.image_token_id,
-    )
-    images = hf.Gemma3ImageProcessor(size={"height": 56, "width": 56})
-    return config, hf.Gemma3Processor(images, text, image_seq_length=4)
 
 
 @maker("Gemma3nForConditionalGeneration", "image", "audio")
@@ -541,31 +436,6 @@ def gemma4() -> Sequence[Any]:
 
 
 # --- Idefics and others whose images become tiles
-
-
-def _idefics3(
-    config: Any, vision: Any, images: Any, processor: Any, *video: Any, **options: Any
-) -> Sequence[Any]:
-    cells = [f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)]
-    text = tokenizer(
-        "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *cells
-    )
-    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
-    return config(
-        vision_config=vision(**VISION),
-        text_config=hf.LlamaConfig(**TEXT),
-        scale_factor=2,
-        image_token_id=text.convert_tokens_to_ids("<image>"),
-    ), processor(
-        images(**sizes), text, *(made(**sizes, **options) for made in video), image_seq_len=4
-    )
-
-
-@maker("Idefics3ForConditionalGeneration", "image", kwargs=[{"size": {"longest_edge": 56}}])
-def idefics3() -> Sequence[Any]:
-    return _idefics3(
-        hf.Idefics3Config, hf.Idefics3VisionConfig, hf.Idefics3ImageProcessor, hf.Idefics3Processor
-    )
 
 
 @maker("Cohere2VisionForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
@@ -859,18 +729,6 @@ def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dic
     return {f"{module}.py": source}, {auto: f"{module}.{classes[-1].__name__}"}
 
 
-def _remote_processor(images: type, processor: type) -> dict[str, Any]:
-    """The files of an image processor and of the processor that holds it."""
-    first, auto_images = _remote("image_processing_zoo", "AutoImageProcessor", images)
-    second, auto = _remote("processing_zoo", "AutoProcessor", processor)
-    named = {"processor_class": processor.__name__, "auto_map": {**auto_images, **auto}}
-    return {
-        **first,
-        **second,
-        "preprocessor_config.json": {"image_processor_type": images.__name__, **named},
-    }
-
-
 def _chat(architecture: str, model_type: str, **fields: Any) -> list[Any]:
     """The files of a remote configuration."""
     files, auto = _remote("configuration_zoo", "AutoConfig", ChatConfig)
@@ -900,6 +758,12 @@ TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
 def h2ovl() -> Sequence[Any]:
     text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
     return [*_chat("H2OVLChatModel", "h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text]
+
+
+@maker("SkyworkR1VChatModel", "image", kwargs=TILE_OPTIONS)
+def skywork_r1v() -> Sequence[Any]:
+    text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
+    return [*_chat("SkyworkR1VChatModel", "skywork_chat", **TILES, llm_config=QWEN2), text]
 
 
 @maker("NVLM_D", "image", kwargs=TILE_OPTIONS)
@@ -1000,105 +864,6 @@ def deepseek_ocr() -> Sequence[Any]:
 # --- MiniCPM: a reduced image processor of theirs, which lives in the checkpoint
 
 
-class MiniCPMVImageProcessor(hf.BaseImageProcessor):
-    """What vLLM calls: slices of a grid chosen by area, each resized, cut into a row of patches."""
-
-    model_input_names = ("pixel_values",)
-
-    def __init__(
-        self, max_slice_nums=4, scale_resolution=56, patch_size=14, image_feature_size=4, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self.max_slice_nums, self.scale_resolution = max_slice_nums, scale_resolution
-        self.patch_size, self.image_feature_size = patch_size, image_feature_size
-        self.use_image_id, self.version = True, 2.6
-
-    def fit(self, size, allow_upscale=False):
-        width, height, side = *size, self.scale_resolution
-        if width * height > side * side or allow_upscale:
-            height = int(side / math.sqrt(width / height) + 1e-9)
-            width = int(height * size[0] / size[1])
-        return tuple(
-            max(round(n / self.patch_size) * self.patch_size, self.patch_size)
-            for n in (width, height)
-        )
-
-    def get_sliced_grid(self, image_size, max_slice_nums, nerver_split=False):
-        width, height = image_size
-        multiple = min(math.ceil(width * height / self.scale_resolution**2), max_slice_nums)
-        if multiple <= 1 or nerver_split:
-            return None
-        counts = [
-            n for n in (multiple - 1, multiple, multiple + 1) if n != 1 and n <= max_slice_nums
-        ]
-        grids = [(m, n // m) for n in counts for m in range(1, n + 1) if n % m == 0]
-        return min(
-            grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1]))
-        )
-
-    def get_slice_image_placeholder(
-        self, image_size, image_idx=0, max_slice_nums=None, use_image_id=None
-    ):
-        grid = self.get_sliced_grid(image_size, max_slice_nums or self.max_slice_nums)
-        unknown = "<unk>" * self.image_feature_size
-        numbered = self.use_image_id if use_image_id is None else use_image_id
-        text = (
-            f"<image_id>{image_idx}</image_id>" if numbered else ""
-        ) + f"<image>{unknown}</image>"
-        if grid is not None:
-            text += "\n".join([f"<slice>{unknown}</slice>" * grid[0]] * grid[1])
-        return text
-
-    def get_sliced_images(self, image, max_slice_nums):
-        grid = self.get_sliced_grid(image.size, max_slice_nums)
-        if grid is None:
-            return [image.resize(self.fit(image.size, True))]
-        cell = self.fit((image.width / grid[0], image.height / grid[1]), True)
-        whole = image.resize((cell[0] * grid[0], cell[1] * grid[1]))
-        corners = [(x * cell[0], y * cell[1]) for y in range(grid[1]) for x in range(grid[0])]
-        return [
-            image.resize(self.fit(image.size)),
-            *(whole.crop((x, y, x + cell[0], y + cell[1])) for x, y in corners),
-        ]
-
-    def reshape_by_patch(self, image):
-        values = torch.from_numpy(np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1).permute(
-            2, 0, 1
-        )
-        # channels, patch rows, width, row of a patch
-        rows = values.unfold(1, self.patch_size, self.patch_size)
-        return rows.permute(0, 3, 1, 2).reshape(3, self.patch_size, -1)
-
-    def preprocess(self, images, do_pad=True, max_slice_nums=None, return_tensors=None, **kwargs):
-        batch = images if isinstance(images[0], (list, np.ndarray)) else [images]
-        batch = [
-            [p if isinstance(p, Image.Image) else Image.fromarray(p) for p in row] for row in batch
-        ]
-        slices = [
-            [self.get_sliced_images(image, max_slice_nums or self.max_slice_nums) for image in row]
-            for row in batch
-        ]
-        flat = [[part for image in row for part in image] for row in slices]
-        grids = [
-            [(p.height // self.patch_size, p.width // self.patch_size) for p in row] for row in flat
-        ]
-        return BatchFeature(
-            {
-                "pixel_values": [[self.reshape_by_patch(part) for part in row] for row in flat],
-                "image_sizes": [[image.size for image in row] for row in batch],
-                "tgt_sizes": [torch.tensor(row, dtype=torch.int32) for row in grids],
-            }
-        )
-
-
-class MiniCPMVProcessor(hf.ProcessorMixin):
-    """vLLM takes its parts and makes a processor of its own of them."""
-
-    attributes = ("image_processor", "tokenizer")
-    image_processor_class = "AutoImageProcessor"
-    tokenizer_class = "AutoTokenizer"
-
-
 class MiniCPMOProcessor(hf.ProcessorMixin):
     """vLLM takes its parts and makes a processor of its own of them."""
 
@@ -1108,50 +873,25 @@ class MiniCPMOProcessor(hf.ProcessorMixin):
     tokenizer_class = "AutoTokenizer"
 
 
-def _minicpm(architecture: str, processor: type, **fields: Any) -> list[Any]:
-    named = {
-        "im_start": "<image>",
-        "im_end": "</image>",
-        "slice_start": "<slice>",
-        "slice_end": "</slice>",
-    }
-    named |= {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
+@maker("MiniCPMO", "image", "video", "audio", kwargs=SLICES)
+def minicpmo() -> Sequence[Any]:
+    """MiniCPM-V with a feature extractor, and a tokenizer that names its marks without "_token"."""
+    named = {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
+    for mark, written in {"im": "image", "slice": "slice"}.items():
+        named |= {f"{mark}_start": f"<{written}>", f"{mark}_end": f"</{written}>"}
     named |= {"audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>"}
     named |= {"spk_start": "<|spk_bos|>", "spk_end": "<|spk_eos|>"}
-    files = _remote_processor(MiniCPMVImageProcessor, processor)
-    files["preprocessor_config.json"] |= {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 16,
-    }
-    # without "_token"
+    audio = {"audio_config": {"model_type": "whisper", "num_mel_bins": 16}}
+    audio |= {"audio_chunk_length": 1.0, "audio_pool_step": 2}
+    files = changed("minicpmv", "config.json", architectures=["MiniCPMO"], **audio)
+    source, auto = _remote("processing_zoo", "AutoProcessor", MiniCPMOProcessor)
+    images = json.loads(files["preprocessor_config.json"])
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
+    images |= {**extractor, "processor_class": "MiniCPMOProcessor"}
+    images["auto_map"] |= auto
     text = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, "extra_special_tokens": named}
-    parts = {
-        "vision_config": VISION,
-        "query_num": 4,
-        "image_size": 56,
-        "max_slice_num": 4,
-        **TEXT,
-        **fields,
-    }
-    return [
-        *_chat(architecture, architecture.lower(), **parts),
-        tokenizer(named=named),
-        {**files, "tokenizer_config.json": text},
-    ]
-
-
-@maker("MiniCPMV", "image", "video", kwargs=[{"max_slice_nums": 2}])
-def minicpmv() -> Sequence[Any]:
-    return _minicpm("MiniCPMV", MiniCPMVProcessor, version=2.6)
-
-
-@maker("MiniCPMO", "image", "video", "audio", kwargs=[{"max_slice_nums": 2}])
-def minicpmo() -> Sequence[Any]:
-    audio = {
-        "audio_config": {"model_type": "whisper", "num_mel_bins": 16},
-        "audio_chunk_length": 1.0,
-    }
-    return _minicpm("MiniCPMO", MiniCPMOProcessor, version=2.6, audio_pool_step=2, **audio)
+    written = {"preprocessor_config.json": images, "tokenizer_config.json": text}
+    return [files, tokenizer(named=named), {**source, **written}]
 
 
 @maker(
@@ -1178,196 +918,4 @@ def minicpmv4_6() -> Sequence[Any]:
     )
 
 
-class UltravoxProcessor(hf.ProcessorMixin):
-    """Audio cut into chunks of the feature extractor's length, `stack_factor` frames of its encoder
-    to a token."""
-
-    attributes = ("audio_processor", "tokenizer")
-    audio_processor_class = "WhisperFeatureExtractor"
-    tokenizer_class = "AutoTokenizer"
-
-    def __init__(self, audio_processor=None, tokenizer=None, stack_factor=8):
-        self.stack_factor = stack_factor
-        super().__init__(audio_processor=audio_processor, tokenizer=tokenizer)
-
-    def __call__(
-        self, text=None, audios=None, sampling_rate=None, include_audio_num_chunks=False, **kwargs
-    ):
-        extract, data = self.audio_processor, dict(self.tokenizer([text], return_tensors="pt"))
-        chunks = [
-            [audio[i : i + extract.n_samples] for i in range(0, len(audio), extract.n_samples)]
-            for audio in audios
-        ]
-        flat = [chunk for row in chunks for chunk in row]
-        frames = torch.tensor([math.ceil(len(chunk) / extract.hop_length) for chunk in flat])
-        data["audio_values"] = extract(
-            flat, sampling_rate=sampling_rate, return_tensors="pt"
-        ).input_features
-        data |= {
-            "audio_lens": frames,
-            "audio_token_len": (frames / (2 * self.stack_factor)).ceil().long(),
-        }
-        return BatchFeature(
-            {**data, "audio_num_chunks": torch.tensor([len(row) for row in chunks])}
-        )
-
-
-@maker("UltravoxModel", "audio", samples=(1600, 64000))
-def ultravox() -> Sequence[Any]:
-    text = tokenizer("<|audio|>")
-    files, auto = _remote("processing_zoo", "AutoProcessor", UltravoxProcessor)
-    config = {
-        "model_type": "ultravox",
-        "audio_config": {"model_type": "whisper", "d_model": 32, "num_mel_bins": 16},
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_token_index": text.convert_tokens_to_ids("<|audio|>"),
-        "hidden_size": 32,
-    }
-    extractor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 16,
-        "chunk_length": 2,
-    }
-    return {
-        **files,
-        "config.json": {"architectures": ["UltravoxModel"], **config},
-        "processor_config.json": {"processor_class": "UltravoxProcessor", "auto_map": auto},
-        "preprocessor_config.json": {
-            **extractor,
-            "processor_class": "UltravoxProcessor",
-            "auto_map": auto,
-        },
-    }, text
-
-
 # --- Reduced processors of two more remote checkpoints
-
-
-class KimiVLImageProcessor(hf.BaseImageProcessor):
-    """Images made smaller than `in_token_limit` patches, padded to whole merged patches, cut into
-    patches."""
-
-    model_input_names = ("pixel_values", "image_grid_hws")
-
-    def __init__(self, patch_size=14, in_token_limit=64, merge_kernel_size=(2, 2), **kwargs):
-        super().__init__(**kwargs)
-        self.patch_size = patch_size
-        self.in_token_limit = in_token_limit
-        self.merge_kernel_size = merge_kernel_size
-
-    def patches(self, image):
-        side = self.patch_size
-        count = (image.width // self.patch_size) * (image.height // self.patch_size)
-        if count > self.in_token_limit:
-            scale = math.sqrt(self.in_token_limit / count)
-            image = image.resize((int(image.width * scale), int(image.height * scale)))
-        tall, wide = (n * side for n in self.merge_kernel_size)
-        values = np.zeros(
-            (-(-image.height // tall) * tall, -(-image.width // wide) * wide, 3), np.float32
-        )
-        values[: image.height, : image.width] = (
-            np.asarray(image.convert("RGB"), np.float32) / 127.5 - 1
-        )
-        grid = torch.from_numpy(values).permute(2, 0, 1).unfold(1, side, side).unfold(2, side, side)
-        return grid.permute(1, 2, 0, 3, 4).flatten(0, 1), grid.shape[1:3]
-
-    def preprocess(self, images, return_tensors=None, **kwargs):
-        values, grids = zip(*(self.patches(image) for image in images), strict=True)
-        return BatchFeature(
-            {"pixel_values": torch.cat(values), "image_grid_hws": torch.tensor(grids)}
-        )
-
-
-class KimiVLProcessor(hf.ProcessorMixin):
-    attributes = ("image_processor", "tokenizer")
-    image_processor_class = "AutoImageProcessor"
-    tokenizer_class = "AutoTokenizer"
-
-    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
-        self.image_token = "<|media_pad|>"
-        super().__init__(image_processor, tokenizer)
-
-    def __call__(self, images=None, text=None, **kwargs):
-        return BatchFeature(
-            {**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)}
-        )
-
-
-@maker("KimiVLForConditionalGeneration", "image")
-def kimi_vl() -> Sequence[Any]:
-    text = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
-    config = {
-        "architectures": ["KimiVLForConditionalGeneration"],
-        "model_type": "kimi_vl",
-        "media_placeholder_token_id": text.convert_tokens_to_ids("<|media_pad|>"),
-        "vision_config": {**LAYERS, "patch_size": 14, "merge_kernel_size": [2, 2]},
-        "text_config": {
-            "model_type": "deepseek_v2",
-            **TEXT,
-            "kv_lora_rank": 8,
-            "q_lora_rank": None,
-        },
-    }
-    return {"config.json": config, **_remote_processor(KimiVLImageProcessor, KimiVLProcessor)}, text
-
-
-class Phi3VImageProcessor(hf.BaseImageProcessor):
-    """A whole view and at most `num_crops` tiles of `side` pixels, of 2 x 2 tokens each."""
-
-    model_input_names = ("pixel_values", "image_sizes")
-
-    def __init__(self, num_crops=4, side=28, **kwargs):
-        super().__init__(**kwargs)
-        self.num_crops, self.side = num_crops, side
-
-    def fit(self, width, height):
-        ratio, scale = max(width, height) / min(width, height), 1
-        while (scale + 1) * math.ceil((scale + 1) / ratio) <= self.num_crops:
-            scale += 1
-        long = scale * self.side
-        short = math.ceil(int(scale * self.side / ratio) / self.side) * self.side
-        return (long, max(short, self.side)) if width >= height else (max(short, self.side), long)
-
-    def count(self, width, height):
-        columns, rows = (n // self.side for n in self.fit(width, height))
-        return (rows * columns + 1) * 4 + 1 + (rows + 1) * 2
-
-    def preprocess(self, images, return_tensors=None, **kwargs):
-        sizes, values = [self.fit(*image.size) for image in images], []
-        for image, size in zip(images, sizes, strict=True):
-            views = [
-                np.asarray(image.convert("RGB").resize(to), np.float32)
-                for to in ((self.side, self.side), size)
-            ]
-            whole, parts = (torch.from_numpy(view / 127.5 - 1).permute(2, 0, 1) for view in views)
-            tiles = parts.unfold(1, self.side, self.side).unfold(2, self.side, self.side)
-            values.append(torch.cat([whole[None], tiles.permute(1, 2, 0, 3, 4).flatten(0, 1)]))
-        most = self.num_crops + 1
-        padded = [torch.cat([v, v.new_zeros(most - len(v), *v.shape[1:])]) for v in values]
-        return BatchFeature(
-            {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes).flip(-1)}
-        )
-
-
-class Phi3VProcessor(hf.ProcessorMixin):
-    attributes = ("image_processor", "tokenizer")
-    image_processor_class = "AutoImageProcessor"
-    tokenizer_class = "AutoTokenizer"
-
-    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
-        self.img_tokens = [f"<|image_{i + 1}|>" for i in range(1000)]
-        super().__init__(image_processor, tokenizer)
-
-    def calc_num_image_tokens_from_image_size(self, width, height):
-        return self.image_processor.count(width, height)
-
-    def __call__(self, text=None, images=None, num_crops=None, **kwargs):
-        return BatchFeature(
-            {**self.tokenizer([text], return_tensors="pt"), **self.image_processor(images)}
-        )
-
-
-@maker("Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
-def phi3v() -> Sequence[Any]:
-    files = _remote_processor(Phi3VImageProcessor, Phi3VProcessor)
-    return [*_chat("Phi3VForCausalLM", "phi3_v", **TEXT), files, tokenizer("<|image|>")]

@@ -7,43 +7,12 @@ law and the limits of its test.
 
 from __future__ import annotations
 
-from . import doors, items, orders, outcomes, outputs, reference, system
-from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, differences
+from ..law import Law
+from . import caches, decoding, huggingface, items, models, outcomes
 
-__all__ = [
-    "LAWS",
-    "Case",
-    "KitError",
-    "Law",
-    "NotApplicable",
-    "NotDrawn",
-    "Violation",
-    "differences",
-]
+_MODULES = (outcomes, caches, items, models, huggingface, decoding)
 
-_IN_ORDER = (
-    outcomes.counts,
-    outcomes.ranges,
-    system.caches,
-    outcomes.text,
-    outcomes.independence,
-    items.worst_case,
-    items.identity,
-    outcomes.round_trip,
-    items.refusal,
-    outcomes.idempotence,
-    items.embeds,
-    system.processes,
-    system.safety,
-    system.containment,
-    system.wire,
-    system.strangers,
-    reference.processing,
-    orders.orders,
-    doors.doors,
-    reference.positions,
-    items.names,
-    outputs.outputs,
-)
-
-LAWS = {law.number: law for law in _IN_ORDER}
+LAWS = {
+    law.name: law for module in _MODULES for law in vars(module).values() if isinstance(law, Law)
+}
+"""By name."""

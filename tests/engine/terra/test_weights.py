@@ -42,8 +42,8 @@ def test_published_names_load_completely_or_not_at_all(terra: Any, tmp_path: Pat
     model.load_weights(weights.items())
     assert not any(parameter.isnan().any() for parameter in model.parameters())
     more = {**weights, "pos_embedding_spatio_temporal.more.weight": torch.zeros(1)}
-    with pytest.raises(ValueError, match=r"no module or parameter|more\.weight unexpected"):
+    with pytest.raises(ValueError, match="no module or parameter"):
         model.load_weights(more.items())
     fresh = new_model(published, tmp_path / "copy", skip_tokenizer_init=True)
-    with pytest.raises(ValueError, match=r"temporal_embeddings\.weight missing and none"):
+    with pytest.raises(ValueError, match=r"1 missing: .*temporal_embeddings\.weight"):
         fresh.load_weights(item for item in weights.items() if item[0] != TEMPORAL)

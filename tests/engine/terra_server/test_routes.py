@@ -37,18 +37,13 @@ def test_a_closed_loop_and_a_stream_are_the_reference_rollout(client: Client, fr
     assert stream(client, FRAMES[0, :3], ACTIONS[0]) == frames[0].tolist()
 
 
-@pytest.mark.parametrize(
-    ("form", "options"),
-    [(np.ndarray.tolist, {}), (np.float64, {"output_format": "tensor"}), (torch.tensor, {"output_format": "png"})],
-    ids=["lists", "array", "png"],
-)
-def test_every_form_of_an_item_and_of_an_output(client: Client, frames: np.ndarray, form: Any, options: Any) -> None:
+@pytest.mark.parametrize("form", [np.ndarray.tolist, np.float64, torch.tensor])
+def test_every_form_of_an_item_and_an_output(client: Client, frames: np.ndarray, form: Any) -> None:
     for _ in range(2):
-        answer = client.generate(PROMPT, {"actions": form(ACTIONS[0, :3])}, **FRAME, **options)
+        answer = client.generate(PROMPT, {"actions": form(ACTIONS[0, :3])}, **FRAME)
     (choice,) = answer.choices
     assert choice.token_ids == frames[0].tolist()
     assert shows(choice.output, frames[0])
-    assert (choice.produced.png is not None) == (options == {"output_format": "png"})
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 64)
     assert answer.usage.prompt_tokens_details.cached_tokens == len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE
 
@@ -77,7 +72,7 @@ def test_a_session_goes_on_without_items_and_with_a_prompt(client: Client, frame
         assert session.first.token_ids + session.next(max_tokens=40).token_ids == frames[0].tolist()
         assert session.remaining == MAX_LEN - len(PROMPT) - 64
         chunk = session.next({"actions": ACTIONS[0, 3:4]}, [PAD] * STEP, max_tokens=64)
-        assert (chunk.token_ids, chunk.index, chunk.usage.prompt_tokens) == (frames[1].tolist(), 2, STEP)
+        assert (chunk.token_ids, chunk.index) == (frames[1].tolist(), 2)
 
 
 def test_every_chunk_of_a_session_has_an_output(client: Client, frames: np.ndarray) -> None:
@@ -101,40 +96,29 @@ def test_a_vector_of_sessions_is_the_reference(client: Client, frames: np.ndarra
 
 
 def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
-    """33 frames in a model of 25, with three slides; tests/engine/terra compares slides with those of the reference."""
+    """33 frames in a model of 25, with three slides, after which each chunk is that of a request with the tokens that
+    are left; tests/engine/terra compares slides with those of the reference."""
+    ids, begin, slid = PROMPT, 0, {}
     with client.session(PROMPT, ITEMS, window={"keep": 20}, **SAMPLING) as session:
-        chunks = [session.first, *(session.next({"actions": [action]}) for action in DRIVE.actions[3:35])]
+        chunks = [session.first]
+        for number, action in enumerate(DRIVE.actions[3:35], 3):
+            chunk = session.next({"actions": [action]})
+            ids = [*ids, *chunks[-1].token_ids, *[PAD] * STEP]
+            if chunk.slid:
+                slid[chunk.index] = (chunk.slid.items, chunk.slid.tokens)
+                begin += chunk.slid.items["actions"]
+                ids = ids[chunk.slid.tokens :]
+                answer = client.generate(ids, {"actions": DRIVE.actions[begin : number + 1]}, **SAMPLING)
+                assert chunk.token_ids == answer.choices[0].token_ids
+            assert chunk.remaining == MAX_LEN - len(ids) - 64
+            chunks.append(chunk)
     rolled = expected(DRIVE.frames[None, :3], DRIVE.actions[None], 33, keep=20)
     assert [chunk.token_ids for chunk in chunks] == rolled[0].tolist()
-    slid = {chunk.index: (chunk.slid.items, chunk.slid.tokens) for chunk in chunks if chunk.slid}
     assert slid == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * LAID_OUT))
-    for index, frames, read in ((21, 24, STEP), (22, 20, 20 * LAID_OUT)):
-        told = (chunks[index].remaining, chunks[index].usage.prompt_tokens)
-        assert told == (MAX_LEN - frames * LAID_OUT - 64, read)
-
-
-@pytest.mark.parametrize(("cut", "first"), [("item", 210), ("turn", 274)])
-def test_what_stays_is_what_was_declared(client: Client, cut: str, first: int) -> None:
-    """A first frame that stays, at most six items at once. Each chunk is that of a request with the tokens that are
-    left, also where an item comes twice."""
-    actions = [*DRIVE.actions[:7], *DRIVE.actions[5:14]]
-    ids, begin, slid = PROMPT, 1, []
-    window = {"keep": 3, "items": 6, "cut": cut, "prefix": LAID_OUT}
-    with client.session(PROMPT, ITEMS, window=window, **SAMPLING) as session:
-        chunk = session.first
-        for number, action in enumerate(actions[3:], 3):
-            ids = ids + chunk.token_ids
-            chunk = session.next({"actions": [action]})
-            if chunk.slid is not None:
-                slid.append(chunk.slid.tokens)
-                begin += chunk.slid.items["actions"]
-                ids = ids[:LAID_OUT] + ids[LAID_OUT + chunk.slid.tokens :]
-            ids = ids + [PAD] * STEP
-            items = [actions[0], *actions[begin : number + 1]]
-            answer = client.generate(ids, {"actions": items}, **SAMPLING)
-            assert chunk.token_ids == answer.choices[0].token_ids, number
-            assert chunk.remaining == MAX_LEN - len(ids) - 64
-    assert slid == [first, 210, 210, 210]
+    assert [chunks[index].usage.prompt_tokens for index in (21, 22)] == [24 * LAID_OUT, 20 * LAID_OUT]
+    # but for a slide, the engine has all but what is new, and at most a block
+    computed = [chunk.usage.prompt_tokens - chunk.usage.prompt_tokens_details.cached_tokens for chunk in chunks[1:22]]
+    assert max(computed) < STEP + BLOCK_SIZE
 
 
 def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
@@ -144,13 +128,7 @@ def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
     (actions,), (frame,) = model.modalities, model.outputs
     assert (actions.name, actions.shape, actions.dtype, actions.limit) == ("actions", [6, 3], "float32", 24)
     assert (actions.placeholder, actions.in_place, actions.largest_tokens) == ([PAD] * STEP, True, STEP)
-    assert (frame.name, frame.tokens, frame.shape, frame.dtype, frame.png) == (
-        "frame",
-        64,
-        [128, 128, 3],
-        "uint8",
-        True,
-    )
+    assert (frame.name, frame.tokens, frame.shape, frame.dtype) == ("frame", 64, [128, 128, 3], "uint8")
     assert client.generate([PAD] * STEP, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
     paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
     body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]

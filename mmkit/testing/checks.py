@@ -1,0 +1,268 @@
+"""Laws checked: one, some with a report, or each as a test of pytest."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from ..errors import MmkitError
+from ..model_spec import ModelSpec
+from .drawing import for_each
+from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, judged
+from .laws import LAWS
+from .subject import Subject, of_spec
+from .vllm_model import loaded_model
+
+_FEW = 20
+"""A law that says something about fewer than one in so many drawn requests says too little.
+
+Hypothesis' own health checks look at the first fifty draws and at a clock, which is the processor's
+here, so they are off; this share is of all draws.
+"""
+
+Status = Literal["holds", "violated", "not applicable", "not drawn", "kit error"]
+
+
+def check_law(
+    law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True
+) -> None:
+    """Check one law on a subject.
+
+    Args:
+        law: a law, or its name, for example ``"cache"``.
+        subject: see `of_spec` and `of_registered`.
+        examples: Hypothesis examples; None for those of the current profile.
+        database: let Hypothesis keep failures for the next run.
+
+    Raises:
+        Violation: the law does not hold. The message has the smallest failing request that
+            Hypothesis found.
+        NotApplicable: the law has nothing to say about this subject.
+        NotDrawn: the law said something about none, or fewer than one in twenty, of the drawn
+            requests.
+        KitError: mmkit's own code failed; see `Case.is_of_kit`.
+        MmkitError: an unknown law.
+    """
+    law = law_of(law) if isinstance(law, str) else law
+    if not subject.limits:
+        without = " and ".join(subject.undrawn) or "some modality"
+        raise NotDrawn(f"give samples= a strategy for items of {without}")
+    if law.needs_model and subject.plan is not None and subject.plan.spec.is_raw:
+        raise NotApplicable("the items take no positions: forward gets their fields, not rows")
+    most = max(1, (examples or settings().max_examples) // law.cost)
+    options: dict[str, Any] = {"max_examples": most, **({} if database else {"database": None})}
+    if not law.needs_model:
+        return _check(Case(law, subject), options)
+    config = subject.processor.info.ctx.model_config
+    for dtype in law.dtypes:
+        case = Case(law, subject)
+        with judged(case), loaded_model(config, dtype=dtype) as case.model:
+            _check(case, options)
+
+
+def law_of(name: str) -> Law:
+    """The law of a name.
+
+    Raises:
+        MmkitError: there is none.
+    """
+    if name not in LAWS:
+        raise MmkitError("laws", f"some of {', '.join(LAWS)}", repr(name))
+    return LAWS[name]
+
+
+def _check(case: Case, options: dict[str, Any]) -> None:
+    drawn = said = 0
+
+    def once(data: Any) -> None:
+        nonlocal drawn, said
+        drawn += 1
+        replace(case, data=data).check()
+        said += 1
+
+    with judged(case):
+        try:
+            for_each(st.data(), once, **options)
+        except Unsatisfiable as error:
+            of = f"none of {drawn} drawn requests is one" if drawn else "no request was found"
+            raise NotDrawn(f"{of} about which this law says anything") from error
+    if said * _FEW < drawn:
+        raise NotDrawn(f"holds on {said} of {drawn} drawn requests")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one law.
+
+    Attributes:
+        law: name of the law.
+        status: ``holds``; ``violated``; ``not applicable``: the law has nothing to say about this
+            subject; ``not drawn``: the law said something about too few of the drawn requests;
+            ``kit error``: an exception of mmkit's own code, which says nothing about the subject.
+        detail: the observation, the reason, or the traceback of a kit error.
+        expected: the reason why a violation is known; empty for laws that should hold.
+    """
+
+    law: str
+    status: Status
+    detail: str = ""
+    expected: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the law is violated, or holds although a violation is known, or mmkit's own code
+        failed."""
+        return self.status in ("holds" if self.expected else "violated", "kit error")
+
+    @property
+    def sentence(self) -> str:
+        """The status, the known violation if there is one, and the detail."""
+        known = f" (expected to be violated: {self.expected})" if self.expected else ""
+        return f"{self.status}{known}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass
+class Report:
+    """The results of all laws; true if none failed.
+
+    Attributes:
+        subject: title of the report.
+        results: one per law.
+    """
+
+    subject: str
+    results: list[Result] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return not any(result.failed for result in self.results)
+
+    @property
+    def violations(self) -> list[Result]:
+        """The results of the laws that do not hold."""
+        return [result for result in self.results if result.status == "violated"]
+
+    @property
+    def summary(self) -> str:
+        """The numbers of laws that hold, that are violated, and of the rest."""
+        counts = Counter(result.status for result in self.results)
+        held, violated = counts["holds"], counts["violated"]
+        return f"{held} held, {violated} violated, {len(self.results) - held - violated} neither"
+
+    def __str__(self) -> str:
+        width = max((len(result.law) for result in self.results), default=0)
+        lines = [f"  {result.law:{width}}  {result.sentence}" for result in self.results]
+        return "\n".join([self.subject, *lines, f"  {self.summary}"])
+
+
+def check(
+    subject: Subject | ModelSpec,
+    model_dir: str | Path = "",
+    *,
+    laws: Iterable[str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    expected: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Report:
+    """Check the laws on a spec, or on any processor.
+
+    Args:
+        subject: a spec, or what `of_spec`, `of_registered` or `Subject` make.
+        model_dir: for a spec, a folder with config, tokenizer and processor files; weights are not
+            needed.
+        laws: names of laws, for example ``["ranges", "cache"]``; None for all.
+        model: check the laws about the model class too. It is loaded with dummy weights, without an
+            engine.
+        examples: Hypothesis examples per law; None for those of the current profile.
+        expected: laws that are known to be violated, with the reason or a link; a law among them
+            that holds is a failure.
+        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
+            classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
+            runs code that the folder brings.
+
+    Returns:
+        One result per law; false if a law failed, or mmkit's own code did.
+
+    Raises:
+        SpecError: the spec does not fit the checkpoint.
+        MmkitError: an unknown law.
+    """
+    reasons = {law_of(name).name: why for name, why in (expected or {}).items()}
+    chosen = [law_of(name) for name in (LAWS if laws is None else laws)]
+    subject = _opened(subject, model_dir, options)
+    without = f", without items of {' and '.join(subject.undrawn)}" if subject.undrawn else ""
+    report = Report(subject.title + without)
+    for law in chosen:
+        if law.needs_model and not model:
+            result = Result(law.name, "not applicable", "needs the model: say model=True")
+        else:
+            result = _result(law, subject, examples)
+        report.results.append(replace(result, expected=reasons.get(law.name, "")))
+    return report
+
+
+def _opened(
+    subject: Subject | ModelSpec, model_dir: str | Path, options: Mapping[str, Any]
+) -> Subject:
+    return of_spec(subject, model_dir, **options) if isinstance(subject, ModelSpec) else subject
+
+
+def _result(law: Law, subject: Subject, examples: int | None) -> Result:
+    try:
+        check_law(law, subject, examples=examples)
+    except NotDrawn as share:
+        return Result(law.name, "not drawn", str(share))
+    except NotApplicable as reason:
+        return Result(law.name, "not applicable", str(reason))
+    except Violation as violation:
+        return Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
+    except KitError as error:
+        return Result(law.name, "kit error", "".join(traceback.format_exception(error)))
+    return Result(law.name, "holds")
+
+
+def parametrize(
+    subject: Subject | ModelSpec,
+    model_dir: str | Path = "",
+    *,
+    expected: Mapping[str, str] | None = None,
+    model: bool = False,
+    examples: int | None = None,
+    **options: Any,
+) -> Any:
+    """A pytest decorator: one test per law. The test function receives `check`, and calls it. The
+    arguments are those of `check`; a law in `expected` is a strict `xfail`."""
+    import pytest
+
+    made = cache(partial(_opened, subject, model_dir, options))
+
+    def run(law: Law) -> None:
+        try:
+            check_law(law, made(), examples=examples)
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+    checks = [
+        pytest.param(partial(run, law), id=law.name, marks=marks_of(law, expected or {}))
+        for law in LAWS.values()
+        if model or not law.needs_model
+    ]
+    return pytest.mark.parametrize("check", checks)
+
+
+def marks_of(law: Law, expected: Mapping[str, str]) -> list[Any]:
+    """The mark of a law that is known to be violated."""
+    import pytest
+
+    if law.name not in expected:
+        return []
+    return [pytest.mark.xfail(strict=True, raises=Violation, reason=expected[law.name])]

@@ -1,0 +1,516 @@
+"""vLLM's processing path as plain Python, without an engine: processors, requests and caches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+from vllm import ModelRegistry
+from vllm.config import ModelConfig
+from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
+from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
+
+from ..bound.placeholders import rows_field
+from ..errors import MmkitError, VllmApiError
+from ..updates import Insert
+from ..vllm_api import seam
+from ..vllm_api.compat import ProcessorInputs, SenderCache, find
+from ..vllm_api.items import Layouts
+from ..vllm_api.processor import CommonProcessor, Request
+
+_item_size = find(
+    "multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache"
+).get_item_size
+_ReceiverCache = find(
+    "multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache"
+)
+_PromptIndex = find(
+    "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
+)
+_image_loader = find("multimodal.media.image:ImageMediaIO", "multimodal.image:ImageMediaIO")
+_tokenizer = find(
+    "tokenizers:cached_tokenizer_from_config",
+    "transformers_utils.tokenizer:cached_tokenizer_from_config",
+)
+
+Miss: Any = None
+with suppress(VllmApiError):  # before 0.28 the engine's half of a cache asserts
+    Miss = find("multimodal.cache:MultiModalCacheMissError")
+
+LEAST_CACHE_GIB = 1e-6 if hasattr(MultiModalProcessorOnlyCache, "cache_if_fits") else 0.01
+"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
+than the cache."""
+
+_TEXT_PROMPTS = (
+    "prompt" in inspect.signature(BaseMultiModalProcessor._apply_hf_processor_main).parameters
+)
+"""Whether a prompt passes the processor with the items, and may be a text: up to 0.28."""
+
+
+Data = Mapping[str, Any]
+"""What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
+
+
+class NotTaken(ValueError):
+    """The code under test does not take what was asked of it; the sentence is the kit's."""
+
+
+# -- processors ------------------------------------------------------------------------------------
+
+
+class StandIn(nn.Module, SupportsMultiModal):
+    """A model class that runs nothing, where vLLM wants one and there is none."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+
+    def _nothing(self, *arguments: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+    embed_input_ids = embed_multimodal = forward = compute_logits = _nothing
+
+
+def stand_in(*architectures: str, model: type = StandIn) -> None:
+    """Let vLLM accept checkpoints of architectures that it does not know, and take what it reads
+    from the class of such a model from this one."""
+    for architecture in set(architectures) - set(ModelRegistry.get_supported_archs()):
+        ModelRegistry.register_model(architecture, model)
+
+
+def architectures_of(folder: str | Path) -> list[str]:
+    """The model classes that the config of a checkpoint names."""
+    known, _ = PretrainedConfig.get_config_dict(str(folder))
+    return list(known.get("architectures") or [])
+
+
+def load_plugins() -> None:
+    """Load vLLM's plugins, as each of its processes does."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+def model_config(folder: str | Path, **options: Any) -> ModelConfig:
+    """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none.
+    Plugins are loaded first: config classes are theirs. What code the folder brings is run with
+    `trust_remote_code=True` alone.
+
+    Raises:
+        MmkitError: the model class cannot be imported.
+    """
+    load_plugins()
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    tokenizer = any((Path(folder) / name).exists() for name in names)
+    defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
+    settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
+    try:
+        return ModelConfig(model=str(folder), tokenizer=str(folder), **settings)
+    except ValueError as error:
+        if "failed to be inspected" in str(error):
+            _import_models(architectures_of(folder))
+        raise
+
+
+def _import_models(architectures: Sequence[str]) -> None:
+    """Find the exception of which vLLM says only that it is in the logs: its inspection imports the
+    model in another process."""
+    for name in architectures:
+        if name not in ModelRegistry.models:
+            continue
+        try:
+            ModelRegistry.models[name].load_model_cls()
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}".rstrip(".")
+            raise MmkitError(name, "a model class that can be imported", got) from error
+
+
+def config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
+    """`model_config`, of a model that vLLM need not know."""
+    stand_in(*architectures_of(folder))
+    return model_config(folder, **options)
+
+
+def registered(config: ModelConfig) -> Any:
+    """The processor that vLLM makes for a checkpoint, whoever wrote it."""
+    return MULTIMODAL_REGISTRY.create_processor(config)
+
+
+def generated(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
+    """A processor of these classes, whether vLLM knows the model or not."""
+    tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
+    instance = info(InputProcessingContext(config, tokenizer))
+    return processor(instance, dummy_inputs(instance))
+
+
+def of_class(model: Any, config: ModelConfig) -> Any:
+    """The processor of the classes that are registered for a model class."""
+    factories = model._processor_factory
+    return generated(factories.info, factories.dummy_inputs, factories.processor, config)
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a processor for a request.
+
+    Attributes:
+        ids: the prompt with the placeholders in it.
+        ranges: per modality and item, offset, length, and for each position whether it receives an
+            encoder row.
+        fields: per modality and item, the tensors (or other values) that reach the model, by field.
+        hashes: per modality and item.
+        items: per modality, vLLM's own form of the fields.
+    """
+
+    ids: list[int]
+    ranges: dict[str, list[tuple[int, int, tuple[bool, ...]]]]
+    fields: dict[str, list[dict[str, Any]]]
+    hashes: dict[str, list[str]]
+    items: dict[str, list[Any]] = field(repr=False)
+
+    def mask(self, name: str, index: int) -> tuple[bool, ...]:
+        """Which positions of an item receive encoder rows; none where it has no range."""
+        ranges = self.ranges.get(name, [])
+        return ranges[index][2] if index < len(ranges) else ()
+
+    def values(self, name: str, index: int) -> dict[str, Any]:
+        """The fields of an item; none where nothing of it reaches the model."""
+        items = self.fields.get(name, [])
+        return items[index] if index < len(items) else {}
+
+    @property
+    def gib(self) -> float:
+        """The size of the items in vLLM's caches, in GiB."""
+        size: int = sum(_item_size(item) for own in self.items.values() for item in own)
+        return size / 2**30
+
+
+def run(
+    processor: Any,
+    prompt: str | Sequence[int],
+    data: Data,
+    kwargs: Data | None = None,
+    caches: Caches | None = None,
+    *,
+    direct: bool = False,
+    uuids: Mapping[str, Sequence[str | None]] | None = None,
+) -> Outcome:
+    """One request, as vLLM's renderer hands it to a processor; `direct`: as one calls the processor
+    by hand."""
+    options = deepcopy(dict(kwargs or {}))  # processors of transformers take out nested ones
+    if direct:
+        items = parsed(processor, data) if seam.INFO_PARSES else data
+        with _holding(processor, None):
+            return outcome(processor(prompt, items, hf_processor_mm_kwargs=options))
+    sender = caches and caches.sender
+    return outcome(render(processor, prompt, data, options, sender, uuids), caches)
+
+
+def render(
+    processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any, uuids: Any = None
+) -> Any:
+    """One request, as vLLM hands it to a processor."""
+    items = parsed(processor, data) if seam.INFO_PARSES else data
+    if seam.TAKES_PARTS:
+        with _holding(processor, cache):
+            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
+    ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
+    inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
+    if not hasattr(processor, "cache"):
+        inputs.cache = cache
+    with _holding(processor, cache):
+        return _applied(processor, inputs)
+
+
+@contextmanager
+def _holding(processor: Any, cache: Any) -> Iterator[None]:
+    """A processor with another cache, where a processor has one."""
+    if not hasattr(processor, "cache"):
+        yield
+        return
+    before, processor.cache = processor.cache, cache
+    try:
+        yield
+    finally:
+        processor.cache = before
+
+
+def _applied(processor: Any, inputs: Any) -> Any:
+    from vllm.multimodal.processing import TimingContext
+
+    return processor.apply(inputs, TimingContext(enabled=False))
+
+
+def parsed(processor: Any, data: Data) -> Any:
+    """A caller's data as vLLM's items, checked."""
+    if seam.INFO_PARSES:
+        return processor.info.parse_mm_data(data)
+    return processor._to_mm_items(data)
+
+
+def encoded(processor: Any, text: str) -> list[int]:
+    """The ids of a text, without placement."""
+    params = getattr(processor.info, "default_tok_params", None)
+    options = params.get_encode_kwargs() if params else {}
+    return list(processor.info.get_tokenizer().encode(text, **options))
+
+
+def _tokenized(processor: Any, prompt: str, data: Data) -> list[int]:
+    """The ids of a text as vLLM's renderer makes them, before any processor sees it."""
+    params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
+    text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
+    sent = {**text, "prompt_token_ids": encoded(processor, text["prompt"])}
+    return list(params.apply_post_tokenization(tokenizer, sent)["prompt_token_ids"])
+
+
+def outcome(result: Any, caches: Caches | None = None) -> Outcome:
+    """The outcome in vLLM's form of a rendered request."""
+    ranges = {
+        name: [(at.offset, at.length, _flags(at.is_embed, at.length)) for at in places]
+        for name, places in result["mm_placeholders"].items()
+    }
+    hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
+    items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
+    if caches is not None:
+        items = caches.receive(items, result)
+    fields = {name: [_fields(name, item) for item in of_items] for name, of_items in items.items()}
+    ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
+    return Outcome(ids, ranges, fields, hashes, items)
+
+
+def _flags(mask: Any, length: int) -> tuple[bool, ...]:
+    """An embed mask of vLLM, which has None where all positions receive rows."""
+    return (True,) * length if mask is None else tuple(map(bool, mask))
+
+
+def _fields(modality: str, item: Any) -> dict[str, Any]:
+    """The values of an item; tensors and arrays are copied: a processor may reuse their memory."""
+    values = {name: element.data for name, element in item.items()}
+    values.pop(rows_field(modality), None)
+    return {name: _copied(value) for name, value in values.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
+    """The kinds of batching of an outcome's fields: per modality, item and field."""
+    return {
+        name: [{key: _kind(element.field) for key, element in item.items()} for item in items]
+        for name, items in outcome.items.items()
+    }
+
+
+def _kind(field: Any) -> str:
+    options = [f"dim={field.dim}"] if getattr(field, "dim", 0) else []
+    options += ["keep_on_cpu"] if getattr(field, "keep_on_cpu", False) else []
+    return " ".join([type(field).__name__, *options])
+
+
+def decoded(file: bytes) -> list[Any]:
+    """The pictures that vLLM's loader makes of an image file with transparent parts, on white and
+    on black."""
+    return [
+        _image_loader(rgba_background_color=background).load_bytes(file)
+        for background in ((255, 255, 255), (0, 0, 0))
+    ]
+
+
+# -- caches ----------------------------------------------------------------------------------------
+
+
+class Caches:
+    """vLLM's processor cache of some capacity: in one process, or as the pair of API server and
+    engine."""
+
+    def __init__(self, processor: Any, capacity_gib: float, *, pair: bool) -> None:
+        config = processor.info.ctx.model_config
+        multimodal = config.get_multimodal_config()
+        before, multimodal.mm_processor_cache_gb = multimodal.mm_processor_cache_gb, capacity_gib
+        try:
+            self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
+            self.receiver = _ReceiverCache(config) if pair else None
+        finally:
+            multimodal.mm_processor_cache_gb = before
+
+    def forget(self, hashes: Sequence[str]) -> None:
+        """The step of vLLM before it sends a request again whose items the engine lacks."""
+        for item_hash in hashes:
+            self.sender.invalidate(item_hash)
+
+    def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
+        """The items as the engine has them."""
+        if self.receiver is None:
+            return items
+        hashes, places = result["mm_hashes"], result["mm_placeholders"]
+        features = {
+            (name, i): feature(item, name, hashes[name][i], places[name][i])
+            for name, of_items in items.items()
+            for i, item in enumerate(of_items)
+        }
+        order = sorted(features, key=lambda key: features[key].mm_position.offset)
+        received = self.receiver.get_and_update_features([features[key] for key in order])
+        data = {key: feature.data for key, feature in zip(order, received, strict=True)}
+        return {name: [data[name, i] for i in range(len(items[name]))] for name in items}
+
+
+def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
+    """One item as the API server sends it to the engine."""
+    known = {
+        "data": item,
+        "modality": modality,
+        "identifier": item_hash,
+        "mm_position": position,
+        "mm_hash": item_hash,
+    }
+    taken = {field.name for field in fields(MultiModalFeatureSpec)}
+    return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
+
+
+# -- parts of a request ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The ids of one item in a prompt.
+
+    Attributes:
+        written: what a caller writes for it; nothing where it is inserted at an anchor.
+        ids: what it becomes.
+        mask: which of these ids receive encoder rows.
+        inserted: `ids` go after what is written instead of in its place.
+        prefix: ids with which a prompt must start.
+        targets: what the alternatives would have a caller write.
+    """
+
+    written: list[int]
+    ids: list[int]
+    mask: tuple[bool, ...]
+    inserted: bool
+    prefix: list[int]
+    targets: list[list[int]]
+
+
+def pieces(processor: Any, name: str, values: list[Any], kwargs: Data | None = None) -> list[Piece]:
+    """The ids of one modality's items in a prompt, by the first alternative of the processor's own
+    updates. Without an update, an item has no ids."""
+    if isinstance(processor, CommonProcessor):
+        return [_own_piece(layouts) for layouts in _layouts(processor, name, values, kwargs or {})]
+    _, kwargs_items, items = processed(processor, {name: values}, kwargs or {})
+    updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
+    if name not in updates:
+        return [Piece([], [], (), True, [], []) for _ in values]
+    return [_piece(processor, alternatives) for alternatives in updates[name]]
+
+
+def processed(processor: Any, data: Data, kwargs: Data) -> tuple[Any, Any, Any]:
+    """By a hand-written processor: the processed fields with their configuration, the same split
+    into items, and the parsed items."""
+    items, options = parsed(processor, data), deepcopy(dict(kwargs))
+    if _TEXT_PROMPTS:
+        update = {"enable_hf_prompt_update": False}
+        raw = processor._apply_hf_processor_main([], items, options, {}, **update)[1]
+    else:
+        raw = processor._apply_hf_processor_main(items, options)
+    config = processor._get_mm_fields_config(raw, kwargs)
+    return (raw, config), MultiModalKwargsItems.from_hf_inputs(raw, config), items
+
+
+def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
+    update = alternatives[0]
+    content = update.content
+    anchored = [a.target for a in alternatives if not isinstance(a.target, _PromptIndex)]
+    targets = [_spelled(processor, target) for target in anchored]
+    full, mask = _spelled(processor, content.full), None
+    if content.is_embed is not None:
+        tokenizer = [processor.info.ctx.tokenizer] if _TEXT_PROMPTS else []
+        mask = content.is_embed(*tokenizer, content.full)
+    inserted = update.mode.name == "INSERT"
+    if not isinstance(update.target, _PromptIndex):
+        return Piece(targets[0], full, _flags(mask, len(full)), inserted, [], targets)
+    closure = getattr(update.target.get_match_index, "__closure__", None) or ()
+    prefixes = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
+    prefix = list(prefixes[0]) if prefixes else []
+    return Piece([], full, _flags(mask, len(full)), inserted, prefix, targets)
+
+
+def _spelled(processor: Any, sequence: Any) -> list[int]:
+    """The ids of a target of a hand-written processor, or of what it becomes."""
+    if isinstance(sequence, str):
+        sequence = processor.info.get_tokenizer().encode(sequence, add_special_tokens=False)
+    return list(sequence)
+
+
+def _layouts(
+    processor: CommonProcessor, name: str, values: list[Any], kwargs: Data
+) -> list[Layouts]:
+    """The layouts of items of a modality, as a generated processor has them."""
+    request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
+    counts = {key: len(own) for key, own in request.items.data.items()}
+    missing = {key: range(count) for key, count in counts.items()}
+    entries = processor._processed(request, counts, missing)
+    return [entry[1] for entry in entries.get(name, []) if entry is not None]
+
+
+def _own_piece(layouts: Layouts) -> Piece:
+    first = layouts.alternatives[0]
+    inserted = isinstance(first.update, Insert)
+    targets = [list(one.written) for one in layouts.alternatives if one.written]
+    ids, mask = list(first.placeholder.ids), tuple(map(bool, first.placeholder.mask))
+    prefix = list(first.target) if inserted else []
+    return Piece(list(first.written), ids, mask, inserted, prefix, targets)
+
+
+def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any, Any]]:
+    """By a hand-written processor, per declared field: the processed value, and what batching its
+    items again makes of it."""
+    (raw, config), by_modality, _ = processed(processor, data, kwargs)
+    joined = {
+        key: element.field.reduce_data([item[key] for item in items])
+        for items in by_modality.values()
+        for key, element in items[0].items()
+    }
+    # theirs are fields of no items
+    absent = set(processor.info.get_supported_mm_limits()) - set(data)
+    present = [key for key in config if key in raw and config[key].modality not in absent]
+    return {key: (raw[key], joined.get(key)) for key in present}
+
+
+@cache
+def most_rows(processor: Any, name: str) -> tuple[int, int]:
+    """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of
+    the dummy item."""
+    seq_len = processor.info.ctx.model_config.max_model_len
+    dummy = outcome(_dummy(processor, seq_len, {name: 1}))
+    reached = sum(sum(mask) for _, _, mask in dummy.ranges.get(name, ()))
+    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
+    return reached if stated is None else stated, reached
+
+
+def _dummy(processor: Any, seq_len: int, counts: Mapping[str, int]) -> Any:
+    """The result of the dummy request."""
+    if hasattr(processor, "get_dummy_mm_inputs"):
+        return processor.get_dummy_mm_inputs(counts)
+    inputs = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
+    if not seam.TAKES_PARTS:
+        return _applied(processor, inputs)
+    items = getattr(inputs, seam.ITEMS)
+    return processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)

@@ -1,0 +1,111 @@
+"""Parts of vLLM whose names and places differ between versions."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem
+
+from ..errors import VllmApiError
+
+NEWEST_TESTED = "0.33.0"
+
+REMEDY = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
+
+
+def installed() -> str:
+    """vLLM and its version, as errors name it."""
+    import vllm
+
+    return f"vLLM {vllm.__version__}"
+
+
+def newer() -> bool:
+    """Whether this vLLM is newer than the newest that mmkit was tested with."""
+    import vllm
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(vllm.__version__).release > Version(NEWEST_TESTED).release
+    except InvalidVersion:  # built from source without tags
+        return False
+
+
+def find(*places: str) -> Any:
+    """The first of some ``module:name`` inside vLLM that there is.
+
+    Raises:
+        VllmApiError: none of them.
+    """
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(import_module(f"vllm.{module}"), name)
+        except AttributeError:
+            continue
+        except ModuleNotFoundError as error:
+            if not f"vllm.{module}.".startswith(f"{error.name}."):
+                raise
+    expected = " or ".join(
+        f"{name} in vllm.{module}" for module, _, name in (p.partition(":") for p in places)
+    )
+    raise VllmApiError(installed(), expected, "none", REMEDY)
+
+
+BaseDummyInputsBuilder = find(
+    "multimodal.processing:BaseDummyInputsBuilder", "multimodal.profiling:BaseDummyInputsBuilder"
+)
+ProcessorInputs = find(
+    "multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs"
+)
+SenderCache = find(
+    "multimodal.cache:LruKeyReplicatedSenderCache",
+    "multimodal.cache:MultiModalProcessorSenderCache",
+)
+
+
+def _renders() -> bool:
+    try:
+        return hasattr(find("renderers.base:BaseRenderer"), "_process_tokens")
+    except VllmApiError:
+        return False
+
+
+RENDERS = _renders()
+"""Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
+start."""
+
+PROMPTS_ARE_IDS = "str" not in str(ProcessorInputs.__annotations__["prompt"])
+"""Whether a processor never sees a text; from 0.29."""
+
+KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
+"""Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
+
+ELEMENTS_ARE_NAMED = "key" in inspect.signature(MultiModalFieldElem).parameters
+"""Whether a part of a field names its modality and itself, as in 0.11."""
+
+TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
+"""Whether a request tells the cache which items it must keep; from 0.16."""
+
+RELEASES = hasattr(MultiModalProcessorOnlyCache, "release_sender_touches")
+"""Whether it also tells when it is done; from 0.31."""
+
+_HASHES_BY_ALGORITHM = "algorithm" in inspect.signature(MultiModalHasher.hash_kwargs).parameters
+
+
+def hash_by_vllm(algorithm: str, **values: object) -> str:
+    """vLLM's hash of some values; before 0.28 the environment states the algorithm."""
+    stated = [algorithm] if _HASHES_BY_ALGORITHM else []
+    return str(MultiModalHasher.hash_kwargs(*stated, **values))
+
+
+def hasher_algorithm(mm_config: Any) -> str:
+    """The algorithm of vLLM's hashes: of the environment before 0.28, blake3 before 0.15."""
+    import vllm.envs
+
+    algorithm = getattr(mm_config, "mm_hasher_algorithm", None)
+    return str(algorithm or getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3"))

@@ -1,0 +1,137 @@
+"""Requests of vLLM's server whose items are processed in other processes
+(`mmkit.render_processes`).
+
+vLLM's thread for items parses a request, hashes its items, and looks them up in the processor
+cache. There it stops (`Needed`) where some are missing; they are processed in another process,
+while the thread goes on with other requests. Then it does the request again, with the fields at
+hand. So the order of requests and the use of the cache are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from ..bound.calls import Taken
+from ..bound.processing import Processed
+from ..errors import MmkitError
+from ..render_processes import Recipe, RenderProcesses
+
+if TYPE_CHECKING:
+    from .items import RequestItems
+    from .processor import CommonProcessor
+
+OPTION = "render_processes"
+"""The key of vLLM's ``additional_config`` that says how many."""
+
+_TRIES = 3
+"""The most times that a request is tried whose items other requests meanwhile put into the cache or
+out of it."""
+
+Indices = Mapping[str, tuple[int, ...]]
+
+
+class Needed(Exception):
+    """Items of a request are to be processed before it can go on.
+
+    Attributes:
+        indices: which, by modality.
+        items: these.
+    """
+
+    def __init__(self, indices: Indices, items: Mapping[str, Taken]) -> None:
+        super().__init__(indices)
+        self.indices, self.items = indices, items
+
+
+class Offloaded(dict[str, Any]):
+    """A request's ``multi_modal_data``, whose items are processed in other processes.
+
+    Attributes:
+        parsed: vLLM's items, which are parsed once.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.parsed: RequestItems | None = None
+        self._indices: Indices = {}
+        self._processed: Mapping[str, Processed] = {}
+
+    def keep(self, indices: Indices, processed: Mapping[str, Processed]) -> None:
+        """Take the fields of some items."""
+        self._indices, self._processed = indices, processed
+
+    def processed(self, indices: Indices, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        """The fields of some of the items.
+
+        Raises:
+            Needed: they are not there yet.
+        """
+        if indices != self._indices:
+            raise Needed(indices, items)
+        return dict(self._processed)
+
+
+def install(renderer: Any) -> RenderProcesses | None:
+    """Start the processes that a server's configuration asks for, and let them process the items
+    of its renderer. None where it asks for none.
+
+    Raises:
+        MmkitError: it asks for something else than a number.
+        SpecError: other processes cannot have the spec.
+    """
+    config = getattr(renderer.config, "additional_config", None)
+    count = config.get(OPTION, 0) if isinstance(config, Mapping) else 0
+    if type(count) is not int or count < 0:
+        raise MmkitError(f"additional_config[{OPTION!r}]", "a number of processes", repr(count))
+    if not count:
+        return None
+    processes = RenderProcesses(recipe(renderer.mm_processor), count)
+    weakref.finalize(renderer, processes.close)
+    # an instance, not the class: no other renderer has these processes
+    renderer._process_tokens_async = with_processes(renderer._process_tokens_async, processes)
+    return processes
+
+
+def recipe(processor: CommonProcessor) -> Recipe:
+    """What another process needs to process as a processor does."""
+    info, model_config = processor.info, processor.info.ctx.model_config
+    hf_processor = None
+    with suppress(Exception):  # many models have none
+        hf_processor = info.get_hf_processor()
+    return Recipe(
+        spec=processor.plan.spec,
+        config=info.get_hf_config(),
+        tokenizer=info.ctx.tokenizer,
+        processor=hf_processor,
+        kwargs=info.merged_kwargs({}),
+        max_model_len=model_config.max_model_len,
+        dtype=model_config.dtype,
+    )
+
+
+def with_processes(
+    theirs: Callable[..., Awaitable[Any]], processes: RenderProcesses
+) -> Callable[..., Awaitable[Any]]:
+    """The step of a renderer from a tokenized prompt to the engine's input, with items processed
+    in other processes."""
+
+    @wraps(theirs)
+    async def process(prompt: Any, **options: Any) -> Any:
+        data = prompt.get("multi_modal_data")
+        # options of a request configure the Hugging Face processor, which others do not have so
+        if data and not prompt.get("mm_processor_kwargs"):
+            own = Offloaded(data)
+            for _ in range(_TRIES):
+                try:
+                    return await theirs({**prompt, "multi_modal_data": own}, **options)
+                except Needed as needed:
+                    work = asyncio.wrap_future(processes.process(needed.items))
+                    own.keep(needed.indices, await work)
+        return await theirs(prompt, **options)
+
+    return process

@@ -1,0 +1,173 @@
+"""vLLM's doors without an engine: what `LLM.generate` and `LLM.chat` make of a request, up to where
+it would be handed to the engine.
+
+The code is vLLM's own. Two things stand in for parts of it: an engine that keeps what reaches it,
+and a model class whose processor is the one under test.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy, deepcopy
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.llm import LLM
+from vllm.model_executor import model_loader
+from vllm.sampling_params import SamplingParams
+
+from mmkit.errors import VllmApiError
+from mmkit.testing.vllm_path import Outcome, StandIn, generated, outcome
+from mmkit.vllm_api.compat import find
+
+renderer_from_config: Any = None
+with suppress(VllmApiError):
+    find("renderers.base:BaseRenderer")  # before 0.17 the engine renders
+    renderer_from_config = find("renderers.registry:renderer_from_config")
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""A chat template that writes the contents of messages."""
+
+
+class Doors:
+    """The doors of one processor. vLLM's processor cache is off, its prefix cache on.
+
+    Attributes:
+        read: what the chat template gave for the last messages, and the `mm_processor_kwargs` that
+            what reads their parts got (None where it takes none); None where they were refused.
+    """
+
+    read: tuple[str, Mapping[str, Any] | None] | None = None
+
+    def __init__(self, processor: Any) -> None:
+        # the sender of a cache keeps no fields of what the engine has
+        config = configured(processor, mm_processor_cache_gb=0)
+        self._model = _model_class(processor)
+        self._engine = _Engine(VllmConfig(model_config=config))
+        # off for some models and platforms, as latent attention on CPUs: hashes are made up then
+        self._engine.vllm_config.cache_config.enable_prefix_caching = True
+        with self._in_place():
+            self._engine.renderer = renderer = renderer_from_config(self._engine.vllm_config)
+        renderer.render_messages = self._watched(renderer.render_messages)
+        self.llm: Any = LLM.__new__(LLM)
+        vars(self.llm).update(
+            llm_engine=self._engine,
+            model_config=config,
+            renderer=renderer,
+            request_counter=itertools.count(),
+            runner_type="generate",
+            chat_template=None,
+        )
+
+    def _in_place(self) -> Any:
+        """vLLM finds the model class."""
+        return mock.patch.multiple(
+            model_loader,
+            get_model_cls=lambda config: self._model,
+            get_model_architecture=lambda config: (self._model, self._model.__name__),
+        )
+
+    def _watched(self, render: Callable[..., Any]) -> Callable[..., Any]:
+        """A renderer's method that tells how it read messages."""
+
+        @wraps(render)
+        def watched(messages: Any, params: Any) -> Any:
+            conversation, prompt = render(messages, params)
+            takes = hasattr(params, "mm_processor_kwargs")
+            options = params.mm_processor_kwargs or {} if takes else None
+            self.read = str(prompt["prompt"]), options
+            return conversation, prompt
+
+        return watched
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        data: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
+        uuids: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """The request that `LLM.generate` passes to the engine."""
+        sent: dict[str, Any] = {"prompt_token_ids": prompt, "multi_modal_data": dict(data)}
+        sent["mm_processor_kwargs"] = deepcopy(dict(kwargs))
+        if uuids is not None:
+            sent["multi_modal_uuids"] = uuids
+        with self._in_place():
+            self.llm.generate([sent], SamplingParams(), use_tqdm=False)
+        return self._engine.outcome()
+
+    def chat(self, message: Sequence[Any], template: str, kwargs: Mapping[str, Any]) -> Outcome:
+        """The request that `LLM.chat` passes to the engine for one message of these parts."""
+        self.read = None
+        with self._in_place():
+            self.llm.chat(
+                [{"role": "user", "content": list(message)}],
+                SamplingParams(),
+                use_tqdm=False,
+                chat_template=template,
+                chat_template_content_format="string",
+                mm_processor_kwargs=deepcopy(dict(kwargs)) or None,
+            )
+        return self._engine.outcome()
+
+    @contextmanager
+    def without_caches(self) -> Iterator[None]:
+        """The prefix cache is off, too."""
+        cache = self._engine.vllm_config.cache_config
+        with mock.patch.object(cache, "enable_prefix_caching", False):
+            yield
+
+
+class _Engine:
+    """Takes what comes to the engine."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.vllm_config = vllm_config
+        self.renderer: Any = None
+        self._arrived: Any = None
+
+    def add_request(self, request_id: str, prompt: Any, *_params: Any, **_options: Any) -> str:
+        self._arrived = prompt
+        return request_id
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def outcome(self) -> Outcome:
+        """Of what came last."""
+        prompt = self._arrived
+        if prompt["type"] == "enc_dec":
+            ids = prompt["encoder_prompt"]["prompt_token_ids"]
+            prompt = {**prompt["decoder_prompt"], "encoder_prompt_token_ids": ids}
+        return outcome(prompt)
+
+
+def _model_class(processor: Any) -> type:
+    """A model class whose processor is this one."""
+    factory = SimpleNamespace(
+        info=lambda ctx: processor.info, build_processor=lambda ctx, **options: processor
+    )
+    theirs = model_loader.get_model_cls(processor.info.ctx.model_config)
+    members = {"get_placeholder_str": staticmethod(theirs.get_placeholder_str)}
+    return type("Named", (StandIn,), {"_processor_factory": factory, **members})
+
+
+def configured(processor: Any, **options: Any) -> Any:
+    """The ModelConfig of a processor, with other options of items: a copy."""
+    config = copy(processor.info.ctx.model_config)
+    vars(config).pop("_supports_multimodal_inputs_cache", None)
+    config.multimodal_config = copy(config.get_multimodal_config())
+    vars(config.multimodal_config).update(options)
+    return config
+
+
+def with_server_kwargs(processor: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Another processor of these classes, for a server that has such `mm_processor_kwargs`."""
+    config = configured(processor, mm_processor_kwargs=deepcopy(dict(kwargs)))
+    info, dummy_inputs = type(processor.info), type(processor.dummy_inputs)
+    return generated(info, dummy_inputs, type(processor), config)
