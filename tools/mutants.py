@@ -289,10 +289,12 @@ def main(
         seconds, imported = json.loads(Path(folder, "told").read_text())
         multiprocessing.get_context("forkserver").set_forkserver_preload(imported)
         judged = pool.imap(partial(judge, lines=lines, seconds=seconds), chosen)
-        outcomes = list(tqdm(judged, total=len(chosen), unit="mutant"))
-    if store:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+        outcomes = []
+        for outcome in tqdm(judged, total=len(chosen), unit="mutant"):
+            outcomes.append(outcome)
+            if store:  # as it goes: all take half an hour
+                store.parent.mkdir(parents=True, exist_ok=True)
+                store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     report(outcomes)
 
 
