@@ -47,7 +47,7 @@ class Runs:
         return self._tok.text(self._character * length)
 
     def _of_run(self, length: int) -> list[int]:
-        """The tokens of a run; one for each character where the tokenizer makes other ones of it."""
+        """The tokens of a run; one per character where the tokenizer makes others of it."""
         tokens = self._encoded(length)
         known = sum(self._lengths.get(token, 0) for token in tokens)
         return tokens if known == length else [self.tokens[1]] * length
