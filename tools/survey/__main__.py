@@ -33,19 +33,20 @@ DOUBLINGS = 4
 
 @dataclass
 class Verdict:
-    """What came of one law on one entry."""
+    """What came of one law on one entry.
+
+    Attributes:
+        findings: first messages, by findings of the page.
+        unknown: other messages, by their kinds.
+        kit_error: what broke in the kit itself.
+    """
 
     entry: str
     law: str
     skipped: bool = False
     findings: dict[int, str] = field(default_factory=dict)
-    """First messages, by findings of the page."""
-
     unknown: dict[str, str] = field(default_factory=dict)
-    """Other messages, by their kinds."""
-
     kit_error: str = ""
-    """What broke in the kit itself."""
 
     def __str__(self) -> str:
         """A cell of the page's table."""

@@ -54,19 +54,19 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Page:
-    """The tables of the page."""
+    """The tables of the page.
+
+    Attributes:
+        laws: those that can show a finding.
+        everywhere: findings about all models.
+        entries: findings of each entry, those in parentheses included.
+        cells: findings by entry and law, without those in parentheses.
+    """
 
     laws: dict[int, set[str]]
-    """Those that can show a finding."""
-
     everywhere: set[int]
-    """Findings about all models."""
-
     entries: dict[str, set[int]]
-    """Findings of each entry, those in parentheses included."""
-
     cells: dict[tuple[str, str], set[int]]
-    """Findings by entry and law, without those in parentheses."""
 
     def finding(self, entry: str, law: str, message: str) -> int | None:
         """The finding that a violation is one of."""

@@ -40,28 +40,29 @@ from tests.oracles import FOLDER
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint, and the requests that are worth making; bounds are included."""
+    """One checkpoint, and the requests that are worth making; bounds are included.
+
+    Attributes:
+        architecture: the model class that its config names.
+        make: returns what goes into the folder; or the folder, if it is a stored one.
+        modalities: that are drawn.
+        side: of images and of frames, in pixels.
+        frames: of videos.
+        metadata: videos come with metadata: a pair of the frames and a mapping.
+        samples: of an audio, at 16 kHz.
+        kwargs: request options (mm_processor_kwargs) that are worth varying, each valid by itself.
+        options: of vLLM's ModelConfig.
+    """
 
     architecture: str
     make: Callable[[], Sequence[Any]] | Path
-    """Returns what goes into the folder; or the folder, if it is a stored one."""
-
     modalities: Sequence[str]
     side: tuple[int, int] = (28, 112)
-    """Of images and of frames, in pixels."""
-
     frames: tuple[int, int] = (2, 4)
     metadata: bool = False
-    """Videos come with metadata: a pair of the frames and a mapping."""
-
     samples: tuple[int, int] = (1600, 16000)
-    """Of an audio, at 16 kHz."""
-
     kwargs: Sequence[Mapping[str, Any]] = ()
-    """Request options (mm_processor_kwargs) that are worth varying, each valid by itself."""
-
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of vLLM's ModelConfig."""
 
     def drawn(self, modality: str) -> SearchStrategy[Sample]:
         """Items of one modality. Shrinks towards the smallest."""
