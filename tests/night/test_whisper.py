@@ -11,7 +11,6 @@ from vllm import LLM, ModelRegistry, SamplingParams
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
 
 from examples.gallery.whisper import WHISPER
-from mmkit import InputError
 from tests.engine.processes import engines_in_this_process
 from tests.oracles import SYSTEMS
 
@@ -80,15 +79,3 @@ def test_same_ids_as_transformers(ask, checkpoint):
     assert len(set(map(tuple, expected))) > len(TEXTS) + len(AUDIO)
     assert ask(plain) == expected
     assert ask(apart) == expected
-
-
-def test_what_is_refused(ask):
-    good = {"prompt": TASK, "multi_modal_data": {"audio": AUDIO[1]}}
-    before = ask([good])
-    for bad, sentence in (
-        ({**good, "multi_modal_data": {"audio": np.zeros(32001, np.float32)}}, "most"),
-        ({"encoder_prompt": "", "decoder_prompt": TASK}, "multi_modal_data: expected at least one item, got none"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            ask([bad])
-    assert ask([good]) == before
