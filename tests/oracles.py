@@ -13,8 +13,6 @@ import importlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +36,12 @@ TOLERANCE = 2e-2
 @dataclass(frozen=True)
 class System:
     """One system: its folder, its spec, the architecture that its config names; whether its model normalises pixels on
-    the device; what makes the checkpoint where nothing is stored.
-    """
+    the device. Where no outputs are stored, tools/survey makes the checkpoint."""
 
     name: str
     spec: str
     architecture: str
     normalises: bool = False
-    prepared: Callable[[], tempfile.TemporaryDirectory[str]] | None = None
 
     def load_spec(self) -> ModelSpec:
         module, variable = self.spec.split(":")
@@ -54,72 +50,15 @@ class System:
 
     @property
     def checkpoint(self) -> str:
-        if self.prepared is not None:
-            return self.prepared().name
-        return str(FOLDER / self.name / "checkpoint")
+        from tools.survey import zoo
+
+        stored = FOLDER / self.name / "checkpoint"
+        return str(stored if stored.exists() else zoo.checkpoint(self.name))
 
     def cases(self) -> list[dict[str, Any]]:
-        if self.prepared is not None:
-            return []
-        lines = (FOLDER / self.name / "cases.jsonl").read_text().splitlines()
+        path = FOLDER / self.name / "cases.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line, object_hook=_rough) for line in lines]
-
-
-@functools.cache
-def qwen3_vl() -> tempfile.TemporaryDirectory[str]:
-    """A small Qwen3-VL of the stored Qwen2-VL: of videos it has no stored outputs with metadata."""
-    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
-    shutil.copytree(FOLDER / "qwen2_vl" / "checkpoint", folder.name, dirs_exist_ok=True)
-    changes: dict[str, dict[str, Any]] = {
-        "config.json": {
-            "architectures": ["Qwen3VLForConditionalGeneration"],
-            "model_type": "qwen3_vl",
-            "text_config": {
-                "model_type": "qwen3_vl_text",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "head_dim": 32,
-                "vocab_size": 640,
-                "max_position_embeddings": 8192,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
-            },
-            "vision_config": {
-                "model_type": "qwen3_vl_vision",
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0],
-            },
-        },
-        "processor_config.json": {"processor_class": "Qwen3VLProcessor"},
-    }
-    for name, changed in changes.items():
-        path = Path(folder.name) / name
-        stored = {**json.loads(path.read_text()), **changed}
-        for part in ("image_processor", "video_processor"):
-            stored.get(part, {})["patch_size"] = 16
-        stored.get("video_processor", {})["video_processor_type"] = "Qwen3VLVideoProcessor"
-        path.write_text(json.dumps(stored))
-    return folder
-
-
-@functools.cache
-def whisper() -> tempfile.TemporaryDirectory[str]:
-    """A small Whisper, of which there are no stored outputs."""
-    from tools.survey import zoo
-
-    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
-    config, processor = zoo.whisper()
-    config.architectures = ["WhisperForConditionalGeneration"]
-    for part in (config, processor):
-        part.save_pretrained(folder.name)
-    return folder
 
 
 SYSTEMS = {
@@ -138,12 +77,12 @@ SYSTEMS = {
         System("qwen_vl", "gallery.qwen_vl:QWEN_VL", "QwenVLForConditionalGeneration"),
         System("qwen2_audio", "gallery.qwen2_audio:QWEN2_AUDIO", "Qwen2AudioForConditionalGeneration"),
         System("minicpmv", "gallery.minicpmv:MINICPMV", "MiniCPMV"),
-        System("qwen3_vl", "gallery.qwen3_vl:QWEN3_VL", "Qwen3VLForConditionalGeneration", True, qwen3_vl),
+        System("qwen3_vl", "gallery.qwen3_vl:QWEN3_VL", "Qwen3VLForConditionalGeneration", True),
         System("pixtral_hf", "gallery.pixtral:PIXTRAL_HF", "LlavaForConditionalGeneration"),
         System("qwen2_vl", "gallery.qwen2_vl:QWEN2_VL", "Qwen2VLForConditionalGeneration", normalises=True),
         System("llava_next", "gallery.llava_next:LLAVA_NEXT", "LlavaNextForConditionalGeneration"),
         System("ultravox", "gallery.ultravox:ULTRAVOX", "UltravoxModel"),
-        System("whisper", "gallery.whisper:WHISPER", "WhisperForConditionalGeneration", prepared=whisper),
+        System("whisper", "gallery.whisper:WHISPER", "WhisperForConditionalGeneration"),
         System("phi3v", "gallery.phi3v:PHI3V", "Phi3VForCausalLM"),
         System("paligemma", "gallery.paligemma:PALIGEMMA", "PaliGemmaForConditionalGeneration"),
         System("llava_onevision", "gallery.llava_onevision:LLAVA_ONEVISION", "LlavaOnevisionForConditionalGeneration"),

@@ -114,19 +114,17 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 def spans_of_annotations(source: str) -> list[tuple[Position, Position]]:
     """Where annotations and type aliases stand."""
-    spans = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case (
-                ast.arg(annotation=ast.expr() as part) | ast.FunctionDef(returns=ast.expr() as part)
-            ):
-                spans.append(part)
-            case ast.AnnAssign(annotation=ast.Name(id="TypeAlias"), value=ast.expr() as part):
-                spans.append(part)
-            case ast.AnnAssign(annotation=part):
-                spans.append(part)
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = [part for node in nodes for name in ("annotation", "returns")
+        if isinstance(part := getattr(node, name, None), ast.expr)]  # fmt: skip
+    aliases = [
+        node
+        for node in nodes
+        if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.dump(node.annotation)
+    ]
     return [
-        ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0)) for it in spans
+        ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0))
+        for it in (*parts, *aliases)
     ]
 
 
@@ -148,6 +146,7 @@ def cover(folder: str, tests: list[str], paths: list[str]) -> None:
     """In a process of its own: each test is a context. Tells its seconds, and all imports."""
     import pytest
 
+    sys.dont_write_bytecode = False  # else each process rewrites the assertions of all tests
     seconds: Seconds = defaultdict(float)
 
     class Contexts:
@@ -163,7 +162,9 @@ def cover(folder: str, tests: list[str], paths: list[str]) -> None:
     status = pytest.main([*PYTEST, *tests], plugins=[Contexts()])
     coverage.stop()
     coverage.save()
-    modules = [name for name in sys.modules if name.partition(".")[0] not in OURS]
+    # their names are one argument of a command, and must not be too long
+    short = [name for name in sys.modules if name.count(".") < 2]
+    modules = [name for name in short if name.partition(".")[0] not in OURS]
     Path(folder, "told").write_text(json.dumps([seconds, modules]))
     os._exit(int(status))
 
@@ -211,6 +212,8 @@ def statement_around(mutant: Mutant) -> range:
 def run(mutant: Mutant, source: str, seconds: Seconds) -> None:
     """In a process of its own: the exit status is that of pytest."""
     import pytest
+
+    sys.dont_write_bytecode = False  # else each process rewrites the assertions of all tests
 
     class Changed(SourceFileLoader):
         def get_code(self, fullname: str) -> Any:
@@ -289,10 +292,12 @@ def main(
         seconds, imported = json.loads(Path(folder, "told").read_text())
         multiprocessing.get_context("forkserver").set_forkserver_preload(imported)
         judged = pool.imap(partial(judge, lines=lines, seconds=seconds), chosen)
-        outcomes = list(tqdm(judged, total=len(chosen), unit="mutant"))
-    if store:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+        outcomes = []
+        for outcome in tqdm(judged, total=len(chosen), unit="mutant"):
+            outcomes.append(outcome)
+            if store:  # as it goes: all take half an hour
+                store.parent.mkdir(parents=True, exist_ok=True)
+                store.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     report(outcomes)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 from ..errors import InputError, SpecError
-from ..expr import COUNT, INDEX, Leaf, Scope, evaluate, plain
+from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
 from ..layout import Layout, Placeholder, nothing
 from ..placement import Alternative, Alternatives
 from ..spec import Modality
@@ -67,6 +68,7 @@ class Placeholders:
             False: self._leaves_of(self.layout),
             True: self._leaves_of(self.embeds or nothing),
         }
+        self._told_by = {embeds: _telling(known) for embeds, known in self._leaves.items()}
         own = self.layout.leaves()
         # those of a function may change while the item is cached
         self.has_own_rows = bool(own) and not any(
@@ -112,7 +114,7 @@ class Placeholders:
         try:
             if self._opaque:
                 return self._evaluate(scope, embeds)
-            key = (embeds, *(_geometry(leaf, scope) for leaf in self._leaves[embeds]))
+            key = (embeds, *[_geometry(part, scope) for part in self._told_by[embeds]])
             return self._memo.get(key, lambda: self._evaluate(scope, embeds))
         except SpecError as error:
             if not embeds:
@@ -212,14 +214,28 @@ class TooManyRows(InputError):
     """An item has more encoder rows than the spec's largest item."""
 
 
-def _geometry(leaf: Leaf, scope: Scope) -> Any:
-    """The value of a leaf as part of a key.
+def _telling(leaves: frozenset[Leaf]) -> list[Expr]:
+    """The expressions whose values tell one geometry from another: the leaves, but for a field of
+    which several elements are read, such as a grid: one look at the whole of it takes less time."""
+    elements = [leaf for leaf in leaves if leaf.root == "fields" and _is_element(*leaf.keys)]
+    counts = Counter(leaf.keys[0] for leaf in elements)
+    grids = {name for name, count in counts.items() if count > 1}
+    others = [leaf.expr for leaf in leaves if leaf not in elements or leaf.keys[0] not in grids]
+    return [*others, *(fields[name] for name in grids)]
 
-    None where the leaf has no value: a layout that needs the value raises, and one that guards it
-    by `where` does not need it. A large tensor is no key.
+
+def _is_element(*keys: Any) -> bool:
+    return len(keys) == 2 and isinstance(keys[0], str) and isinstance(keys[1], int)
+
+
+def _geometry(part: Expr, scope: Scope) -> Any:
+    """The value of an expression as part of a key.
+
+    None where it has no value: a layout that needs the value raises, and one that guards it by
+    `where` does not need it. A large tensor is no key.
     """
     try:
-        value = evaluate(leaf.expr, scope)
+        value = evaluate(part, scope)
     except SpecError:
         return None
     if type(value) is int:  # nearly always

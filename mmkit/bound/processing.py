@@ -103,7 +103,7 @@ class Processing:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self._process, Identity):
-            return self._split(self._columns(values), values, count, in_parts=True)
+            return self.finish(self._columns(values), values, count, in_parts=True)
         if not self._shares_memory:
             raw = self._called(values)
             if not share(raw, values):
@@ -171,13 +171,17 @@ class Processing:
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
         """`finish` for the outputs of one call per item."""
-        parts: list[Fields] = []
-        for i, (raw, value) in enumerate(zip(raws, values, strict=True)):
-            parts += self._split(self._named(raw), [value], count, i)
-        return parts
+        pairs = enumerate(zip(raws, values, strict=True))
+        return [self.finish(raw, [value], count, i)[0] for i, (raw, value) in pairs]
 
     def finish(
-        self, raw: Mapping[str, Any], values: Sequence[Any], count: int | None = None
+        self,
+        raw: Mapping[str, Any],
+        values: Sequence[Any],
+        count: int | None = None,
+        first: int = 0,
+        *,
+        in_parts: bool = False,
     ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
@@ -185,37 +189,15 @@ class Processing:
             raw: the result of `process`, by field.
             values: canonical items.
             count: as for `run`.
+            first: the position of the first item.
+            in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        return self._split(self._named(raw), values, count)
-
-    def _named(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The result of `process` under the names of the fields."""
-        if self.hf is None or not self.hf.outputs:
-            return raw
-        return {self.hf.outputs.get(name, name): value for name, value in raw.items()}
-
-    def _split(
-        self,
-        raw: Mapping[str, Any],
-        values: Sequence[Any],
-        count: int | None,
-        first: int = 0,
-        *,
-        in_parts: bool = False,
-    ) -> list[Fields]:
-        """The fields of each item.
-
-        Args:
-            raw: the result of `process`, by field.
-            values: canonical items.
-            count: as for `run`.
-            first: the position of the first item.
-            in_parts: whether `raw` has a list of the items' parts for each field.
-        """
+        if self.hf is not None and (names := self.hf.outputs):
+            raw = {names.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)

@@ -196,12 +196,9 @@ def check(
         SpecError: the spec does not fit the checkpoint.
         MmkitError: an unknown law.
     """
-    reasons = dict(expected or {})
+    reasons = {law_of(name).name: why for name, why in (expected or {}).items()}
     chosen = [law_of(name) for name in (LAWS if laws is None else laws)]
-    for name in reasons:
-        law_of(name)
-    if isinstance(subject, ModelSpec):
-        subject = of_spec(subject, model_dir, **options)
+    subject = _opened(subject, model_dir, options)
     without = f", without items of {' and '.join(subject.undrawn)}" if subject.undrawn else ""
     report = Report(subject.title + without)
     for law in chosen:
@@ -211,6 +208,12 @@ def check(
             result = _result(law, subject, examples)
         report.results.append(replace(result, expected=reasons.get(law.name, "")))
     return report
+
+
+def _opened(
+    subject: Subject | ModelSpec, model_dir: str | Path, options: Mapping[str, Any]
+) -> Subject:
+    return of_spec(subject, model_dir, **options) if isinstance(subject, ModelSpec) else subject
 
 
 def _result(law: Law, subject: Subject, examples: int | None) -> Result:
@@ -240,11 +243,7 @@ def parametrize(
     arguments are those of `check`; a law in `expected` is a strict `xfail`."""
     import pytest
 
-    @cache
-    def made() -> Subject:
-        if isinstance(subject, ModelSpec):
-            return of_spec(subject, model_dir, **options)
-        return subject
+    made = cache(partial(_opened, subject, model_dir, options))
 
     def run(law: Law) -> None:
         try:

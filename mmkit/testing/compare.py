@@ -166,7 +166,7 @@ def _difference(reference: vllm_path.Outcome, port: vllm_path.Outcome | str) -> 
     """The first difference of two outcomes, the class's first."""
     if isinstance(port, str):
         return f"The class takes what the spec refuses: {port}"
-    if difference := differences(replace(reference, hashes={}), replace(port, hashes={})):
-        return f"The class and the spec: {difference}"
-    kinds = differences(vllm_path.kinds(reference), vllm_path.kinds(port), "field kinds")
-    return f"The class and the spec: {kinds}" if kinds else None
+    found = differences(replace(reference, hashes={}), replace(port, hashes={}))
+    kinds = vllm_path.kinds(reference), vllm_path.kinds(port)
+    found = found or differences(*kinds, "field kinds")
+    return found and f"The class and the spec: {found}"

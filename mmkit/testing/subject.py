@@ -25,6 +25,7 @@ from .strategies import Request, Sample, as_sample, items, prompts
 from .vllm_path import Caches, Outcome, Piece
 
 Kwargs = Mapping[str, Any]
+Samples = Mapping[str, SearchStrategy[Any]]
 _NONE: Kwargs = {}
 
 
@@ -44,7 +45,7 @@ class Subject:
     def __init__(
         self,
         processor: Any,
-        samples: Mapping[str, SearchStrategy[Any]],
+        samples: Samples,
         *,
         model_dir: str | Path,
         kwargs: SearchStrategy[Kwargs] | None = None,
@@ -135,11 +136,7 @@ class Subject:
         return [] if begin is None or list(tokenizer.encode(""))[:1] != [begin] else [begin]
 
     def requests(
-        self,
-        *,
-        least: int = 1,
-        most: int | None = None,
-        of: Mapping[str, SearchStrategy[Sample]] | None = None,
+        self, *, least: int = 1, most: int | None = None, of: Samples | None = None
     ) -> SearchStrategy[Request]:
         """A strategy for well-formed requests. Shrinks towards few small items and a prompt without
         other tokens.
@@ -170,13 +167,7 @@ _RUNS = 4
 
 
 @st.composite
-def _requests(
-    draw: Any,
-    subject: Subject,
-    least: int,
-    most: int | None,
-    of: Mapping[str, SearchStrategy[Sample]],
-) -> Request:
+def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Samples) -> Request:
     drawn = _drawn_samples(draw, subject, least, most, of)
     kwargs = draw(subject.kwargs)
     pieces = {name: _pieces(subject, name, drawn[name], kwargs) for name in drawn}
@@ -206,11 +197,7 @@ def _requests(
 
 
 def _drawn_samples(
-    draw: Any,
-    subject: Subject,
-    least: int,
-    most: int | None,
-    of: Mapping[str, SearchStrategy[Sample]],
+    draw: Any, subject: Subject, least: int, most: int | None, of: Samples
 ) -> dict[str, list[Sample]]:
     limits = subject.limits
     drawn: dict[str, list[Sample]] = {}
@@ -234,17 +221,13 @@ def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
 
 
 def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) -> list[Piece]:
-    try:
-        return subject.pieces(name, samples, kwargs)
-    except Exception as error:
-        if not _is_refusal(subject, kwargs, error):
-            raise
     # items that are accepted alone and refused together are for the law to find
-    try:
-        return [piece for one in samples for piece in subject.pieces(name, [one], kwargs)]
-    except Exception as error:
-        if not _is_refusal(subject, kwargs, error):
-            raise
+    for parts in ([samples], [[one] for one in samples]):
+        try:
+            return [piece for part in parts for piece in subject.pieces(name, part, kwargs)]
+        except Exception as error:
+            if not _is_refusal(subject, kwargs, error):
+                raise
     reject()
 
 
@@ -271,7 +254,7 @@ def of_spec(
     dummy_inputs: type | None = None,
     processor: type | None = None,
     kwargs: SearchStrategy[Kwargs] | None = None,
-    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
     """The generated processor of a spec on a checkpoint folder.
@@ -306,7 +289,7 @@ def of_registered(
     model_dir: str | Path,
     *,
     kwargs: SearchStrategy[Kwargs] | None = None,
-    samples: Mapping[str, SearchStrategy[Sample]] | None = None,
+    samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
     """The processor that vLLM, or a plugin, has for a checkpoint.

@@ -60,6 +60,10 @@ _TEXT_PROMPTS = (
 """Whether a prompt passes the processor with the items, and may be a text: up to 0.28."""
 
 
+Data = Mapping[str, Any]
+"""What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
+
+
 class NotTaken(ValueError):
     """The code under test does not take what was asked of it; the sentence is the kit's."""
 
@@ -199,8 +203,8 @@ class Outcome:
 def run(
     processor: Any,
     prompt: str | Sequence[int],
-    data: Mapping[str, Any],
-    kwargs: Mapping[str, Any] | None = None,
+    data: Data,
+    kwargs: Data | None = None,
     caches: Caches | None = None,
     *,
     direct: bool = False,
@@ -252,7 +256,7 @@ def _applied(processor: Any, inputs: Any) -> Any:
     return processor.apply(inputs, TimingContext(enabled=False))
 
 
-def parsed(processor: Any, data: Mapping[str, Any]) -> Any:
+def parsed(processor: Any, data: Data) -> Any:
     """A caller's data as vLLM's items, checked."""
     if seam.INFO_PARSES:
         return processor.info.parse_mm_data(data)
@@ -266,7 +270,7 @@ def encoded(processor: Any, text: str) -> list[int]:
     return list(processor.info.get_tokenizer().encode(text, **options))
 
 
-def _tokenized(processor: Any, prompt: str, data: Mapping[str, Any]) -> list[int]:
+def _tokenized(processor: Any, prompt: str, data: Data) -> list[int]:
     """The ids of a text as vLLM's renderer makes them, before any processor sees it."""
     params, tokenizer = processor.info.default_tok_params, processor.info.get_tokenizer()
     text = params.apply_pre_tokenization(tokenizer, {"prompt": prompt, "multi_modal_data": data})
@@ -405,9 +409,7 @@ class Piece:
     targets: list[list[int]]
 
 
-def pieces(
-    processor: Any, name: str, values: list[Any], kwargs: Mapping[str, Any] | None = None
-) -> list[Piece]:
+def pieces(processor: Any, name: str, values: list[Any], kwargs: Data | None = None) -> list[Piece]:
     """The ids of one modality's items in a prompt, by the first alternative of the processor's own
     updates. Without an update, an item has no ids."""
     if isinstance(processor, CommonProcessor):
@@ -419,9 +421,7 @@ def pieces(
     return [_piece(processor, alternatives) for alternatives in updates[name]]
 
 
-def processed(
-    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, Any, Any]:
+def processed(processor: Any, data: Data, kwargs: Data) -> tuple[Any, Any, Any]:
     """By a hand-written processor: the processed fields with their configuration, the same split
     into items, and the parsed items."""
     items, options = parsed(processor, data), deepcopy(dict(kwargs))
@@ -460,7 +460,7 @@ def _spelled(processor: Any, sequence: Any) -> list[int]:
 
 
 def _layouts(
-    processor: CommonProcessor, name: str, values: list[Any], kwargs: Mapping[str, Any]
+    processor: CommonProcessor, name: str, values: list[Any], kwargs: Data
 ) -> list[Layouts]:
     """The layouts of items of a modality, as a generated processor has them."""
     request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
@@ -479,9 +479,7 @@ def _own_piece(layouts: Layouts) -> Piece:
     return Piece(list(first.written), ids, mask, inserted, prefix, targets)
 
 
-def round_trip(
-    processor: Any, data: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
+def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any, Any]]:
     """By a hand-written processor, per declared field: the processed value, and what batching its
     items again makes of it."""
     (raw, config), by_modality, _ = processed(processor, data, kwargs)

@@ -165,13 +165,13 @@ def kwargs_item(
     forms = vllm_fields(modality, rows is not None)
     if rows is not None and (key := rows_field(modality.name)) in forms:
         fields = {**fields, key: torch.tensor(rows)}
-    item = MultiModalKwargsItem()
-    item.data = {
-        key: _element(modality.name, key, packed(fields[key]), form)
-        for key, form in forms.items()
-        if key in fields
-    }
-    return item
+    return MultiModalKwargsItem(
+        {
+            key: _element(modality.name, key, packed(fields[key]), form)
+            for key, form in forms.items()
+            if key in fields
+        }
+    )
 
 
 def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldElem:

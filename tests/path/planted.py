@@ -899,7 +899,8 @@ HEADING = """\
 # Planted bugs
 
 Mistakes that people make in a processor, a spec or a model, each planted in correct code: the law that must catch it,
-that law's message, and the other laws that see it. No law is idle, and the correct code passes them all.
+that law's message, and the other laws that see it. Every law catches one or more, and the
+correct code passes all laws.
 [test_planted_bugs.py](../../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
 this page.
 

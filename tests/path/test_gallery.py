@@ -3,16 +3,14 @@ replace them."""
 
 from __future__ import annotations
 
-import ast
-import io
 import re
-import tokenize
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.oracles import SYSTEMS, differences, replay
+from tools.lines import code_lines
 
 CASES = [(name, case) for name, system in SYSTEMS.items() for case in system.cases()]
 
@@ -33,18 +31,5 @@ def test_the_table_of_the_docs() -> None:
     known = {}
     for name, system in SYSTEMS.items():
         path = Path(*("examples/" + system.spec.split(":")[0].replace(".", "/") + ".py").split("/"))
-        known[str(path)] = code_lines(path.read_text()), sum(n == name for n, _ in CASES)
+        known[str(path)] = code_lines(path.read_text(), imports=False), sum(n == name for n, _ in CASES)
     assert {path: (int(lines), int(cases)) for path, lines, cases in stated} == known
-
-
-def code_lines(source: str) -> int:
-    """Lines that hold code, without imports and docstrings."""
-    left_out: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
-        for part in [node.body[0]] if documented else [node] if isinstance(node, (ast.Import, ast.ImportFrom)) else []:
-            left_out |= set(range(part.lineno, part.end_lineno + 1))
-    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {n for t in tokens if t.type not in layout for n in range(t.start[0], t.end[0] + 1)}
-    return len(lines - left_out)

@@ -72,9 +72,8 @@ def test_names_are_unique() -> None:
 
 def test_the_table_in_the_docs_is_complete() -> None:
     """`python -m tests.path.planted` writes it."""
-    rows = re.findall(
-        r"^\| (.+?) \| (.+?) \| (\w+) \| `", (ROOT / "docs/data/planted-bugs.md").read_text(), re.MULTILINE
-    )
+    page = (ROOT / "docs/data/planted-bugs.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (\w+) \| `", page, re.MULTILINE)
     assert rows == [(bug.name.replace("_", " "), bug.sentence, bug.law) for bug in BUGS]
 
 

@@ -49,8 +49,8 @@ def trees(draw, depth: int = 3, loops: int = 0):
     return kind, over, body, draw(around), draw(around)
 
 
-def build(tree, loops=()):
-    """The layout that a tree stands for, written with the public combinators."""
+def build(tree, loops=(), mark=embed):
+    """The layout that a tree stands for, written with the public combinators; `mark` makes an embed()."""
 
     def value(v):
         if not isinstance(v, tuple):
@@ -62,14 +62,14 @@ def build(tree, loops=()):
         case ("token", v):
             return literal(value(v))
         case ("embed", v):
-            return embed(value(v))
+            return mark(value(v))
         case ("repeat", body, count):
-            return build(body, loops) * value(count)
+            return build(body, loops, mark) * value(count)
         case ("sequence", parts):
-            return sum((build(part, loops) for part in parts), nothing)
+            return sum((build(part, loops, mark) for part in parts), nothing)
     _, over, body, sep, last = tree
-    options = {name: build(part, loops) for name, part in (("sep", sep), ("last", last)) if part is not None}
-    return each(value(over), lambda x: build(body, (*loops, x)), **options)
+    options = {name: build(part, loops, mark) for name, part in (("sep", sep), ("last", last)) if part is not None}
+    return each(value(over), lambda x: build(body, (*loops, x), mark), **options)
 
 
 @given(trees())

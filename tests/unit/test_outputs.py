@@ -12,11 +12,12 @@ from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from examples.terra.world import NUM_TILES, render
-from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, each, embed, item, kwargs, literal, tok, where
+from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, embed, item, kwargs, literal, tok
 from mmkit.bound.output import BoundOutput
 from mmkit.expr import Scope
 from mmkit.vocabulary import Vocabulary
 
+from . import test_layout
 from .common import NAMES, Tokenizer, modality, refused
 
 CONFIG = SimpleNamespace(vocab_size=200, n=2, pad=100, rows=2, cols=3)
@@ -46,81 +47,45 @@ MAP = bound()
 
 # -- the layout --------------------------------------------------------------------------------------------------------
 
-PIECES = st.one_of(
-    st.tuples(st.just("id"), st.integers(0, 99)),
-    st.tuples(st.just("range"), st.integers(0, 99), st.integers(1, 50)),
-)
-TREES = st.recursive(
-    PIECES,
-    lambda trees: st.one_of(
-        st.tuples(st.just("repeat"), trees, st.integers(0, 3)),
-        st.tuples(st.just("each"), trees, st.integers(0, 3), trees),
-        st.tuples(st.just("sequence"), st.lists(trees, max_size=3)),
-        st.tuples(st.just("where"), trees, trees, st.booleans()),
-    ),
-    max_leaves=6,
-)
+SOME = 3
 
 
-def built(tree):
-    match tree:
-        case "id", token:
-            return literal(token)
-        case "range", start, count:
-            return any_id(start, start + count)
-        case "repeat", inner, count:
-            return built(inner) * count
-        case "each", inner, count, sep:
-            return each(count, lambda _: built(inner), sep=built(sep))
-        case "sequence", parts:
-            return literal(*map(built, parts))
-        case "where", one, other, first:
-            return literal(where(cfg.pad == (100 if first else 0), built(one), built(other)))
+def chosen(token):
+    return any_id(token, token + SOME)
 
 
-def naive(tree):
-    match tree:
-        case "id", token:
-            return [{token}]
-        case "range", start, count:
-            return [set(range(start, start + count))]
-        case "repeat", inner, count:
-            return [ids for _ in range(count) for ids in naive(inner)]
-        case "each", inner, count, sep:
-            return [ids for i in range(count) for ids in [*(naive(sep) if i else []), *naive(inner)]]
-        case "sequence", parts:
-            return [ids for part in parts for ids in naive(part)]
-        case "where", one, other, first:
-            return naive(one if first else other)
+def allowed(tree):
+    """The ids that may stand at each position of a layout in which embed() is any_id()."""
+    return [
+        set(range(token, token + SOME)) if is_chosen else {token}
+        for token, is_chosen in test_layout.naive.lay(tree, test_layout.ENV)
+    ]
 
 
-@given(TREES)
+@given(test_layout.trees())
 def test_a_layout_allows_what_it_says(tree):
-    layout, expected = built(tree), naive(tree)
-    allowed = [set(ids) if isinstance(ids, range) else {ids} for ids in layout.allowed(SCOPE)]
-    assert allowed == expected
+    layout, scope = test_layout.build(tree, mark=chosen), test_layout.SCOPE
+    pairs = layout.allowed(scope)
+    assert [set(ids) if isinstance(ids, range) else {ids} for ids in pairs] == allowed(tree)
     again = eval(repr(layout), dict(NAMES))
-    assert again.allowed(SCOPE) == layout.allowed(SCOPE)
+    assert again.allowed(scope) == pairs
     assert (again, hash(again)) == (layout, hash(layout))
 
 
-@given(TREES, st.data())
+@given(test_layout.trees(), st.data())
 def test_ids_are_taken_exactly_where_they_may_stand(tree, data):
-    expected = naive(tree)
-    layout = literal(built(tree), any_id(0, 5))  # at least one position to choose
+    expected = [*allowed(tree), set(range(5))]  # at least one position to choose
+    layout = literal(*(any_id(min(ids), max(ids) + 1) if len(ids) > 1 else min(ids) for ids in expected))
     output = BoundOutput(Output("x", layout, lambda ids, _: ids), "m", SCOPE, 200)
-    ids = [data.draw(st.sampled_from(sorted(one))) for one in [*expected, set(range(5))]]
-    pairs = zip(ids, layout.allowed(SCOPE), strict=True)
-    chosen = [token for token, allowed in pairs if isinstance(allowed, range)]
-    assert output.decode(ids).tolist() == chosen
+    ids = [data.draw(st.sampled_from(sorted(one))) for one in expected]
+    assert output.decode(ids).tolist() == [token for token, may in zip(ids, expected, strict=True) if len(may) > 1]
     at = data.draw(st.integers(0, len(ids) - 1))
     other = data.draw(st.integers(-3, 200).filter(lambda token: token not in output.allowed[at]))
     with pytest.raises(InputError, match=rf"^m\.outputs\.x\[{at}\]: expected "):
         output.decode([*ids[:at], other, *ids[at + 1 :]])
-    with pytest.raises(InputError, match=r"^m\.outputs\.x: expected "):
-        output.decode(ids[:at] + ids[at + 1 :])
-    with pytest.raises(InputError, match=r"^m\.outputs\.x: expected "):
-        output.decode([*ids[:at], ids[at], *ids[at:]])
+    for others in (ids[:at] + ids[at + 1 :], [*ids[:at], ids[at], *ids[at:]]):
+        with pytest.raises(InputError, match=r"^m\.outputs\.x: expected "):
+            output.decode(others)
 
 
 # -- decode and encode -------------------------------------------------------------------------------------------------

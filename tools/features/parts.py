@@ -18,23 +18,11 @@ def adapter(folder: Path, checkpoint: Path, *parts: str) -> Path:
     """A LoRA adapter for the projections of all layers whose names start with some prefixes."""
     folder.mkdir()
     torch.manual_seed(1)
-    modules = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "out_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-        "fc1",
-        "fc2",
-    )
     tensors: dict[str, torch.Tensor] = {}
     targets: set[str] = set()
     for name, weight in load_file(checkpoint / WEIGHTS).items():
         module = name.removesuffix(".weight")
-        if name.startswith(parts) and module.endswith(modules):
+        if name.startswith(parts) and module.endswith(("_proj", "fc1", "fc2")):
             rows, columns = weight.shape
             tensors[f"base_model.model.{module}.lora_A.weight"] = (
                 torch.randn(8, columns) * columns**-0.5
@@ -113,17 +101,7 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
     from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
     text = AutoConfig.from_pretrained(checkpoint).text_config.to_dict()
-    kept = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    )
-    config = LlamaConfig(
-        num_hidden_layers=1, dtype="float32", **{name: text[name] for name in kept}
-    )
+    config = LlamaConfig(**{**text, "num_hidden_layers": 1, "dtype": "float32"})
     torch.manual_seed(3)
     model = LlamaForCausalLM(config)
     folder.mkdir()
@@ -132,17 +110,14 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
     width = config.hidden_size
     if kind == "eagle":
         config.architectures = ["EagleLlamaForCausalLM"]
-        own = {
-            "model.embed_tokens.weight",
-            "lm_head.weight",
-            "model.norm.weight",
-            "model.layers.0.input_layernorm.weight",
-        }
-        weights = {
-            name.removeprefix("model."): tensor
-            for name, tensor in weights.items()
-            if name not in own
-        }
+        for name in (
+            "model.embed_tokens",
+            "lm_head",
+            "model.norm",
+            "model.layers.0.input_layernorm",
+        ):
+            del weights[f"{name}.weight"]
+        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
         weights["fc.weight"] = torch.randn(width, 2 * width) * 0.1
     if kind == "eagle3":
         config.architectures = ["LlamaForCausalLMEagle3"]
@@ -154,10 +129,9 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
             for name, t in weights.items()
         }
         del weights["embed_tokens.weight"]
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weights[f"midlayer.self_attn.{name}.weight"] = weights[
-                f"midlayer.self_attn.{name}.weight"
-            ].repeat(1, 2)
+        for letter in "qkv":
+            name = f"midlayer.self_attn.{letter}_proj.weight"
+            weights[name] = weights[name].repeat(1, 2)
         weights["midlayer.hidden_norm.weight"] = torch.ones(width)
         weights["fc.weight"] = torch.randn(width, 3 * width) * 0.1
     config.save_pretrained(folder)

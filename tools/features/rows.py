@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from examples.llava_like.cases import Case, draw_picture, make_cases
@@ -88,6 +89,33 @@ def options(name: str, *, processes: bool = False, **given: Any) -> None:
     feature(name, processes=processes)(lambda side: answer(side.engine(**given), side.requests))
 
 
+def tell(receiver: Any, name: str, own: bool) -> None:
+    """Send what a side makes of a feature, as an `answer` or an `error`."""
+    from examples.llava_like import register
+
+    register()
+    (chosen,) = (one for one in FEATURES if one.name == name)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        try:
+            receiver.send({"answer": chosen.run(Side(own, Path(folder), stack))})
+        except Exception as error:
+            receiver.send({"error": f"{type(error).__name__}: {error}"})
+
+
+def ask(llm: Any, requests: Any, lora: Any = None, **options: Any) -> Any:
+    """What vLLM tells of each request, greedy unless options say otherwise."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        **{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **options}
+    )
+    return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora)
+
+
+def ids(results: Any) -> list[list[int]]:
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
 def different(first: Any, second: Any) -> Any:
     """What a feature answers, if that is another answer than without it."""
     if first == second:
@@ -100,18 +128,11 @@ options("greedy answers")
 
 @feature("prefix caching")
 def _(side: Side) -> Any:
-    from vllm import SamplingParams
-
     llm = side.engine(enable_prefix_caching=True)
     first = answer(llm, side.requests)
-    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    results = llm.generate(side.requests, sampling, use_tqdm=False)
-    again = [list(result.outputs[0].token_ids) for result in results]
-    return (
-        again,
-        different([0] * len(results), [result.num_cached_tokens for result in results]),
-        first == again,
-    )
+    results = ask(llm, side.requests)
+    cached = [result.num_cached_tokens for result in results]
+    return ids(results), different([0] * len(results), cached), first == ids(results)
 
 
 options(
@@ -131,18 +152,16 @@ options("`async_scheduling`", async_scheduling=True)
 
 @feature("structured outputs: a choice, a pattern, JSON")
 def _(side: Side) -> Any:
-    from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
     llm = side.engine()
     schema = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    forms = ({"choice": ["circle", "square"]}, {"regex": "[0-9]{3}"}, {"json": schema})
     texts = []
-    for form in ({"choice": ["circle", "square"]}, {"regex": "[0-9]{3}"}, {"json": schema}):
-        structured = StructuredOutputsParams(**form)
-        sampling = SamplingParams(temperature=0.0, max_tokens=24, structured_outputs=structured)
-        texts += [
-            r.outputs[0].text for r in llm.generate(side.requests[:4], sampling, use_tqdm=False)
-        ]
+    for form in forms:
+        limits = {"structured_outputs": StructuredOutputsParams(**form), "ignore_eos": False}
+        results = ask(llm, side.requests[:4], max_tokens=24, **limits)
+        texts += [result.outputs[0].text for result in results]
     return texts
 
 
@@ -158,10 +177,7 @@ def _(side: Side) -> Any:
 
 @feature("log probabilities")
 def _(side: Side) -> Any:
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=1)
-    results = side.engine().generate(side.requests[:6], sampling, use_tqdm=False)
+    results = ask(side.engine(), side.requests[:6], max_tokens=4, logprobs=3, prompt_logprobs=1)
 
     def numbers(steps: Any) -> Any:
         return [one and {token: known.logprob for token, known in one.items()} for one in steps]
@@ -220,19 +236,20 @@ drafts("EAGLE", "eagle")
 drafts("EAGLE-3", "eagle3")
 
 
-@feature("LoRA, mixed with requests without")
-def _(side: Side) -> Any:
-    from vllm import SamplingParams
+def lora(side: Side, *parts_of: str) -> Any:
+    """An adapter, as requests have it."""
     from vllm.lora.request import LoRARequest
 
-    path = parts.adapter(side.folder / "adapter", side.checkpoint, "language_model.")
+    path = parts.adapter(side.folder / "adapter", side.checkpoint, *parts_of)
+    return LoRARequest("a", 1, str(path))
+
+
+@feature("LoRA, mixed with requests without")
+def _(side: Side) -> Any:
     llm = side.engine(enable_lora=True, max_lora_rank=8)
-    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    lora = [LoRARequest("a", 1, str(path)) if i % 2 else None for i in range(len(side.requests))]
-    mixed = llm.generate(side.requests, sampling, use_tqdm=False, lora_request=lora)
-    return different(
-        answer(llm, side.requests), [list(result.outputs[0].token_ids) for result in mixed]
-    )
+    adapter = lora(side, "language_model.")
+    mixed = [adapter if i % 2 else None for i in range(len(side.requests))]
+    return different(answer(llm, side.requests), ids(ask(llm, side.requests, mixed)))
 
 
 @feature("`default_mm_loras`")
@@ -244,19 +261,10 @@ def _(side: Side) -> Any:
 
 @feature("LoRA on the tower and the connector")
 def _(side: Side) -> Any:
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    path = parts.adapter(
-        side.folder / "adapter", side.checkpoint, "language_model.", "vision_tower."
-    )
     llm = side.engine(enable_lora=True, max_lora_rank=8, enable_tower_connector_lora=True)
-    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    lora = LoRARequest("a", 1, str(path))
-    results = llm.generate(side.requests, sampling, use_tqdm=False, lora_request=lora)
-    return different(
-        answer(llm, side.requests), [list(result.outputs[0].token_ids) for result in results]
-    )
+    adapter = lora(side, "language_model.", "vision_tower.")
+    results = ask(llm, side.requests, [adapter] * len(side.requests))
+    return different(answer(llm, side.requests), ids(results))
 
 
 @feature("pooling: `embed`")

@@ -1,6 +1,6 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks cases laws training differential engine serve
+    python -m tools.matrix.checks cases laws differential engine serve
 
 prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
 """
@@ -221,17 +221,6 @@ def laws(numbers: Sequence[str] = ()) -> Details:
     }
 
 
-def training() -> Details:
-    """Drawn requests through the processor for transformers of each spec, and vLLM's path."""
-    from tests import hf_law
-
-    outcome, compared = Outcome("training"), 0
-    for name, instance in _subjects(outcome):
-        with outcome.of(name):
-            compared += sum(hf_law.check(instance, settings().max_examples))
-    return {"requests": compared, **outcome.told()}
-
-
 def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Each spec of the project that this version takes."""
     from tests import hf_law
@@ -374,7 +363,7 @@ def _compared(got: Any, expected: Any) -> Details:
 
 
 CHECKS: dict[str, Callable[..., Details]] = {
-    check.__name__: check for check in (cases, laws, training, differential, engine, serve)
+    check.__name__: check for check in (cases, laws, differential, engine, serve)
 }
 
 

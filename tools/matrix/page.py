@@ -23,7 +23,6 @@ Entry = Mapping[str, Any]
 COUNTS = {
     "cases": "cases",
     "laws": "pairs",
-    "training": "requests",
     "differential": "requests",
     "engine": "ids",
     "serve": "ids",

@@ -188,9 +188,6 @@ def tokenizer(
 
 stored("llava", "LlavaForConditionalGeneration", "image")
 stored("llava_next", "LlavaNextForConditionalGeneration", "image")
-stored(
-    "llava_onevision", "LlavaOnevisionForConditionalGeneration", "image", "video", side=(28, 280)
-)
 stored("blip2", "Blip2ForConditionalGeneration", "image")
 stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
 stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
@@ -219,6 +216,16 @@ def changed(name: str, file: str, **values: Any) -> Mapping[str, Any]:
     """The files of a stored checkpoint, with other values at the top of one of them."""
     files = {path.name: path.read_text() for path in (FOLDER / name / "checkpoint").iterdir()}
     return files | {file: {**json.loads(files[file]), **values}}
+
+
+@maker("LlavaOnevisionForConditionalGeneration", "image", "video")
+def llava_onevision() -> Sequence[Any]:
+    """With three sizes of the stored grid, none of which is as large as vLLM's largest image."""
+    grid = [[56, 112], [112, 56], [112, 112]]
+    files = changed("llava_onevision", "config.json", image_grid_pinpoints=grid)
+    processor = json.loads(files["processor_config.json"])
+    processor["image_processor"]["image_grid_pinpoints"] = grid
+    return [{**files, "processor_config.json": processor}]
 
 
 @maker("Mistral3ForConditionalGeneration", "image", kwargs=OF_PATCHES)

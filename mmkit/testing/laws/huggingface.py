@@ -21,7 +21,7 @@ from ..law import Case, NotApplicable, law
 from ..strategies import Request
 from ..subject import Subject
 from ..vllm_model import Rope, has_rope, placed
-from ..vllm_path import NotTaken, Outcome, run
+from ..vllm_path import Data, NotTaken, Outcome, run
 
 
 @law(
@@ -170,9 +170,7 @@ _FIELDS = {
 """The names of fields under which `get_rope_index` takes them, where they differ."""
 
 
-def processed(
-    processor: Any, text: str, data: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str, Any] | None:
     """Ids and fields of a text with items by the model's own Hugging Face processor, with options
     of the request; None where it does not take them.
 
@@ -277,7 +275,7 @@ def _position_model(config: Any) -> Any:
 
 
 def positions_of(
-    model: Any, processor: Any, outcome: Outcome, kwargs: Mapping[str, Any]
+    model: Any, processor: Any, outcome: Outcome, kwargs: Data
 ) -> tuple[torch.Tensor, int]:
     """The positions of a processed request by a Hugging Face model.
 

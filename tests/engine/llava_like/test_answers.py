@@ -2,6 +2,7 @@
 tests/night/test_llava_like.py compares it with vLLM's own class."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from mmkit import InputError
+from mmkit.vllm_api.admission import TRUST
 
 IMAGE = 3
 """The placeholder id of the checkpoint."""
@@ -31,14 +33,16 @@ def test_greedy_ids_are_those_of_transformers(
 
 
 def test_rendered_requests_keep_their_items(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
-    """vLLM alone would answer their ids without the items. Those from another host have lost the mark of this one."""
+    """vLLM alone would answer their ids without the items. Those from another host have lost the mark of this one, and
+    are taken where they are trusted."""
     chosen = [i for i, case in enumerate(cases) if case.images][:4]
     rendered = llava.llm_engine.renderer.render_cmpl([cases[i].request() for i in chosen], skip_mm_cache=True)
     foreign = [{**one, "mm_kwargs": MultiModalKwargsItems(dict(one["mm_kwargs"]))} for one in rendered]
-    for requests in (rendered, foreign):
-        assert answer(llava, requests) == [answers[i] for i in chosen]
-    with pytest.raises(InputError, match=r"^llava_like\.image\[0\]: expected the fields \['pixel_values'\], got \[\]"):
-        answer(llava, [{**foreign[0], "mm_kwargs": {"image": [{}] * len(cases[chosen[0]].images)}}])
+    assert answer(llava, rendered) == [answers[i] for i in chosen]
+    with pytest.raises(InputError, match=r"^llava_like\.mm_kwargs: expected raw items, got processed fields\."):
+        answer(llava, foreign)
+    with mock.patch.object(llava.llm_engine.vllm_config, "additional_config", {TRUST: True}):
+        assert answer(llava, foreign) == [answers[i] for i in chosen]
 
 
 def test_caches_change_nothing(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
