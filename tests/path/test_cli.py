@@ -425,7 +425,7 @@ def test_a_package_around_a_language_model(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(after[words][:-2], before[words])
     changed = {name for name in {*before} - {words} if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("proj.weight")}
-    assert max(int(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-6)) for name in changed) <= 8
+    assert max(int(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-6)) for name in changed) <= 16
 
 
 @pytest.mark.parametrize(
