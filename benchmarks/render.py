@@ -112,7 +112,7 @@ def online(door: Any, chats: Sequence[Any]) -> None:
         door.llm.model_config,
         door.llm.renderer,
         request_logger=None,
-        chat_template=None,
+        chat_template=TEMPLATE,
         chat_template_content_format="string",
     )
 
@@ -121,7 +121,7 @@ def online(door: Any, chats: Sequence[Any]) -> None:
 
         async def one(chat: Any) -> None:
             async with places:
-                request = ChatCompletionRequest(model="", messages=chat, chat_template=TEMPLATE)
+                request = ChatCompletionRequest(model="", messages=chat)
                 rendered = await renderer.render_chat(request)
                 assert isinstance(rendered, tuple), rendered
 
@@ -144,7 +144,7 @@ def message(seed: int) -> list[dict[str, Any]]:
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
     url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
     image = {"type": "image_url", "image_url": {"url": url}}
-    return [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    return [{"role": "user", "content": [image, {"type": "text", "text": "<image>\nWhat is it?"}]}]
 
 
 LARGE: dict[str, dict[str, dict[str, Any]]] = {

@@ -87,13 +87,12 @@ def _module(spec: Declaration, package: str) -> Any:
     return importlib.reload(module)
 
 
-def source(spec: Declaration, home: str, root: str = _ROOT, *, hf: bool = False) -> str:
+def source(spec: Declaration, home: str, *, hf: bool = False) -> str:
     """The source of a spec's classes for vLLM, or of its processor for transformers.
 
     Args:
         spec: the declaration.
         home: dotted path of the variable that holds it.
-        root: the package of the base classes: mmkit, or a copy of it.
         hf: whether for transformers.
     """
     titles = _HF_CLASSES if hf else _CLASSES
@@ -109,7 +108,7 @@ def source(spec: Declaration, home: str, root: str = _ROOT, *, hf: bool = False)
     module, _, variable = home.rpartition(".")
     words = {
         "name": spec.name,
-        "root": root,
+        "root": _ROOT,
         "package": "training" if hf else "vllm_api",
         "title": "The processor for transformers" if hf else "vLLM processor classes",
         "listing": "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''"),

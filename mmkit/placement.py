@@ -210,19 +210,19 @@ def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> 
     return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
 
 
-def place_in_text(
+def expanded_as_text(
     prompt: list[int], items: Items, where: str, reserved: Mapping[Target, str], tok: Any
-) -> tuple[list[int], list[Placement]]:
-    """`place` for targets that are texts, which the tokenizer may have split otherwise inside the
-    prompt. The targets are sought in the prompt's text, and the text is tokenized again with the
-    layouts in it, as in vLLM.
+) -> list[int]:
+    """A prompt with the layouts in place of targets that are texts, which the tokenizer may have
+    split otherwise inside the prompt. The targets are sought in the prompt's text, and the text is
+    tokenized again with the layouts in it, as in vLLM.
 
     Args:
         prompt: as for `place`, as are `items`, `where` and `reserved`.
         tok: the `Vocabulary`.
 
     Raises:
-        InputError: as for `place`; or the tokenizer makes other ids of a layout inside the text.
+        InputError: as for `place`.
     """
 
     def characters(ids: Sequence[int]) -> list[int]:
@@ -235,7 +235,8 @@ def place_in_text(
     texts = in_other_ids(items, in_text)
     reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
     written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
-    return place(tok.text(as_text(written)), items, where, reserved, ("layouts",))
+    ids: list[int] = tok.text(as_text(written))
+    return ids
 
 
 class _Unfit(Exception):

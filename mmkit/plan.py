@@ -26,13 +26,14 @@ from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
 from .placement import (
+    EMPTY,
     Alternatives,
     NotFound,
     Placement,
+    expanded_as_text,
     in_other_ids,
     may_be_split,
     place,
-    place_in_text,
     refuse_reserved,
 )
 from .runs import Runs
@@ -296,7 +297,7 @@ class Plan:
         taken = self._take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
-            apart, placements = self._place(ids, items, readings=("layouts",))
+            apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -307,7 +308,9 @@ class Plan:
             first = items[at.modality][at.index][0]
             written += [*apart[position : at.start], *first.written]
             position = at.end
-        written, _ = self.runs.joined(written + apart[position:], [])
+        written += apart[position:]
+        if items:
+            written, _ = self.runs.joined(written, [])
         declared = self._prompts.get("prompt")
         if isinstance(declared, EndingWith):
             return _without_end(written, declared.ids.lay(self._scope).ids)
@@ -517,30 +520,32 @@ class Plan:
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
         try:
-            return self.runs.joined(*self._place(prompt, present, self._reserved))
+            return self._placed_in(prompt, present, self._reserved)
         except NotFound as error:
             if self._scope.tok is None or not may_be_split(present):
                 raise
+            known = self.spec.name, self._reserved
             try:
-                ids, placements = place_in_text(
-                    prompt, present, self.spec.name, self._reserved, self._scope.tok
-                )
+                ids = expanded_as_text(prompt, present, *known, self._scope.tok)
                 self.check_bare(ids, present)
+                return self._placed_in(ids, present, self._reserved, ("layouts",))
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
-            return ids, placements
 
-    def _place(
-        self,
-        prompt: list[int],
-        items: Mapping[str, Sequence[Alternatives]],
-        *args: Any,
-        **kwargs: Any,
+    def _placed_in(
+        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]], *more: Any
     ) -> tuple[list[int], list[Placement]]:
-        """`mmkit.placement.place`, where tokens merge with runs taken apart."""
-        if self.runs.tokens:
+        """A prompt with layouts in it, where tokens that merge are joined again."""
+        placed = self._apart(prompt, items, *more)
+        return self.runs.joined(*placed) if items else placed
+
+    def _apart(
+        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]], *more: Any
+    ) -> tuple[list[int], list[Placement]]:
+        """`mmkit.placement.place`, with the tokens that merge taken apart."""
+        if items and self.runs.tokens:
             prompt, items = self.runs.apart(prompt), in_other_ids(items, self.runs.placeholder)
-        return place(prompt, items, self.spec.name, *args, **kwargs)
+        return place(prompt, items, self.spec.name, *more)
 
 
 def _without_end(ids: list[int], end: list[int]) -> list[int]:

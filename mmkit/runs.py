@@ -46,6 +46,12 @@ class Runs:
             return []
         return self._tok.text(self._character * length)
 
+    def _of_run(self, length: int) -> list[int]:
+        """The tokens of a run; one per character where the tokenizer makes others of it."""
+        tokens = self._encoded(length)
+        known = sum(self._lengths.get(token, 0) for token in tokens)
+        return tokens if known == length else [self.tokens[1]] * length
+
     def apart(self, ids: Sequence[int]) -> list[int]:
         """Ids with one token for each character of a run."""
         return [one for token in ids for one in self._apart(token)]
@@ -70,7 +76,7 @@ class Runs:
         token_at: list[int] = []
         for one, characters in groupby(apart):
             count = len([*characters])
-            tokens = self._encoded(count) if one == self.tokens[1] else [one] * count
+            tokens = self._of_run(count) if one == self.tokens[1] else [one] * count
             for token in tokens:
                 token_at += [len(ids)] * self._lengths.get(token, 1)
                 ids.append(token)

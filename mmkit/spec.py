@@ -327,9 +327,9 @@ class Declaration(_Declared):
             same for the decoder's prompt, or ids that take its place.
         tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
             ``{"add_special_tokens": False}``. Before vLLM 0.17 this concerns texts with items only.
-        merges: a character whose runs are tokens, for example a line break. Where a layout in a
-            prompt meets the prompt or another layout, two such tokens become one, if the tokenizer
-            has that token, as in a text that is tokenized as a whole.
+        merges: a character whose runs are tokens, for example a line break. In a prompt with items,
+            each run of it becomes the tokens that the tokenizer makes of it, also where it reaches
+            across the edge of a layout, as in a text that is tokenized as a whole.
         outputs: the model's outputs other than text.
     """
 

@@ -146,6 +146,7 @@ def cover(folder: str, tests: list[str], paths: list[str]) -> None:
     """In a process of its own: each test is a context. Tells its seconds, and all imports."""
     import pytest
 
+    sys.dont_write_bytecode = False  # else each process rewrites the assertions of all tests
     seconds: Seconds = defaultdict(float)
 
     class Contexts:
@@ -211,6 +212,8 @@ def statement_around(mutant: Mutant) -> range:
 def run(mutant: Mutant, source: str, seconds: Seconds) -> None:
     """In a process of its own: the exit status is that of pytest."""
     import pytest
+
+    sys.dont_write_bytecode = False  # else each process rewrites the assertions of all tests
 
     class Changed(SourceFileLoader):
         def get_code(self, fullname: str) -> Any:

@@ -159,10 +159,6 @@ class ItemType(Structural):
         """Small canonical items, in ascending order."""
         return [self.blank(*sizes) for sizes in self.small_sizes]
 
-    def varied(self) -> list[Any]:
-        """A few canonical items for a picture of a request; of several sizes where sizes vary."""
-        return self.candidates()
-
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         """This bound item type with a largest item of at most the sizes of vLLM's
         `limit_mm_per_prompt`.

@@ -21,9 +21,6 @@ from .values import ARRAYS, SCALARS, as_array, check_finite, described, dtype_na
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture was held."""
 
-_EXAMPLE = 448
-"""Pixels at the side of an example image."""
-
 
 @dataclass(frozen=True, eq=False)
 class _Media(ItemType):
@@ -179,12 +176,6 @@ class Image(_Media):
     def blank(self, *sizes: int) -> Any:
         return _pil().new("RGB", sizes, color=(255, 255, 255))
 
-    def varied(self) -> list[Any]:
-        width, height = self.largest[0]
-        some = (max(1, width * 2 // 3), max(1, height // 2))
-        other = [min(side, _EXAMPLE) for side in self.largest[-1]]
-        return [self.blank(*self.nearest(sizes)) for sizes in (some, other)]
-
 
 @dataclass(frozen=True, eq=False)
 class Video(_Media):
@@ -254,11 +245,6 @@ class Video(_Media):
         _, metadata = _video_parts(value)
         sizes = {"frames": frames, "width": width, "height": height}
         return SimpleNamespace(index=index, **sizes, metadata=metadata)
-
-    def varied(self) -> list[Any]:
-        frames, width, height = self.largest[0]
-        some = (min(frames, 4), max(1, width // 2), max(1, height // 2))
-        return [self.blank(*self.nearest(some))]
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
@@ -355,10 +341,6 @@ class Audio(_Media):
 
     def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
         return np.zeros(sizes, dtype=np.float32)
-
-    def varied(self) -> list[Any]:
-        half = (max(1, max(self.largest)[0] // 2),)
-        return [self.blank(*self.nearest(half)), *self.candidates()]
 
     def describe(self) -> str:
         rate = f" at {self.rate:g} Hz" if self.rate else ""

@@ -150,9 +150,6 @@ class Record(ItemType):
     def smallest(self) -> list[dict[str, Any]]:
         return self._combined(lambda part: part.smallest())
 
-    def varied(self) -> list[dict[str, Any]]:
-        return self._combined(lambda part: part.varied()[:1]) + self.small()
-
     def _combined(self, of: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
         """The records of all combinations of some instances of their parts."""
         records: list[dict[str, Any]] = [{}]

@@ -255,10 +255,6 @@ class Tensor(ItemType):
     def small(self) -> list[torch.Tensor]:
         return [self.blank(*(size.least for size in self.bounds()))]
 
-    def varied(self) -> list[torch.Tensor]:
-        middle = (min(s.most, max(2 * s.least, s.least + 8)) for s in self.bounds())
-        return [self.blank(*middle), *self.small()]
-
     def smallest(self) -> list[torch.Tensor]:
         return self.small()
 

@@ -92,8 +92,5 @@ class Text(ItemType):
     def smallest(self) -> list[str]:
         return self.small()
 
-    def varied(self) -> list[str]:
-        return [self.blank(min(self.most, self.least + 8)), *self.small()]
-
     def schema(self) -> dict[str, Any]:
         return {"shape": [[self.least, self.most]], "dtype": "text"}

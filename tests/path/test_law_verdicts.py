@@ -121,7 +121,7 @@ PARTS = ModelSpec(  # a graph with a value per node, a bundle of sensors by time
     Modality(
         "gamma",
         item=Record(
-            image=Image(largest=(12, 8), most=(12, 12)),
+            image=Image(largest=(12, 12), most=(12, 12)),
             x=Tensor((1,), "int64", bound=between(0, item.image.width - 1)),
             y=Tensor((1,), "int64", bound=between(0, item.image.height - 1)),
         ),

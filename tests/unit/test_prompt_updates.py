@@ -150,10 +150,10 @@ def test_who_comes_first(prompt, items, ids):
 
 
 class Lines(Tokenizer):
-    """One id per character, and one per run of line breaks."""
+    """One id per character, and one per run of line breaks, at most four."""
 
     def encode(self, text, add_special_tokens):
-        runs = (match[0] for match in re.finditer(r"\n+|.", text))
+        runs = (match[0] for match in re.finditer(r"\n{1,4}|.", text))
         return [1000 + len(run) if run[0] == "\n" else ord(run) for run in runs]
 
 
@@ -179,6 +179,8 @@ def test_line_breaks_merge_as_in_a_text(gaps):
     assert all(expected[at.start : at.end] == at.placeholder.ids for at in preview.placements)
     assert plan.preview(expected, items).placements == preview.placements
     assert plan.unexpand(expected, items) == prompt
+    alone = [ord("a"), 1001, 1001]
+    assert plan.expand(alone, {}) == plan.unexpand(alone, {}) == alone
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------
