@@ -39,11 +39,12 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
+	@echo "make drive-demo  a page on which you drive through it with the arrow keys"
 	@echo "make drive   record drives of a simulator, train a world model on them, judge it (15 minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
@@ -76,6 +77,9 @@ serve-demo: $(VENV)/.installed
 drive: $(VENV)/.installed
 	$(BIN)/python -m examples.terra.drive.train --threads $(JOBS)
 	$(BIN)/python -m examples.terra.drive.judge --threads $(JOBS)
+
+drive-demo: $(VENV)/.installed
+	$(IN_OWN_FOLDER) $(BIN)/python -m examples.terra.page $(DEMOARGS)
 
 # Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder

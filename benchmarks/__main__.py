@@ -17,7 +17,6 @@ ALL = (
     "render",
     "stages",
     "terra_cpu",
-    "terra_drafts",
     "terra_session",
     "serve_load",
     "terra_gpu",

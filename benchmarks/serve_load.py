@@ -79,12 +79,14 @@ def drawn(count: int) -> list[tuple[list[int], np.ndarray]]:
 
 def request(seed: int) -> tuple[list[int], np.ndarray]:
     """Prompt ids (210,) and actions (3, 6, 3) of one request, distinct for each seed."""
-    from examples.terra.world import CONTEXT_FRAMES, NUM_TILES, make_episode
+    from examples.terra.configuration import LlamaActionConfig
+    from examples.terra.worlds import CHECKPOINT, CONTEXT_FRAMES, make_episode
 
     episode = make_episode(seed % 500)
     frames = episode.frames[:CONTEXT_FRAMES].copy()
-    frames[0, : 1 + seed % 7] = seed % NUM_TILES  # no request is another one's cached prefix
-    prompt = [token for frame in frames.tolist() for token in [*frame, *[NUM_TILES] * 6]]
+    pad = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
+    frames[0, : 1 + seed % 7] = seed % pad  # no request is another one's cached prefix
+    prompt = [token for frame in frames.tolist() for token in [*frame, *[pad] * 6]]
     return prompt, episode.actions[:CONTEXT_FRAMES]
 
 

@@ -83,7 +83,7 @@ def engines(folder: Path) -> Iterator[tuple[str, Ask]]:
 
     from examples import llava_like
     from examples.terra import CHECKPOINT, register
-    from examples.terra.world import make_episode
+    from examples.terra.worlds import make_episode
     from tests import oracles
 
     llava_like.register()

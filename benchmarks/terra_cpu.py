@@ -1,18 +1,16 @@
-"""Terra on a CPU, in vLLM and in the Hugging Face reference: ``python -m benchmarks.terra_cpu
---help``.
+"""Terra on a CPU: ``python -m benchmarks.terra_cpu --help``.
 
-The trained checkpoint, float32, greedy, in one process with the same threads, in turns: the
-reference keeps its KV cache over the whole rollout, vLLM finds it in the prefix cache. Every round
-drives episodes that neither has seen. With drafts, vLLM checks what the stream's own frames say of
-the next one.
+The Hugging Face reference, and vLLM without drafts, with n-grams and with drafts of frames: the
+trained checkpoint, float32, greedy, each in a process of its own, one thread each, in turns. Every
+round rolls episodes out that none has seen.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from itertools import count
 from multiprocessing import get_context
 from typing import Annotated, Any
@@ -20,9 +18,18 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from examples.terra.drafts import FRAME_TOKENS
-
 from . import measure
+
+KINDS = {
+    "hf": "Hugging Face",
+    "none": "vLLM",
+    "ngrams": "vLLM, n-grams",
+    "frames": "vLLM, drafts of frames",
+}
+COLUMNS = ["streams", "", "steps", "per frame", "frames/s", "frames: times as fast", "ids"]
+
+_rollout: Any = None
+"""What generates frames in this process."""
 
 
 def main(
@@ -31,110 +38,127 @@ def main(
     streams: Annotated[
         list[int] | None, typer.Option(help="Videos at once; may be given several times.")
     ] = None,
-    drafts: Annotated[
-        list[int] | None, typer.Option(help="Most drafted tokens; may be given several times.")
-    ] = None,
 ) -> None:
-    """Seconds per frame, and how many times as fast as the reference vLLM is."""
-    rows = []
-    for drafted in measure.progress(drafts or [0, FRAME_TOKENS], "drafts"):
+    """Steps and milliseconds per frame, and how many times as fast drafts of frames are."""
+    with ExitStack() as stack:
         # vLLM starts one engine on a CPU per process
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            rows += process.submit(part, drafted, streams or [1, 8], frames, rounds).result()
-    cells = [
-        [str(r["streams"]), str(r["drafts"] or ""), f"{r['steps']:.0f}",
-         f"{r['vllm_ms']:.0f} ms", f"{r['together']['hf_ms']:.0f} ms",
-         measure.shown(r["together"]), measure.shown(r["each"]) if r["streams"] > 1 else "",
-         "identical" if r["identical"] else "different", f"{r['cached']:.1%}"]
-        for r in rows
-    ]  # fmt: skip
-    columns = ["streams", "drafts", "steps", "vLLM, per frame", "HF, per frame", "times as fast"]
-    columns += ["than one by one", "ids", "prefix cache"]
+        processes = {
+            kind: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            for kind in KINDS
+        }
+        for kind in measure.progress(KINDS, "engines"):
+            processes[kind].submit(start, kind).result()
+        rows = [row(processes, n, frames, rounds) for n in streams or [1, 8]]
+        for process in processes.values():
+            process.submit(stop).result()
     report = {"frames": frames, "rounds": rounds, "rows": rows}
-    measure.store("terra_cpu", report, columns, cells)
+    measure.store("terra_cpu", report, COLUMNS, [line for row in rows for line in lines(row)])
 
 
-def part(drafts: int, streams: list[int], frames: int, rounds: int) -> list[dict[str, Any]]:
-    """The rows of one number of drafts, in this process."""
-    measure.quiet()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from examples.terra import CHECKPOINT, register
-    from examples.terra.reference import LlamaActionForCausalLM
-    from examples.terra.rollout import VllmTerra
-
-    register()
-    engine = VllmTerra(CHECKPOINT, drafts=drafts)
-    reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
-    rows = [
-        {"streams": n, "drafts": drafts, **row(engine, reference, n, frames, rounds)}
-        for n in streams
-    ]
-    engine.llm.llm_engine.engine_core.shutdown()
-    return rows
-
-
-def row(engine: Any, reference: Any, streams: int, frames: int, rounds: int) -> dict[str, Any]:
-    """The figures of one number of streams: against the reference with all of them in one batch
-    (`together`), and one after the other (`each`). A frame counts once, however many streams are
-    generated with it."""
-    kinds = ["vllm", "hf", "hf_each"][: 2 + (streams > 1)]
-    inner, step, calls = engine.llm.llm_engine, engine.llm.llm_engine.step, count()
-    inner.step = lambda: (next(calls), step())[1]
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    identical, cached = True, []
-    for number, (context, actions) in enumerate(episodes(streams, rounds + 1)):
-        timings = {}
-        for kind in kinds if number % 2 else reversed(kinds):
-            start = time.perf_counter()
-            if kind == "vllm":
-                steps = list(engine.rollout(context, actions, frames))
-                timings[kind] = np.stack([step.tokens for step in steps], axis=1)
-                # the first frame finds nothing there, by intention
-                cached.append(
-                    sum(s.cached_tokens for s in steps[1:])
-                    / sum(s.prompt_tokens for s in steps[1:])
-                )
-            elif kind == "hf":
-                timings[kind] = referred(reference, context, actions, frames)
-            else:
-                one = [
-                    referred(reference, context[i : i + 1], actions[i : i + 1], frames)
-                    for i in range(streams)
-                ]
-                timings[kind] = np.concatenate(one)
+def row(
+    processes: dict[str, ProcessPoolExecutor], streams: int, frames: int, rounds: int
+) -> dict[str, Any]:
+    """The figures of one number of streams. A frame counts once, however many streams are generated
+    with it."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    cached: list[float] = []
+    identical = True
+    for number in measure.progress(range(rounds + 1), f"{streams} streams"):
+        seed = 1000 + 100 * streams + number * streams
+        tokens = {}
+        for kind in KINDS if number % 2 else reversed(KINDS):
+            done = processes[kind].submit(rollout, range(seed, seed + streams), frames)
+            tokens[kind], took, stepped, share = done.result()
             if number:  # the first round warms up
-                seconds[kind].append((time.perf_counter() - start) / frames)
-        identical &= all(bool((timings["vllm"] == other).all()) for other in timings.values())
-    inner.step = step
-    together = measure.ratio(seconds, "hf", "vllm")
+                seconds[kind].append(took / frames)
+                steps[kind].append(stepped / frames)
+                cached += [share] * (kind == "none")
+        identical &= all(np.array_equal(tokens["hf"], other) for other in tokens.values())
     return {
-        "steps": next(calls) / frames / (rounds + 1),
-        "vllm_ms": together.pop("vllm_ms"),
-        "together": together,
-        "each": measure.ratio(seconds, kinds[-1], "vllm"),
+        "streams": streams,
+        "steps": {kind: float(np.mean(steps[kind])) for kind in KINDS},
+        "ms": {kind: float(np.median(seconds[kind])) * 1000 for kind in KINDS},
+        "times": {
+            kind: measure.ratio(seconds, kind, "frames") for kind in KINDS if kind != "frames"
+        },
+        "cached": float(np.mean(cached)),
         "identical": identical,
-        "cached": sum(cached) / len(cached),
     }
 
 
-def referred(reference: Any, context: np.ndarray, actions: np.ndarray, frames: int) -> np.ndarray:
-    """The reference's frames, (streams, frames, num_image_patches)."""
+def lines(row: dict[str, Any]) -> list[list[str]]:
+    """The lines of a table, one for each kind."""
+    return [
+        [
+            str(row["streams"]),
+            name,
+            f"{row['steps'][kind]:.1f}",
+            f"{row['ms'][kind]:.0f} ms",
+            f"{1000 * row['streams'] / row['ms'][kind]:.0f}",
+            measure.shown(row["times"][kind]) if kind in row["times"] else "",
+            "identical" if row["identical"] else "different",
+        ]
+        for kind, name in KINDS.items()
+    ]
+
+
+# -- in the processes ------------------------------------------------------------------------------
+
+
+def start(kind: str) -> None:
+    """Load what generates frames in this process."""
+    global _rollout
+    measure.quiet()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from examples.terra import CHECKPOINT, drafts, register
+    from examples.terra.reference import LlamaActionForCausalLM
+    from examples.terra.rollout import VllmTerra
+
+    if kind == "hf":
+        _rollout = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval().rollout
+        return
+    register()
+    options: dict[str, Any] = {
+        "none": {},
+        "ngrams": {"speculative_config": drafts.ngrams(drafts.NGRAM_TOKENS)},
+        "frames": {"drafts": drafts.FRAME_TOKENS},
+    }[kind]
+    _rollout = VllmTerra(CHECKPOINT, **options).rollout
+
+
+def rollout(seeds: range, frames: int) -> tuple[np.ndarray, float, int, float]:
+    """Tokens (streams, frames, num_image_patches), the seconds that they took, the steps of the
+    model, and the share of the prompts after the first that the prefix cache had."""
     import torch
 
-    rollout = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), frames)
-    return torch.stack(list(rollout), dim=1).numpy()
+    from examples.terra.worlds import CONTEXT_FRAMES, make_episode
+
+    episodes = [make_episode(seed) for seed in seeds]
+    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
+    actions = np.stack([episode.actions for episode in episodes])
+    terra, calls = _rollout.__self__, count()
+    if isinstance(terra, torch.nn.Module):
+        begun = time.perf_counter()
+        steps = list(_rollout(torch.from_numpy(context), torch.from_numpy(actions), frames))
+        took = time.perf_counter() - begun
+        tokens = torch.stack(steps, dim=1).numpy()
+        return tokens, took, frames * tokens.shape[-1], 0.0
+    inner, step = terra.llm.llm_engine, terra.llm.llm_engine.step
+    inner.step = lambda: (next(calls), step())[1]
+    begun = time.perf_counter()
+    generated = list(_rollout(context, actions, frames))
+    took = time.perf_counter() - begun
+    inner.step = step
+    later = generated[1:] or generated
+    cached = sum(f.cached_tokens for f in later) / sum(f.prompt_tokens for f in later)
+    return np.stack([frame.tokens for frame in generated], axis=1), took, next(calls), cached
 
 
-def episodes(streams: int, rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Contexts (streams, 3, num_image_patches) and actions of episodes, others in each round."""
-    from examples.terra.world import CONTEXT_FRAMES, make_episode
-
-    for number in range(rounds):
-        drawn = [make_episode(1000 + 100 * streams + number * streams + i) for i in range(streams)]
-        yield (
-            np.stack([e.frames[:CONTEXT_FRAMES] for e in drawn]),
-            np.stack([e.actions for e in drawn]),
-        )
+def stop() -> None:
+    """End the engine of this process, if there is one."""
+    if llm := getattr(_rollout.__self__, "llm", None):
+        llm.llm_engine.engine_core.shutdown()
 
 
 if __name__ == "__main__":

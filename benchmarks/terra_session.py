@@ -59,9 +59,9 @@ def main(
 def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
     """The figures of one session."""
     from examples.terra.serve_demo import SAMPLING, prompt_of
-    from examples.terra.world import CONTEXT_FRAMES, make_episode
+    from examples.terra.worlds import CONTEXT_FRAMES, make_episode
 
-    episode = make_episode(keep, num_frames=CONTEXT_FRAMES + frames)
+    episode = make_episode(keep, CONTEXT_FRAMES + frames)
     context, actions = episode.frames[:CONTEXT_FRAMES], episode.actions
     prompt = prompt_of(client, context)
     items = {"actions": actions[:CONTEXT_FRAMES]}
@@ -78,7 +78,6 @@ def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
                 spent.append(cpu_seconds(server))
             if len(chunks) in (WARM + SPAN, frames):
                 memory.append(resident(server))
-    right = np.array([chunk.token_ids for chunk in chunks]) == episode.frames[CONTEXT_FRAMES:]
     ms = np.array(seconds) * 1000
     slid = np.array([chunk.slid is not None for chunk in chunks])
     slides = [chunk.usage for chunk in chunks if chunk.slid]
@@ -103,7 +102,6 @@ def session(server: Any, client: Any, keep: int, frames: int) -> dict[str, Any]:
         "cached": sum(u.prompt_tokens_details.cached_tokens for u in slides) / again,
         "server_mib": [server for server, _ in memory],
         "engine_mib": [engine for _, engine in memory],
-        "right": float(right.mean()),
     }
 
 
@@ -114,11 +112,11 @@ def resubmitted(client: Any, keep: int) -> float:
     from examples.terra.configuration import LlamaActionConfig
     from examples.terra.rollout import Drive
     from examples.terra.serve_demo import SAMPLING
-    from examples.terra.world import make_episode
+    from examples.terra.worlds import make_episode
 
     config = LlamaActionConfig.from_pretrained(CHECKPOINT)
     known = config.num_temporal_embeddings
-    episode = make_episode(1000 + keep, num_frames=known + 72)
+    episode = make_episode(1000 + keep, known + 72)
     drive = Drive(config, episode.frames[:known], episode.actions[: known - 1], keep)
     usages = []
     for action in episode.actions[known - 1 : known + 71]:

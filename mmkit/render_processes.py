@@ -8,9 +8,12 @@ and receive the config and the Hugging Face processor of the model. They need no
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import (
     BrokenExecutor,
@@ -22,7 +25,7 @@ from concurrent.futures import (
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from multiprocessing import parent_process
+from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -30,7 +33,6 @@ from typing import Any, NamedTuple
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
-from torch.multiprocessing import get_context, set_sharing_strategy
 
 from .bound.calls import Taken
 from .bound.processing import Processed
@@ -50,8 +52,11 @@ START = 300.0
 
 _CONTEXT = get_context("spawn")
 
+_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where files lie in memory; None, the usual temporary folder, where there is no such place."""
+
 _LARGE = 2**16
-"""Bytes of an array that is worth its place in shared memory."""
+"""Bytes that are worth a file."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ class RenderProcesses:
         process = self._free.get()
         try:
             process.ready.result(START)
-            return process.answer(items).result(PATIENCE)
+            return process.process(items)
         except (BrokenExecutor, TimeoutError) as error:
             self._all.discard(process)
             process.end()
@@ -197,67 +202,118 @@ class _Process:
     """
 
     def __init__(self, recipe: bytes, where: str) -> None:
+        self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=_MEMORY)
         self._pool = ProcessPoolExecutor(1, _CONTEXT)
         self.pid = self._pool.submit(os.getpid)
-        self.ready = self._pool.submit(_prepare, recipe, where)
+        self.ready = self._pool.submit(_prepare, recipe, where, self._folder)
 
-    def answer(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
-        sent = {
-            name: taken._replace(values=[_sent(value) for value in taken.values])
-            for name, taken in items.items()
-        }
-        return self._pool.submit(_answer, sent)
+    def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        sent = {name: taken._replace(values=self._sent(taken)) for name, taken in items.items()}
+        answer: dict[str, Processed] = _loaded(self._pool.submit(_answer, sent).result(PATIENCE))
+        return answer
+
+    def _sent(self, taken: Taken) -> list[Any]:
+        return [_sent(value, self._folder) for value in taken.values]
 
     def end(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(BrokenExecutor, CancelledError, TimeoutError, ProcessLookupError):
             os.kill(self.pid.result(0), signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Shared(NamedTuple):
-    """An array, or the pixels of an RGB image, as a tensor: these travel in shared memory."""
+class _Sent(NamedTuple):
+    """A tensor on its way, or what is made of it. Large ones lie in a file of a folder in memory,
+    which the receiver maps: torch's own shared memory takes twice the time.
 
-    content: torch.Tensor
-    is_image: bool
+    Attributes:
+        content: the bytes, or the path of the file.
+        dtype: that of the tensor.
+        shape: that of the tensor.
+        make: a function of the tensor.
+    """
+
+    content: bytes | str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[torch.Tensor], Any]
+
+    @classmethod
+    def of_tensor(cls, tensor: torch.Tensor, folder: str) -> _Sent:
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return cls(_written(data, folder), tensor.dtype, tuple(tensor.shape), _itself)
+
+    @classmethod
+    def of_array(cls, array: Any, folder: str, make: Callable[[torch.Tensor], Any]) -> _Sent:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return cls(_written(data, folder), dtype, array.shape, make)
 
     def load(self) -> Any:
-        if not self.is_image:
-            return self.content.numpy()
-        from PIL import Image
+        count = math.prod(self.shape)
+        if isinstance(self.content, str):
+            tensor = torch.from_file(self.content, shared=True, size=count, dtype=self.dtype)
+            os.unlink(self.content)
+        elif count:
+            tensor = torch.frombuffer(bytearray(self.content), dtype=self.dtype)
+        else:
+            tensor = torch.empty(0, dtype=self.dtype)
+        return self.make(tensor.reshape(self.shape))
 
-        return Image.fromarray(self.content.numpy())
+
+def _written(data: Any, folder: str) -> bytes | str:
+    """Bytes as they are, or the path of a file that holds them."""
+    if data.nbytes < _LARGE:
+        return bytes(data)
+    file, path = tempfile.mkstemp(dir=folder)
+    with open(file, "wb") as opened:
+        data.tofile(opened)
+    return path
 
 
-def _sent(value: Any) -> Any:
-    """An item in the form for another process."""
+def _image(pixels: torch.Tensor) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels.numpy())
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.numpy()
+
+
+def _sent(value: Any, folder: str) -> Any:
+    """An item, or the fields of one, in the form for another process."""
     if getattr(value, "mode", None) == "RGB":
-        return _Shared(torch.from_numpy(np.array(value)), is_image=True)
+        return _Sent.of_array(np.asarray(value), folder, _image)
     if type(value) is np.ndarray and value.nbytes >= _LARGE:
-        return _Shared(torch.from_numpy(np.array(value)), is_image=False)
-    return _each(_sent, value)
+        return _Sent.of_array(value, folder, _array)
+    if type(value) is torch.Tensor and value.layout is torch.strided:
+        return _Sent.of_tensor(value.resolve_conj().resolve_neg(), folder)
+    return _each(lambda part: _sent(part, folder), value)
 
 
 def _loaded(value: Any) -> Any:
-    return value.load() if isinstance(value, _Shared) else _each(_loaded, value)
+    return value.load() if isinstance(value, _Sent) else _each(_loaded, value)
 
 
 def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """The parts of a record, or of a video with its metadata; or the value itself."""
-    if type(value) is dict:
-        return {name: function(part) for name, part in value.items()}
-    return tuple(map(function, value)) if type(value) is tuple else value
+    """A dictionary, a list or a tuple of parts; or the value itself."""
+    if isinstance(value, dict):
+        return type(value)((name, function(part)) for name, part in value.items())
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
 
 
 _plan: Plan
-"""That of a render process."""
+_folder: str
+"""Those of a render process."""
 
 
-def _prepare(recipe: bytes, where: str) -> None:
+def _prepare(recipe: bytes, where: str, folder: str) -> None:
     """Make this process a render process."""
     torch.set_num_threads(1)
-    set_sharing_strategy("file_system")  # the other one keeps a file open for each tensor
     Thread(target=_end_with_parent, daemon=True).start()
-    global _plan
+    global _plan, _folder
+    _folder = folder
     try:
         _plan = Recipe.plan(recipe)
     except Exception as error:  # of the spec, or of what its module imports
@@ -270,16 +326,15 @@ def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
+    shutil.rmtree(_folder, ignore_errors=True)
     os._exit(1)
 
 
-def _answer(sent: Mapping[str, Taken]) -> dict[str, Processed]:
-    items = {
-        name: taken._replace(values=[_loaded(value) for value in taken.values])
-        for name, taken in sent.items()
-    }
+def _answer(sent: Mapping[str, Taken]) -> Any:
+    items = {name: taken._replace(values=_loaded(taken.values)) for name, taken in sent.items()}
     try:
-        return _plan.process(items)
+        done = {name: list(own) for name, own in _plan.process(items).items()}
+        return _sent(done, _folder)
     except MmkitError:
         raise
     except Exception as error:  # another class might not arrive

@@ -1,9 +1,13 @@
-"""Terra: an action-conditioned video world model, served frame by frame."""
+"""Terra: an action-conditioned video world model, served frame by frame.
+
+To read first: `spec` (what vLLM has to know), `model` (in vLLM), `reference` (in transformers), `rollout` (frame by
+frame). The town that it drives in is `drive`.
+"""
 
 from pathlib import Path
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-"""The trained checkpoint of the road world."""
+"""The trained checkpoint, with its image tokenizer."""
 
 
 def register() -> None:

@@ -11,18 +11,15 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from . import register
+from . import CHECKPOINT, register
 from .drafts import FRAME_TOKENS
-from .drive import CHECKPOINT
-from .world import CONTEXT_FRAMES
 
 FIGURES = {
-    "token_accuracy": "{:.2%} of the tokens right",
-    "persistence": "{:.0%} of the vehicles there",
-    "ego_in_place": "ego vehicle in place in {:.0%} of the frames",
+    "persistence": "{:.1%} of the vehicles there",
+    "ego_in_place": "ego vehicle in place in {:.1%} of the frames",
     "psnr_db": "{:.1f} dB PSNR",
 }
-"""How the figures of `World.compare` are printed."""
+"""How the figures of `TownWorld.compare` are printed."""
 
 T = TypeVar("T")
 Result = tuple[np.ndarray, dict[str, Any]]
@@ -30,9 +27,7 @@ Result = tuple[np.ndarray, dict[str, Any]]
 
 
 def main(
-    model: Annotated[
-        Path, typer.Option(help="Directory of a checkpoint; by default that of camera frames.")
-    ] = CHECKPOINT,
+    model: Annotated[Path, typer.Option(help="Directory of a checkpoint.")] = CHECKPOINT,
     frames: Annotated[int, typer.Option(min=1, help="Frames to generate after the three of the context.")] = 22,
     streams: Annotated[int, typer.Option(min=1, help="Videos to generate at once.")] = 1,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share each layer.")] = 1,
@@ -59,6 +54,7 @@ def main(
 
     from . import worlds
     from .pictures import enlarged, save_strip, save_video
+    from .worlds import CONTEXT_FRAMES
 
     register()
     config = AutoConfig.from_pretrained(model)
@@ -73,7 +69,7 @@ def main(
             f"--seed: expected --seed and --streams within {world.num_episodes} episodes, got {seed} and {streams}."
         )
     episodes = [world.episode(each) for each in range(seed, seed + streams)]
-    context = np.stack([episode.tokens[:CONTEXT_FRAMES] for episode in episodes])
+    context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
     actions = np.stack([episode.actions for episode in episodes])
 
     results = {"vLLM": run_vllm(model, context, actions, frames, tensor_parallel_size, drafts)}
@@ -98,7 +94,7 @@ def main(
         pictures[name] = np.concatenate([shown[:CONTEXT_FRAMES], world.pictures(tokens[0])])
     rows = {name: enlarged(video) for name, video in pictures.items()}
     side_by_side = {name: rows[name] for name in ("ground truth", "vLLM")}
-    save_video(side_by_side, world.arrows(episodes[0].actions), out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
+    save_video(side_by_side, episodes[0].actions, out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
     save_strip(rows, out / "terra.png", CONTEXT_FRAMES)
     (out / "terra.json").write_text(json.dumps(report, indent=2) + "\n")
     print_report(report, list(results), out)
@@ -151,7 +147,7 @@ def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
     """The figures of a run, for people."""
     for name in names:
         figures = report[name]
-        facts = [f"{figures['seconds_per_frame']:.3f} s per frame"]
+        facts = [f"{1 / figures['seconds_per_frame']:.1f} frames per second"]
         facts += [text.format(figures[figure]) for figure, text in FIGURES.items() if figure in figures]
         print(f"{name:>12}: {', '.join(facts)}")
     cached, prompt = report["vLLM"]["cached_tokens"], report["vLLM"]["prompt_tokens"]

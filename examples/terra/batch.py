@@ -121,8 +121,8 @@ def read_episode(row: Row, plan: "Plan", config: "LlamaActionConfig", frames: in
 
 
 def write_episodes(path: Path, count: int) -> None:
-    """Write held-out episodes of the road world."""
-    from .world import CONTEXT_FRAMES, make_episode
+    """Write held-out episodes of the town."""
+    from .worlds import CONTEXT_FRAMES, make_episode
 
     episodes = [make_episode(seed) for seed in range(count)]
     columns: dict[str, Any] = {

@@ -14,9 +14,11 @@ from gymnasium.vector.utils import batch_space
 from mmkit.errors import InputError
 from mmkit.serve.client import Client, Session
 
+from .drive.drives import CONTEXT_FRAMES, FRAME_PIXELS, FRAME_SECONDS, NUM_WAYPOINTS
+from .drive.metrics import vehicles
+from .drive.simulator import MOST_METRES, Town, render
 from .rollout import Drive, VllmTerra
-from .world import CONTEXT_FRAMES, FRAME_SECONDS, HELD_OUT_EPISODES, MAX_SPEED, NUM_WAYPOINTS, drive, make_episode
-from .worlds import TileWorld, World
+from .worlds import TownWorld
 
 
 class Frame(NamedTuple):
@@ -42,50 +44,33 @@ class Scenes:
 
     Args:
         world: whose episodes are begun, and whose pictures are shown.
-        actions: float32 (num_action_tokens, action_dim), the waypoints that an action may have.
-        context: frames of an episode that a drive begins with, at least one.
+        seeds: of the episodes whose first frames are drawn; no model was trained on those below the world's
+            `num_episodes`.
 
     Attributes:
-        actions: see above.
+        actions: float32 (num_action_tokens, action_dim), the waypoints that an action may have.
         pictures: uint8 (height, width, 3).
     """
 
-    def __init__(self, world: World, actions: Box, context: int = CONTEXT_FRAMES) -> None:
-        self._world, self._context = world, context
-        self.actions = actions
-        self.pictures = Box(0, 255, world.episode(0).pictures.shape[1:], np.uint8)
+    def __init__(self, world: TownWorld, seeds: Sequence[int] = range(TownWorld.num_episodes)) -> None:
+        self._world, self._seeds = world, seeds
+        most = np.tile(np.array([MOST_METRES, MOST_METRES, FRAME_SECONDS], np.float32), (NUM_WAYPOINTS, 1))
+        self.actions = Box(most * np.array([-1, -1, 0], np.float32), most)
+        self.pictures = Box(0, 255, (FRAME_PIXELS, FRAME_PIXELS, 3), np.uint8)
 
     def begin(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the beginning of an episode that no model was trained on.
+        """Draw the beginning of an episode.
 
         Returns:
-            Frames, int64 (context, num_image_patches), and the actions between them, float32 (context - 1,
-            num_action_tokens, action_dim).
+            Frames, int64 (CONTEXT_FRAMES, num_image_patches), and the actions between them, float32 (CONTEXT_FRAMES -
+            1, num_action_tokens, action_dim).
         """
-        episode = self._world.episode(int(rng.integers(self._world.num_episodes)))
-        return episode.tokens[: self._context], episode.actions[: self._context - 1]
+        episode = self._world.episode(int(rng.choice(self._seeds)), CONTEXT_FRAMES)
+        return episode.frames, episode.actions
 
     def picture(self, tokens: np.ndarray) -> np.ndarray:
         """Show ids (num_image_patches,) as uint8 (height, width, 3)."""
         return self._world.pictures(tokens[None])[0]
-
-
-class Tiles(Scenes):
-    """Those of the road world.
-
-    Args:
-        seeds: the episodes whose first frames are drawn.
-    """
-
-    def __init__(self, seeds: Sequence[int] = range(HELD_OUT_EPISODES)) -> None:
-        reach = np.tile(np.array([MAX_SPEED, MAX_SPEED, FRAME_SECONDS], np.float32), (NUM_WAYPOINTS, 1))
-        super().__init__(TileWorld(), Box(reach * np.array([-1, -1, 0], np.float32), reach))
-        self._seeds = seeds
-
-    def begin(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """See `Scenes`; only what is wanted of the episode is made."""
-        episode = make_episode(int(rng.choice(self._seeds)), num_frames=CONTEXT_FRAMES)
-        return episode.frames, episode.actions
 
 
 class Dream(Protocol):
@@ -179,27 +164,30 @@ class ServerDream:
         self._threads.shutdown()
 
 
-class TrueTiles:
-    """No dream: the frames of the road world itself. A car that would leave the roads stays where it is."""
+class TrueTown:
+    """No dream: the frames of the town itself, which goes on from what a frame shows.
 
-    def __init__(self) -> None:
-        self._frames: dict[int, np.ndarray] = {}
+    Args:
+        world: whose pictures and tokens they are.
+    """
+
+    def __init__(self, world: TownWorld) -> None:
+        self._world = world
+        self._towns: dict[int, Town] = {}
 
     def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
         """See `Dream`."""
-        self._frames[stream] = frames[-1]
+        self._towns[stream] = Town(0, vehicles(self._world.pictures(frames[-1:])[0]))
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """See `Dream`."""
         for stream, action in actions.items():
-            after = drive(self._frames[stream], action)
-            if after is not None:
-                self._frames[stream] = after
-        return {stream: self._frames[stream] for stream in actions}
+            self._towns[stream].follow(action)
+        return {stream: self._world.tokens(render(self._towns[stream].vehicles)[None])[0] for stream in actions}
 
     def close(self) -> None:
         """See `Dream`."""
-        self._frames.clear()
+        self._towns.clear()
 
 
 def nothing(before: Frame, action: np.ndarray, after: Frame) -> float:

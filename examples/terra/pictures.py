@@ -25,16 +25,17 @@ def enlarged(frames: np.ndarray) -> list[Image.Image]:
     return [Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames]
 
 
-def save_video(rows: Rows, arrows: np.ndarray, gif: Path, mp4: Path, context: int) -> None:
+def save_video(rows: Rows, actions: np.ndarray, gif: Path, mp4: Path, context: int) -> None:
     """All sources side by side, one picture per frame, as GIF and as MP4 (H.264).
 
     Args:
         rows: the frames of each source.
-        arrows: float (frames - 1, 2), where each action leads, (right, down), at most 1 long.
+        actions: float (frames - 1, waypoints, 3), drawn as arrows; ahead is upwards.
         gif, mp4: the files.
         context: how many frames the model was given.
     """
-    sheets = list(_sheets(rows, arrows, context))
+    ends = -actions[:, -1, 1::-1]
+    sheets = list(_sheets(rows, ends / np.linalg.norm(ends, axis=-1).max(initial=1e-9), context))
     # the palette has the bright colours of small things, too
     colours = [sheet.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for sheet in sheets]
     colours[0].save(gif, save_all=True, append_images=colours[1:], duration=FRAME_MILLISECONDS, loop=0)

@@ -12,7 +12,7 @@ from .configuration import LlamaActionConfig
 from .drafts import speculation
 
 BLOCK_SIZE = 32
-"""Positions per block of the KV cache. Only full blocks are reused, and a frame of the road world has 70 positions; 32
+"""Positions per block of the KV cache. Only full blocks are reused, and a frame has 70 positions; 32
 is the smallest size that vLLM's attention on CPUs takes."""
 
 

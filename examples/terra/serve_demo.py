@@ -13,13 +13,14 @@ from mmkit.serve import Client
 from mmkit.serve.process import Server
 
 from . import CHECKPOINT, register
+from .drive.simulator import CELLS
 from .rollout import BLOCK_SIZE, VllmTerra
-from .world import CONTEXT_FRAMES, TOKENS_PER_FRAME, make_episode
+from .worlds import CONTEXT_FRAMES, TownWorld
 
 OPTIONS = ("--skip-tokenizer-init", "--dtype", "float32", "--block-size", str(BLOCK_SIZE))
-"""How to serve the road world as `VllmTerra` runs it."""
+"""How to serve the checkpoint as `VllmTerra` runs it."""
 
-SAMPLING: dict[str, Any] = {"max_tokens": TOKENS_PER_FRAME, "temperature": 0.0, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"max_tokens": CELLS**2, "temperature": 0.0, "ignore_eos": True}
 """One frame, greedily."""
 
 
@@ -36,7 +37,8 @@ def main(
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     out.mkdir(parents=True, exist_ok=True)
-    episode = make_episode(seed)
+    world = TownWorld()
+    episode = world.episode(seed)
     context = episode.frames[:CONTEXT_FRAMES]
     print("Starting the server, half a minute ...", flush=True)
     with Server(CHECKPOINT, *OPTIONS, log=out / "serve.log") as server, Client(server.url) as client:
@@ -53,14 +55,14 @@ def main(
         "frames": frames,
         "closed_loop_identical": bool((looped == offline).all()),
         "stream_identical": streamed == offline[0].tolist(),
-        "token_accuracy": float((looped == episode.frames[CONTEXT_FRAMES : CONTEXT_FRAMES + frames]).mean()),
+        **world.compare(looped, CONTEXT_FRAMES, episode),
     }
     (out / "serve.json").write_text(json.dumps(report, indent=2) + "\n")
     print(
         f"{'closed loop':>13}: {frames} frames, ids {'identical' if report['closed_loop_identical'] else 'DIFFERENT'}"
     )
     print(f"{'stream':>13}: {len(streamed)} tokens, ids {'identical' if report['stream_identical'] else 'DIFFERENT'}")
-    print(f"{'tokens right':>13}: {report['token_accuracy']:.2%}")
+    print(f"{'vehicles':>13}: {report['persistence']:.1%} there")
     if not (report["closed_loop_identical"] and report["stream_identical"]):
         raise typer.Exit(1)
 

@@ -152,8 +152,12 @@ class ItemType(Structural):
         Args:
             fraction: makes the items smaller by this factor, as far as the type allows.
         """
-        scaled = [[int(size * fraction) for size in sizes] for sizes in self.largest]
+        scaled = [self.scaled(sizes, fraction) for sizes in self.largest]
         return [self.blank(*self.nearest(sizes)) for sizes in scaled]
+
+    def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
+        """Sizes, smaller by a factor."""
+        return [int(size * fraction) for size in sizes]
 
     def small(self) -> list[Any]:
         """Small canonical items, in ascending order."""

@@ -246,6 +246,11 @@ class Video(_Media):
         sizes = {"frames": frames, "width": width, "height": height}
         return SimpleNamespace(index=index, **sizes, metadata=metadata)
 
+    def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
+        # fewer frames, and smaller ones only where a single one is left: none is resized then
+        frames, *sides = sizes
+        return [int(frames * fraction), *super().scaled(sides, min(1.0, frames * fraction))]
+
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
         # of zeros: memory that nobody looks at costs no time

@@ -1,4 +1,4 @@
-"""Malformed requests for a server of the road world, and what it may answer.
+"""Malformed requests for a server of Terra, and what it may answer.
 
 They are good requests with changes along the published JSON schema, which says what has to be refused, or with other
 bytes, and conversations. tests/engine/terra_server has the sentences. Request i of a seed is always the same one.
@@ -24,7 +24,9 @@ import numpy as np
 from jsonschema import Draft202012Validator
 from websockets.sync.client import ClientConnection
 
-from examples.terra.world import make_episode
+from examples.terra import CHECKPOINT
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.worlds import make_episode
 from mmkit.items.tensor import DTYPES
 from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
@@ -32,7 +34,8 @@ from mmkit.serve.wire import encode
 KEY = "a key"
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 LIMITS = {"BODY_BYTES": 1_000_000, "ELEMENTS": 100_000, "ITEMS": 256, "SESSIONS": 8, "IDLE_SECONDS": 20}
-PAD, VOCAB, STEP, LIMIT, MAX_LEN = 31, 32, 6, 24, 1750
+PAD = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
+VOCAB, STEP, LIMIT, MAX_LEN = PAD + 1, 6, 24, 1750
 GENERATE, SESSION = "/v1/mm/generate", "/v1/mm/session"
 BOUND_SECONDS = 120.0
 """How long any answer may take."""

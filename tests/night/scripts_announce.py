@@ -1,6 +1,6 @@
 """A user's script: registers a model by its spec, and generates frames in an engine of several processes.
 
-test_plugin.py runs it as a script; test_commands.py imports it from another one, and Ray of test_ray.py starts the
+test_plugin.py runs it as a script; test_commands.py imports it from another one, and test_ray.py has Ray start the
 processes.
 """
 
@@ -26,7 +26,7 @@ class LlamaActionForCausalLM(Terra):
 def main(model: str, tensor_parallel_size: int = 1, **options: Any) -> None:
     """Print the first two frames that follow in two held-out episodes, as JSON (streams, frames, 64)."""
     from examples.terra.rollout import VllmTerra
-    from examples.terra.world import make_episode
+    from examples.terra.worlds import make_episode
 
     episodes = [make_episode(seed) for seed in range(2)]
     terra = VllmTerra(model, tensor_parallel_size=tensor_parallel_size, enforce_eager=True, **options)

@@ -1,19 +1,21 @@
-"""Answers a dataset by a model, and tells which process answered: INPUTS OUTPUTS OPTIONS."""
+"""Answers a dataset by a model, and tells which process of which node answered: INPUTS OUTPUTS OPTIONS."""
 
 import json
 import os
 import sys
 
 import pyarrow as pa
+import ray
 
 from examples.batch import Generate, Row, run
 
 
 class Told(Generate):
-    schema = pa.schema([*Generate.schema, ("pid", pa.int64())])
+    schema = pa.schema([*Generate.schema, ("pid", pa.int64()), ("node", pa.string())])
 
     def __call__(self, rows: list[Row]) -> list[Row]:
-        return [{**answer, "pid": os.getpid()} for answer in super().__call__(rows)]
+        who = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        return [{**answer, **who} for answer in super().__call__(rows)]
 
 
 if __name__ == "__main__":

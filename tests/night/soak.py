@@ -1,4 +1,4 @@
-"""Malformed requests by the thousand at a server of the road world, beside good clients that check every answer.
+"""Malformed requests by the thousand at a server of Terra, beside good clients that check every answer.
 
     python -m tests.night.soak --requests 10000 --seed 0 --store soak.json
 
@@ -49,7 +49,7 @@ STATUSES = {malformed.REFUSED: "4", malformed.TAKEN: "2", malformed.EITHER: "24"
 
 
 def terra_server(log: Path, *options: str, environment: Body | None = None, **limits: int) -> Server:
-    """A server of the road world, not started yet; `limits` replace those of LIMITS."""
+    """A server of Terra, not started yet; `limits` replace those of LIMITS."""
     variables = {
         "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",

@@ -30,22 +30,13 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
         assert (row["cached"] or 0) > 0 or row["part"] == "hf"
 
 
-def test_terra_on_a_cpu_with_drafts(tmp_path: Path) -> None:
-    options = ["--frames", "8", "--rounds", "2", "--streams", "2", "--drafts", "63"]
+def test_terra_on_a_cpu(tmp_path: Path) -> None:
+    options = ["--frames", "8", "--rounds", "2", "--streams", "1"]
     (row,) = results(tmp_path, "terra_cpu", *options)["rows"]
     assert row["identical"]
-    assert row["steps"] <= 5  # of 64 tokens
+    assert row["steps"]["hf"] == row["steps"]["none"] == 64
+    assert row["steps"]["frames"] < row["steps"]["ngrams"] < 48
     assert row["cached"] > 0
-    assert row["each"]["ratio"] > 0 < row["together"]["ratio"]
-
-
-def test_drafts_of_frames_beside_others(tmp_path: Path) -> None:
-    options = ["--frames", "8", "--rounds", "2", "--streams", "1"]
-    (row,) = results(tmp_path, "terra_drafts", *options)["rows"]
-    assert row["identical"]
-    assert row["steps"]["none"] == 64
-    assert 5 < row["steps"]["ngrams"] < 48
-    assert row["steps"]["frames"] <= 5
 
 
 def test_a_session_without_end(tmp_path: Path) -> None:
@@ -53,7 +44,6 @@ def test_a_session_without_end(tmp_path: Path) -> None:
     long, other = results(tmp_path, "terra_session", *options)["rows"]
     assert (long["every"], other["every"]) == (5, 1)
     assert long["again"] < other["again"]
-    assert long["right"] > 0.99 < other["right"]
     assert long["first_cpu_ms"] > 0 < long["last_cpu_ms"]
     assert long["engine_mib"][1] < long["engine_mib"][0] * 1.1
 

@@ -50,7 +50,7 @@ class ChatTSForCausalLM(MultiModalModel, Qwen2ForCausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.ts_encoder = Patches(vllm_config.model_config.hf_config.hidden_size)
 
-    def embed_timeseries(self, timeseries: Any, statistics: Any) -> list[torch.Tensor]:
+    def embed_timeseries(self, timeseries: Any) -> list[torch.Tensor]:
         """Items (2 * length, 1), values and mask in turns, to rows (patches, hidden_size)."""
         return [self.ts_encoder(series[::2, 0]) for series in timeseries]
 

@@ -30,7 +30,7 @@ def test_published_layout_runs(tmp_path: Path) -> None:
     assert report["vLLM"]["prompt_tokens"] == [3 * 582, 4 * 582]
     assert report["vLLM"]["cached_tokens"][1] >= 0.95 * 4 * 582
     assert report["identical_tokens"]
-    assert "token_accuracy" not in report["vLLM"]
+    assert "persistence" not in report["vLLM"]
 
 
 @pytest.mark.parametrize("split", ["tensor", "pipeline"])

@@ -3,8 +3,8 @@
 import json
 
 from examples.terra import CHECKPOINT
-from examples.terra.world import make_episode
 from tests.engine.processes import run
+from tests.engine.terra.rollouts import expected, stacked
 
 
 def run_script(workers: int) -> str:
@@ -15,7 +15,7 @@ def run_script(workers: int) -> str:
 
 def check_frames(output: str) -> None:
     (line,) = [line for line in output.splitlines() if line.startswith("FRAMES ")]
-    assert json.loads(line.removeprefix("FRAMES ")) == [make_episode(seed).frames[3:5].tolist() for seed in range(2)]
+    assert json.loads(line.removeprefix("FRAMES ")) == expected(*stacked(range(2)), 2).tolist()
 
 
 def test_a_model_of_a_script_reaches_the_engine() -> None:

@@ -1,4 +1,9 @@
-"""Batch inference by Ray that is killed loses no row and repeats none."""
+"""Two nodes of a Ray cluster: batch inference that is killed loses no row and repeats none, and an engine of two
+workers, one on each node.
+
+The CPU platform of vLLM 0.32 refuses Ray ("current platform cpu does not support ray."), since it names no resource of
+Ray. Here a platform plugin names one, which the nodes claim to have; all else is vLLM's own.
+"""
 
 import json
 import os
@@ -11,32 +16,73 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from examples.batch import run as run_batch
 from examples.terra import CHECKPOINT
-from examples.terra.world import make_episode
+from examples.terra.worlds import make_episode
 from mmkit import MmkitError
 from tests import ROOT
-from tests.engine.terra.rollouts import prompt_of
+from tests.engine.processes import run
+from tests.engine.terra.rollouts import expected, prompt_of, stacked
+from tests.night.test_plugin import check_frames
 
 pytestmark = pytest.mark.timeout(900)
 
 LIMIT = 240
-"""Seconds that the test waits for a condition."""
+"""Seconds that a test waits for a condition."""
 VARIABLES = {"MMKIT_MODULES": "tests.night.scripts_announce", "VLLM_PLUGINS": "mmkit", "VLLM_LOGGING_LEVEL": "ERROR"}
+PLATFORM = {
+    "cpu_on_ray.py": "def platform(): return 'cpu_on_ray_platform.CpuOnRay'",
+    "cpu_on_ray_platform.py": """
+from vllm.platforms.cpu import CpuPlatform
 
 
-@pytest.fixture
-def short() -> Iterator[None]:
-    """The paths of sockets are short, and what is killed leaves its sockets."""
-    with TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+class CpuOnRay(CpuPlatform):
+    ray_device_key = "GPU"
+""",
+    "cpu_on_ray-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: cpu_on_ray\nVersion: 1\n",
+    "cpu_on_ray-1.dist-info/entry_points.txt": "[vllm.platform_plugins]\ncpu_on_ray = cpu_on_ray:platform\n",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of two nodes that listen on 127.0.0.1 and know nothing of models: drivers bring the variables."""
+    plugin = tmp_path_factory.mktemp("platform")
+    for name, text in PLATFORM.items():
+        (plugin / name).parent.mkdir(exist_ok=True)
+        (plugin / name).write_text(text)
+    node = {"node_ip_address": "127.0.0.1", "num_cpus": 2, "num_gpus": 1}
+    node |= {"object_store_memory": 200_000_000, "include_dashboard": False}
+    with (
+        TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,  # the paths of sockets are short
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # the cluster's address is written into Ray's own folder, which only `ray.init` and `ray start` make; and what
+        # is killed leaves its sockets
         for variable in ("RAY_TMPDIR", "TMPDIR"):
             patch.setenv(variable, folder)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
+        Path(folder, "ray").mkdir()
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # a driver's own address is 127.0.0.1
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(plugin)])))
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            nodes.add_node(**node)
+            started = psutil.Process().children(recursive=True)
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            yield nodes.address
+        finally:
+            nodes.shutdown()
+            _, alive = psutil.wait_procs(started, timeout=20)  # workers end when their raylet has gone
+            for process in alive:
+                process.kill()
 
 
 def start(inputs: Path, outputs: Path) -> subprocess.Popen[str]:
@@ -58,7 +104,7 @@ def rows(outputs: Path, parts: int = 0, process: Any = None) -> list[dict[str, A
     return [row for part in written for row in pq.read_table(part).to_pylist()]
 
 
-def test_what_is_killed_is_neither_lost_nor_repeated(tmp_path: Path, short: None) -> None:
+def test_what_is_killed_is_neither_lost_nor_repeated(cluster: str, tmp_path: Path) -> None:
     """First the program itself, then an engine of the next; one row cannot be answered."""
     inputs, outputs = tmp_path / "in", tmp_path / "out"
     inputs.mkdir()
@@ -85,9 +131,17 @@ def test_what_is_killed_is_neither_lost_nor_repeated(tmp_path: Path, short: None
     assert after[: len(before)] == before
     assert f"({48 - len(before)}, {sum(row['error'] is not None for row in after[len(before) :])})" in told
     assert sorted(row["id"] for row in after) == list(episodes)
+    assert len({row["node"] for row in after}) == 2
+    frames = expected(*stacked(range(48)), 1)[:, 0].tolist()
     refusal = "terra.actions[1]: expected a (6, 3) float32 tensor, got shape (4, 3)."
     for row in after:
         if row["id"] == 5:
             assert row["error"].startswith(refusal)
         else:
-            assert (row["tokens"], row["error"]) == (episodes[row["id"]].frames[3].tolist(), None)
+            assert (row["tokens"], row["error"]) == (frames[row["id"]], None)
+
+
+def test_a_model_of_a_script_reaches_the_workers_of_ray(cluster: str) -> None:
+    """They share each layer. MMKIT_MODULES tells them of the model, and no entry point."""
+    command = ("-m", "tests.night.scripts_announce", str(CHECKPOINT), "2", '{"distributed_executor_backend": "ray"}')
+    check_frames(run(*command, VLLM_PLUGINS="mmkit,cpu_on_ray"))

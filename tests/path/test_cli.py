@@ -54,6 +54,7 @@ from tests.language_models import CHATML, language_model
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
+PAD = json.loads((CHECKPOINT / "config.json").read_text())["pad_token_id"]
 ON_TERRA = ("--config", CHECKPOINT)
 
 
@@ -110,20 +111,18 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 
 TOLD = [
     "terra LlamaActionForCausalLM",
-    "layout embed(cfg.pad_token_id) * 31 ×6 cfg.num_action_tokens",
-    "64 tokens: range(0, 31) ×64",
-    "decode decode_frame (192, 192, 3) uint8",
-    "cfg.pad_token_id = 31",
-    "prompt 9 tokens 1 2 31 ×6 3 ",
-    "becomes 9 tokens 1 2 31 ×6 3 actions[0] · 6×3 prompt[2:8], 6 rows actions (6, 3) float32",
+    f"layout embed(cfg.pad_token_id) * {PAD} ×6 cfg.num_action_tokens",
+    f"64 tokens: range(0, {PAD}) ×64",
+    "decode decode_frame (128, 128, 3) uint8",
+    f"cfg.pad_token_id = {PAD}",
+    f"prompt 9 tokens 1 2 {PAD} ×6 3 ",
+    f"becomes 9 tokens 1 2 {PAD} ×6 3 actions[0] · 6×3 prompt[2:8], 6 rows actions (6, 3) float32",
 ]
 
 
 def test_show() -> None:
     """The largest item where there is no request; and a spec without a checkpoint."""
-    status, output, _ = invoke(
-        "show", TERRA, *ON_TERRA, "--prompt", "1,2,31,31,31,31,31,31,3", "--item", "actions=zeros"
-    )
+    status, output, _ = invoke("show", TERRA, *ON_TERRA, "--prompt", f"1,2,{f'{PAD},' * 6}3", "--item", "actions=zeros")
     assert [part for part in TOLD if part not in output] == []
     assert status == 0
     output = invoke("show", f"{__name__}:TWO", *ON_TERRA)[1]
@@ -139,7 +138,7 @@ def test_show() -> None:
 def test_pictures(name: str, tmp_path: Path) -> None:
     """Those of the documentation; nothing is fetched for them."""
     target, folder, items = TERRA, CHECKPOINT, ["actions=zeros", "actions=zeros"]
-    prompt: str | None = ",".join(map(str, [0, 1, 2, *[31] * 6] * 2))
+    prompt: str | None = ",".join(map(str, [0, 1, 2, *[PAD] * 6] * 2))
     if name == "fuyu":
         target, folder, items, prompt = "examples.gallery.fuyu:FUYU", ORACLES / "fuyu" / "checkpoint", [], None
     elif name == "waves":
@@ -426,7 +425,7 @@ def test_a_package_around_a_language_model(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(after[words][:-2], before[words])
     changed = {name for name in {*before} - {words} if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("proj.weight")}
-    assert max(int(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-6)) for name in changed) <= 8
+    assert max(int(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-6)) for name in changed) <= 16
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A small server that speaks the protocol without vLLM; a prompt of ids is one of Terra's road world."""
+"""A small server that speaks the protocol without vLLM; a prompt of ids is one of a small world of frames."""
 
 import asyncio
 import json
@@ -13,23 +13,10 @@ import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from examples.terra.world import (
-    CAR_COL,
-    CAR_ROW,
-    CARS,
-    GRID,
-    NUM_TILES,
-    ROADS,
-    SCENERY,
-    TILE_IDS,
-    TOKENS_PER_FRAME,
-    draw_frame,
-    make_action,
-)
 from mmkit import InputError
 from mmkit.serve import protocol, wire
 
-PAD, ROOM, STEP = 31, 1750, 70
+PAD, ROOM, TOKENS_PER_FRAME, STEP = 31, 1750, 64, 70
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
 REFUSAL = {
     "message": "terra.actions[1]: expected a (6, 3) float32 tensor, got shape (5, 3).",
@@ -39,22 +26,9 @@ REFUSAL = {
 }
 
 
-def car_of(frame: Any) -> tuple[str, str]:
-    """Road and heading of the car."""
-    return CARS[np.asarray(frame).reshape(GRID, GRID)[CAR_ROW, CAR_COL] - len(ROADS) - len(SCENERY)]
-
-
 def following(frame: list[int], action: Any) -> list[int]:
-    """The next frame, as the world itself has it."""
-    view = np.array(frame).reshape(GRID, GRID)
-    road, heading = car_of(view)
-    view[CAR_ROW, CAR_COL] = TILE_IDS[road]
-    cols, rows = round(action[-1][0]), -round(action[-1][1])
-    if rows:
-        heading = "south" if rows > 0 else "north"
-    elif cols:
-        heading = "east" if cols > 0 else "west"
-    return draw_frame(view, CAR_ROW + rows, CAR_COL + cols, heading).tolist()
+    """The next frame: the last one, moved on as the action says."""
+    return np.roll(frame, round(float(np.sum(action)))).tolist()
 
 
 def generation(ids: list[int], usage: Any = None, text: str | None = None) -> dict[str, Any]:
@@ -82,7 +56,7 @@ class Fake:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.sessions = 0
-        self.spec, self.room, self.idle = "terra", ROOM, False
+        self.idle = False
         app = FastAPI()
         app.get("/v1/mm/modalities")(self.modalities)
         app.post("/v1/mm/generate")(self.generate)
@@ -100,7 +74,7 @@ class Fake:
         """Be as new."""
         until(lambda: not self.sessions)
         self.seen.clear()
-        self.spec, self.room, self.idle = "terra", ROOM, False
+        self.idle = False
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -112,8 +86,7 @@ class Fake:
             "largest_tokens": 6, "placeholder": [PAD] * 6, "in_place": True, "embeds": None, "example": [],
         }  # fmt: skip
         limits = {"body_bytes": 1, "elements": 1, "items": 1, "sessions": 1, "idle_seconds": 1.0, "newer": 1}
-        vocabulary = NUM_TILES + 1 if self.spec == "terra" else 7
-        model = {"model": "m", "spec": self.spec, "vocab_size": vocabulary, "max_model_len": self.room, "text": False}
+        model = {"model": "m", "spec": "terra", "vocab_size": PAD + 1, "max_model_len": ROOM, "text": False}
         return unauthorized(request) or JSONResponse({**model, "modalities": [info], "limits": limits})
 
     async def generate(self, request: Request) -> Response:
@@ -162,7 +135,7 @@ class Fake:
             self.sessions -= 1
 
     async def turns(self, ws: WebSocket) -> None:
-        remaining, index, frame, chunk_tokens, stream = self.room, 0, [], 0, False
+        remaining, index, frame, chunk_tokens, stream = ROOM, 0, [], 0, False
 
         async def say(kind: str, **fields: Any) -> None:
             await ws.send_text(json.dumps({"type": kind, "remaining": remaining, "newer": 1, **fields}))
@@ -207,7 +180,7 @@ class Fake:
             remaining -= len(asked.prompt) if kind == "start" else 6
             tokens = [1, 2]
             if len(frame) == TOKENS_PER_FRAME:
-                actions = [make_action(0, 0)]
+                actions = [np.zeros((6, 3))]
                 for items in protocol.named(asked.items, ["actions"], "items").values():
                     actions = wire.Decoder(protocol.Limits()).items(items, "items", None, [""])
                 frame = following(frame, np.asarray(actions[-1]))

@@ -355,6 +355,12 @@ def test_largest(kind, shapes):
         assert np.unique(np.asarray(candidate)).tolist() == [255 if isinstance(kind, Image) else 0]
 
 
+@pytest.mark.parametrize(("fraction", "shape"), [(1, (8, 9, 6, 3)), (0.5, (4, 9, 6, 3)), (0.06, (1, 4, 2, 3))])
+def test_a_smaller_video_has_fewer_frames(fraction, shape):
+    (video,) = Video(largest=(8, 6, 9)).bind(CONFIG).candidates(fraction)
+    assert video.shape == shape
+
+
 def test_metadata_where_it_is_required():
     ((video, metadata),) = Video(largest=(2, 5, 4), metadata=True).bind(CONFIG).candidates()
     assert video.shape == FRAMES.shape

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from examples.terra.world import NUM_TILES, render
+from examples.terra.worlds import TownWorld
 from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, embed, item, kwargs, literal, tok
 from mmkit.bound.output import BoundOutput
 from mmkit.expr import Scope
@@ -22,6 +22,8 @@ from .common import NAMES, Tokenizer, modality, refused
 
 CONFIG = SimpleNamespace(vocab_size=200, n=2, pad=100, rows=2, cols=3)
 SCOPE = Scope(cfg=CONFIG, tok=Vocabulary(Tokenizer()))
+TRAINED = LlamaActionConfig.from_pretrained(CHECKPOINT, name_or_path=str(CHECKPOINT))
+FRAME = TERRA.bind(TRAINED).outputs["frame"]
 
 
 def grid(ids, scope):
@@ -109,15 +111,12 @@ def test_a_function_sees_config_and_tokenizer_and_nothing_else():
     assert (scope.item, scope.fields, scope.prompt, scope.kwargs) == (None, None, None, {})
 
 
-@given(st.lists(st.integers(0, NUM_TILES - 1), min_size=64, max_size=64))
-def test_a_frame_of_tiles_is_the_picture_that_the_world_draws(ids):
-    frame = TERRA.bind(LlamaActionConfig.from_pretrained(CHECKPOINT)).outputs["frame"]
-    picture = frame.decode(ids)
-    assert (picture == np.array(render(ids))).all()
-    assert (frame.is_image, frame.allows_all) == (True, True)
-    assert frame.encode(picture) == ids
-    with pytest.raises(InputError, match="no tile looks like row 0, column 0 of the picture"):
-        frame.encode(picture // 2)
+@given(st.lists(st.integers(0, TRAINED.pad_token_id - 1), min_size=64, max_size=64))
+def test_a_frame_of_patches_is_the_picture_that_they_make(ids):
+    picture = FRAME.decode(ids)
+    assert (picture == TownWorld().pictures(np.array([ids]))[0]).all()
+    assert (FRAME.is_image, FRAME.allows_all) == (True, True)
+    assert FRAME.encode(picture) == ids
 
 
 def test_a_frame_without_an_image_tokenizer_is_its_ids():

@@ -177,6 +177,8 @@ def test_line_breaks_merge_as_in_a_text(gaps):
     preview = plan.preview(prompt, items)
     assert preview.prompt_token_ids == expected
     assert all(expected[at.start : at.end] == at.placeholder.ids for at in preview.placements)
+    assert all(at.placeholder.num_embeds == 2 for at in preview.placements)
+    assert gaps[0] or preview.placements[0].start == 0
     assert plan.preview(expected, items).placements == preview.placements
     assert plan.unexpand(expected, items) == prompt
     alone = [ord("a"), 1001, 1001]

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from examples.terra.world import TOKENS_PER_FRAME, make_episode
 from mmkit import InputError
 from mmkit.serve import wire
 from mmkit.serve.client import AsyncClient, Client, RequestError, ServerGone
 from mmkit.serve.process import free_port
 from tests import ROOT
-from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, Fake, until
+from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, TOKENS_PER_FRAME, Fake, following, until
 
 
 @pytest.fixture
@@ -33,11 +32,14 @@ def client(make: Any, fake: Fake) -> Client:
     return make(fake.url)
 
 
-def context(seed: int = 0) -> tuple[list[int], list[np.ndarray]]:
+FRAMES = np.arange(3 * TOKENS_PER_FRAME).reshape(3, -1) % PAD
+ACTIONS = np.arange(6)[:, None, None] * np.full((6, 3), 1 / 18, np.float32)
+"""The n-th one moves a frame on by n tokens."""
+
+
+def context() -> tuple[list[int], list[np.ndarray]]:
     """A prompt of three frames, and their actions."""
-    episode = make_episode(seed)
-    prompt = [token for frame in episode.frames[:3].tolist() for token in [*frame, *[PAD] * 6]]
-    return prompt, list(episode.actions[:3])
+    return [token for frame in FRAMES.tolist() for token in [*frame, *[PAD] * 6]], list(ACTIONS[:3])
 
 
 def test_modalities(client: Any) -> None:
@@ -215,14 +217,15 @@ def test_ended_by_the_server(client: Any, fake: Fake) -> None:
 
 def test_session(client: Any, fake: Fake) -> None:
     prompt, actions = context()
-    episode = make_episode(0)
+    frame = following(FRAMES[2].tolist(), ACTIONS[2])
     with client.session(prompt, {"actions": actions}, max_tokens=64, temperature=0.0, cache_salt="salt") as session:
         assert (session.id, session.model) == ("s", "m")
-        assert session.first.token_ids == episode.frames[3].tolist()
+        assert session.first.token_ids == frame
         assert session.remaining == ROOM - 3 * STEP - TOKENS_PER_FRAME == session.first.remaining
         for index in range(3, 6):
-            chunk = session.next({"actions": [episode.actions[index]]})
-            assert chunk.token_ids == episode.frames[index + 1].tolist()
+            chunk = session.next({"actions": [ACTIONS[index]]})
+            frame = following(frame, ACTIONS[index])
+            assert chunk.token_ids == frame
             assert (chunk.index, chunk.remaining) == (index - 2, session.remaining)
         assert len(session.next(max_tokens=2, uuids={"actions": [None]}).token_ids) == 2
         assert fake.sessions == 1

@@ -343,7 +343,7 @@ def _rollouts() -> tuple[Any, Any, Any]:
 
     from examples.terra import CHECKPOINT
     from examples.terra.reference import LlamaActionForCausalLM
-    from examples.terra.world import CONTEXT_FRAMES, make_episode
+    from examples.terra.worlds import CONTEXT_FRAMES, make_episode
 
     episodes = [make_episode(seed) for seed in EPISODES]
     context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])

@@ -1,6 +1,1 @@
-"""Terra on camera frames: drives of a simulator, an image tokenizer, and a world model of both."""
-
-from pathlib import Path
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
-"""The trained world model, with its tokenizer."""
+"""The town that Terra drives in: its simulator, an image tokenizer, the training and the judge of the world model."""

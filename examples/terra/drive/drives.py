@@ -33,12 +33,7 @@ class Drive:
         actions: float32 (frames - 1, NUM_WAYPOINTS, 3); action i leads from frame i to frame i + 1. Its rows are
             the ego vehicle's waypoints (x, y, t): metres ahead and to the left of where it is in frame i, along the
             heading in which it came there, and seconds from frame i.
-        places: float32 (frames, vehicles, 2), the middle of each vehicle, the ego vehicle first: (x, y) in metres to
-            the east and to the south of the middle of the view.
-        colours: of each vehicle, keys of `simulator.COLOURS`.
     """
 
     frames: np.ndarray
     actions: np.ndarray
-    places: np.ndarray
-    colours: tuple[str, ...]

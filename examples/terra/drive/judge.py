@@ -4,7 +4,7 @@ Every figure is of generated frames, decoded to pixels, against the recorded one
 """
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from .. import CHECKPOINT
 from ..reference import LlamaActionForCausalLM
-from . import CHECKPOINT
 from .drives import CONTEXT_FRAMES, NUM_FRAMES, Drive
 from .metrics import METRES_NEAR, blobs, ego_distance, kept, mass, psnr, ssim, unity
-from .simulator import record, render
+from .simulator import CELLS, Town, record, render
 from .tokenizer import Tokenizer
 
 GENERATED = NUM_FRAMES - CONTEXT_FRAMES
@@ -27,8 +27,9 @@ FIGURES = Path(__file__).parent / "figures.json"
 """Those of docs/terra-drive.md."""
 MARK = "<!-- figures.json -->"
 """Stands before and behind the table on the page."""
-KEEP = 13
-"""Frames that a drive goes on from when the model is full."""
+MODEL, TOWN = "world model", "the town itself"
+SHUFFLES = 100
+"""Orders of a drive's actions that are looked at; most orders of actions that are much alike lead the same way."""
 
 COLUMNS = {
     "persistence": "vehicles there, %",
@@ -45,49 +46,57 @@ def main(
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint.")] = CHECKPOINT,
     drives: Annotated[int, typer.Option(min=1, help="Drives to judge.")] = 24,
     first: Annotated[int, typer.Option(min=0, help="Seed of the first one.")] = 0,
-    frames: Annotated[int, typer.Option(min=NUM_FRAMES, help="Frames of a drive.")] = NUM_FRAMES,
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("out/drive-judge.json"),
     page: Annotated[Path | None, typer.Option(help="A page whose table of figures to replace.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
 ) -> None:
     """Generate all frames of every drive after three of context, and print the figures beside those of baselines."""
     torch.set_num_threads(threads)
-    judged = [record(seed, frames) for seed in tqdm(range(first, first + drives), "recording", unit="drive")]
+    seeds = range(first, first + drives)
+    judged = [record(seed) for seed in tqdm(seeds, "recording", unit="drive")]
     tokenizer = Tokenizer.load(model)
     world_model = LlamaActionForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    rows = world_model.config.grid[0]
     context = torch.from_numpy(np.stack([tokenizer.encode(drive.frames[:CONTEXT_FRAMES]) for drive in judged]))
-    count = frames - CONTEXT_FRAMES
 
     def dream(actions: np.ndarray, label: str) -> np.ndarray:
-        steps = world_model.rollout(context, torch.from_numpy(actions), count, keep=KEEP)
-        ids = torch.stack(list(tqdm(steps, label, count, unit="frame")), dim=1)
-        return tokenizer.decode(ids.numpy(), rows)
+        steps = world_model.rollout(context, torch.from_numpy(actions), GENERATED)
+        ids = torch.stack(list(tqdm(steps, label, GENERATED, unit="frame")), dim=1)
+        return tokenizer.decode(ids.numpy(), CELLS)
 
     actions = np.stack([drive.actions for drive in judged])
+    others = {
+        "shuffled": np.stack([shuffled(drive, seed) for drive, seed in zip(judged, seeds, strict=True)]),
+        "of another drive": np.concatenate(
+            [actions[:, : CONTEXT_FRAMES - 1], np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]], axis=1
+        ),
+    }
     last = np.stack([drive.frames[CONTEXT_FRAMES - 1] for drive in judged])
-    shape = (len(judged), count, *last.shape[1:])
-    videos = {
-        "world model": dream(actions, "true actions"),
-        "world model, actions shuffled": dream(shuffled(actions), "shuffled"),
-        "world model, actions of another drive": dream(of_others(actions), "others'"),
+    shape = (len(judged), GENERATED, *last.shape[1:])
+    videos = {MODEL: dream(actions, "true actions")}
+    for name, other in others.items():
+        videos[f"{MODEL}, actions {name}"] = dream(other, name)
+        videos[f"{TOWN}, actions {name}"] = np.stack([followed(*pair) for pair in zip(seeds, other, strict=True)])
+    videos |= {
         "last frame": np.broadcast_to(last[:, None], shape),
         "empty scene": np.broadcast_to(render([]), shape),
         "tokenizer alone": np.stack(
-            [tokenizer.decode(tokenizer.encode(drive.frames[CONTEXT_FRAMES:]), rows) for drive in judged]
+            [tokenizer.decode(tokenizer.encode(drive.frames[CONTEXT_FRAMES:]), CELLS) for drive in judged]
         ),
     }
     per_drive: dict[str, list[Any]] = {
         name: [judge(*pair) for pair in tqdm(zip(video, judged, strict=True), name, len(judged), unit="drive")]
         for name, video in videos.items()
     }
-    persistence = np.mean([each["persistence"] for each in per_drive["world model"]], axis=0)
+    persistence = np.mean([each["persistence"] for each in per_drive[MODEL]], axis=0)
     report = {
         "first": first,
         "drives": drives,
-        "generated": count,
+        "generated": GENERATED,
         "figures": {name: summary(each) for name, each in per_drive.items()},
         "persistence by frame": persistence.round(1).tolist(),
+        "ego in place though its actions lead elsewhere, %": {
+            name: ignored(*(per_drive[f"{who}, actions {name}"] for who in (MODEL, TOWN))) for name in others
+        },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
@@ -130,20 +139,43 @@ def summary(drives: list[dict[str, Any]]) -> dict[str, list[float]]:
     return {name: [round(value, 4) for value in values] for name, values in figures.items()}
 
 
-def shuffled(actions: np.ndarray) -> np.ndarray:
-    """Actions (drives, frames - 1, ...) in another order, of each drive; those of the context stay."""
-    rng = np.random.default_rng(0)
-    other = actions.copy()
-    for drive in other:
-        rng.shuffle(drive[CONTEXT_FRAMES - 1 :])
-    return other
+def followed(seed: int, actions: np.ndarray) -> np.ndarray:
+    """The frames after the context, where the ego vehicle of a drive goes as other actions lead it."""
+    town = Town(seed)
+    for _ in range(CONTEXT_FRAMES - 1):
+        town.advance()
+    frames = []
+    for action in actions[CONTEXT_FRAMES - 1 :]:
+        town.follow(action)
+        frames.append(render(town.vehicles))
+    return np.stack(frames)
 
 
-def of_others(actions: np.ndarray) -> np.ndarray:
-    """Actions (drives, frames - 1, ...), after the context those of the drive before."""
-    other = actions.copy()
-    other[:, CONTEXT_FRAMES - 1 :] = np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]
-    return other
+def shuffled(drive: Drive, seed: int) -> np.ndarray:
+    """The actions of a drive in another order, but for those of the context: of SHUFFLES orders, the one that leads the
+    ego vehicle of the town itself away from its true place in the most frames."""
+    rng = np.random.default_rng(seed)
+    town = Town(seed)
+    for _ in range(CONTEXT_FRAMES - 1):
+        town.advance()
+    ego = town.vehicles[0]
+
+    def path(actions: np.ndarray) -> np.ndarray:
+        ways = accumulate(actions, lambda there, action: [there, *there.led(action)][-1], initial=ego)
+        return np.stack([there.position for there in ways])[1:]
+
+    after = drive.actions[CONTEXT_FRAMES - 1 :]
+    orders = [rng.permutation(len(after)) for _ in range(SHUFFLES)]
+    truth = path(after)
+    away = [(np.linalg.norm(path(after[order]) - truth, axis=-1) > METRES_NEAR).sum() for order in orders]
+    return np.concatenate([drive.actions[: CONTEXT_FRAMES - 1], after[orders[int(np.argmax(away))]]])
+
+
+def ignored(shown: list[dict[str, Any]], town: list[dict[str, Any]]) -> float:
+    """Of the frames in which the town itself has the ego vehicle elsewhere than the true actions led it, the share in
+    percent that shows it there nevertheless."""
+    pairs = [pair for drives in zip(shown, town, strict=True) for pair in zip(*(d["ego"] for d in drives), strict=True)]
+    return round(float(np.mean([model for model, truth in pairs if not truth])), 1)
 
 
 def cells(figures: dict[str, list[float]]) -> list[str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .drives import METRES_PER_PIXEL, VIEW_METRES
-from .simulator import COLOURS, EGO, render
+from .drives import CELL_METRES, METRES_PER_PIXEL, VIEW_METRES
+from .simulator import COLOURS, EGO, UNITS, Vehicle, render, vehicles_at
 
 DIFFERENCE = 40
 """A pixel shows a vehicle if one of its values differs so much from the empty scene's."""
@@ -65,6 +65,16 @@ def _blob(frame: np.ndarray, pixels: np.ndarray) -> Blob:
     votes = np.bincount(distances.argmin(1), distances.min(1) < 3 * DIFFERENCE, len(COLOURS))
     middle = (pixels[:, ::-1].mean(0) + 0.5) * METRES_PER_PIXEL - VIEW_METRES / 2
     return Blob(list(COLOURS)[int(votes.argmax())], len(pixels), middle)
+
+
+def vehicles(frame: np.ndarray) -> list[Vehicle]:
+    """The vehicles of the town that a frame shows, the ego vehicle first; a spot off the streets is none."""
+    found = []
+    for blob in blobs(frame):
+        row, col = np.round(((blob.place[::-1] + VIEW_METRES / 2) / CELL_METRES - 0.5) * UNITS).astype(int).tolist()
+        ways = vehicles_at(blob.colour, (row, col))
+        found += sorted(ways, key=lambda vehicle: np.abs(render([vehicle]).astype(int) - frame).sum())[:1]
+    return sorted(found, key=lambda vehicle: vehicle.colour != EGO)
 
 
 def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:

@@ -22,13 +22,15 @@ CELLS = round(VIEW_METRES / CELL_METRES)
 """Cells of the town, along each side."""
 UNITS = 2
 """Places of a vehicle from the middle of a cell to the middle of the next one: one every two metres."""
+METRES = CELL_METRES / UNITS
+"""From one place to the next."""
 CELL_PIXELS = FRAME_PIXELS // CELLS
 SUPERSAMPLING = 4
 """Pixels that are drawn for each pixel of a frame, along each side."""
 
 NORTH, EAST, SOUTH, WEST = (-1, 0), (0, 1), (1, 0), (0, -1)
 STREETS: Sequence[tuple[Cell, Cell]] = (
-    # the first cell, and a heading in which the street goes on for as long as the town
+    # the first cell, and a heading in which the street goes on to the end of the town
     ((0, 0), EAST),
     ((0, 7), SOUTH),
     ((7, 7), WEST),
@@ -53,8 +55,11 @@ CHOICES = {(0, 4): (EAST, SOUTH), (3, 7): (SOUTH, WEST), (3, 4): (SOUTH, WEST)}
 """Where the ego vehicle can choose."""
 EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.1, 0.4, 0.5)
 """The most places from one frame to the next that the ego vehicle's driver chooses from, and how often each."""
+MOST_METRES = max(EGO_SPEEDS) * METRES
+"""The furthest that an action leads."""
 EGO_CHANGES = 0.2
 """How often the driver chooses."""
+
 LEAST_OTHERS, MOST_OTHERS = 3, 5
 
 EGO = "green"
@@ -67,11 +72,19 @@ COLOURS: dict[str, Colour] = {
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
 
+def _street(first: Cell, heading: Cell) -> list[Cell]:
+    """Its cells."""
+    cells = [first]
+    while all(0 <= place + step < CELLS for place, step in zip(cells[-1], heading, strict=True)):
+        cells.append((cells[-1][0] + heading[0], cells[-1][1] + heading[1]))
+    return cells
+
+
 def _exits() -> dict[Cell, list[Cell]]:
     exits: dict[Cell, list[Cell]] = {}
-    for (row, col), (down, right) in STREETS:
-        for step in range(CELLS - 1):
-            exits.setdefault((row + step * down, col + step * right), []).append((down, right))
+    for first, heading in STREETS:
+        for cell in _street(first, heading)[:-1]:
+            exits.setdefault(cell, []).append(heading)
     return exits
 
 
@@ -129,6 +142,24 @@ class Vehicle:
         """The next cell."""
         return self.cell[0] + self.leaves[0], self.cell[1] + self.leaves[1]
 
+    def led(self, action: np.ndarray) -> list["Vehicle"]:
+        """The places up to the next frame where an action leads: as far as it says, around the corners that are there.
+
+        Args:
+            action: float (NUM_WAYPOINTS, 3); see `Drive`.
+        """
+        count = round(float(np.abs(action[-1, :2]).sum()) / METRES)
+        (down, right), way, before = self.came, [], np.zeros(2)
+        for number in range(1, count + 1):
+            there = action[round(NUM_WAYPOINTS * number / count) - 1, :2]
+            ahead, left = np.round((there - before) / METRES).astype(int).tolist()
+            before, vehicle = there, way[-1] if way else self
+            wished = ahead * down - left * right, ahead * right + left * down
+            if vehicle.units == 0 and wished in EXITS[vehicle.cell]:
+                vehicle = replace(vehicle, leaves=wished)
+            way.append(vehicle.on())
+        return way
+
     def entering(self, junction: Cell) -> bool:
         """Whether it is past the last cell before a junction, and not yet in its middle."""
         return self.units > 0 and self.ahead == junction
@@ -174,14 +205,19 @@ class Vehicle:
         return False
 
 
-def heading_at(place: Cell) -> Cell:
-    """The heading in which the streets lead to a place, given by row and column counted in places."""
-    for heading in (NORTH, EAST, SOUTH, WEST):
-        for units in range(1, UNITS + 1):
-            row, col = (there - units * step for there, step in zip(place, heading, strict=True))
-            if row % UNITS == col % UNITS == 0 and heading in EXITS.get((row // UNITS, col // UNITS), ()):
-                return heading
-    raise ValueError(f"place {place} is off the streets")
+@cache
+def vehicles_at(colour: str, place: Cell) -> Sequence[Vehicle]:
+    """What a vehicle of a colour may be at a place, given by row and column counted in places: one that came there by
+    each of the streets."""
+    line, speed = LINES.get(colour, ({}, max(EGO_SPEEDS)))
+    ways = []
+    for cell, exits in EXITS.items():
+        for heading in exits:
+            way = [Vehicle(colour, line, speed, cell, heading, heading)]
+            for _ in range(UNITS):
+                way.append(way[-1].on())
+            ways.append(way[1:])
+    return [vehicle for way in ways for vehicle in way if vehicle.place == place]
 
 
 class Town:
@@ -189,14 +225,19 @@ class Town:
 
     Args:
         seed: of everything that is drawn; equal seeds give equal drives.
+        vehicles: those that are there, the ego vehicle first; drawn if there are none.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vehicles: Sequence[Vehicle] = ()) -> None:
         self._rng = np.random.default_rng(seed)
-        self.vehicles = [self._placed(EGO, self._way(), 2, [])]
+        self.vehicles = list(vehicles) or self._drawn()
+
+    def _drawn(self) -> list[Vehicle]:
+        vehicles = [self._placed(EGO, self._way(), 2, [])]
         for _ in range(int(self._rng.integers(LEAST_OTHERS, MOST_OTHERS + 1))):
             colour = str(self._rng.choice(list(LINES)))
-            self.vehicles.append(self._placed(colour, *LINES[colour], self.vehicles))
+            vehicles.append(self._placed(colour, *LINES[colour], vehicles))
+        return vehicles
 
     def _way(self) -> Line:
         return {cell: headings[int(self._rng.integers(2))] for cell, headings in CHOICES.items()}
@@ -222,10 +263,17 @@ class Town:
             ego = replace(ego, speed=int(self._rng.choice(EGO_SPEEDS, p=EGO_SHARES)))
         if ego.cell in CHOICES and ego.units > 0:
             ego = replace(ego, line=self._way())
-        now = [ego, *self.vehicles[1:]]
-        moves = [vehicle.moves(now[:index] + now[index + 1 :]) for index, vehicle in enumerate(now)]
-        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, moves, strict=True)]
-        return waypoints([ego, *moves[0]])
+        self.vehicles[0] = ego
+        action = waypoints([ego, *ego.moves(self.vehicles[1:])])
+        self.follow(action)
+        return action
+
+    def follow(self, action: np.ndarray) -> None:
+        """Drive to the next frame, the ego vehicle where an action leads, whatever is there."""
+        now, ways = self.vehicles, [self.vehicles[0].led(action)]
+        for index, vehicle in enumerate(now[1:], 1):
+            ways.append(vehicle.moves(now[:index] + now[index + 1 :]))
+        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, ways, strict=True)]
 
 
 def waypoints(way: Sequence[Vehicle]) -> np.ndarray:
@@ -247,13 +295,11 @@ def record(seed: int, num_frames: int = NUM_FRAMES) -> Drive:
         num_frames: frames of the drive, which has one action fewer.
     """
     town = Town(seed)
-    frames, actions, places = [render(town.vehicles)], [], [[vehicle.position for vehicle in town.vehicles]]
+    frames, actions = [render(town.vehicles)], []
     for _ in range(num_frames - 1):
         actions.append(town.advance())
         frames.append(render(town.vehicles))
-        places.append([vehicle.position for vehicle in town.vehicles])
-    colours = tuple(vehicle.colour for vehicle in town.vehicles)
-    return Drive(np.array(frames), np.array(actions), np.array(places, np.float32), colours)
+    return Drive(np.array(frames), np.array(actions))
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -309,8 +355,8 @@ def _ground() -> Image.Image:
         pen.rectangle([value * scale for value in (left, top)] + [value * scale - 1 for value in (right, bottom)], fill)
 
     for margin, fill in ((0.12, KERB), (0.0, ASPHALT)):
-        for (row, col), (down, right) in STREETS:
-            rows, cols = (sorted((first, first + step * (CELLS - 1))) for first, step in ((row, down), (col, right)))
+        for first, heading in STREETS:
+            rows, cols = (sorted(ends) for ends in zip(first, _street(first, heading)[-1], strict=True))
             box(rows[0] - margin, cols[0] - margin, rows[1] + 1 + margin, cols[1] + 1 + margin, fill)
     for row in range(CELLS):
         for col in range(CELLS):

@@ -14,11 +14,10 @@ import typer
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from .. import CHECKPOINT
 from ..configuration import LlamaActionConfig
 from ..reference import LlamaActionForCausalLM
-from ..train import predict
-from ..worlds import DRIVE
-from . import CHECKPOINT
+from ..worlds import TOWN
 from .data import Tokens, recorded
 from .drives import FIRST_TRAINING_SEED, NUM_FRAMES, NUM_WAYPOINTS
 from .muon import Muon
@@ -65,7 +64,7 @@ def make_config(tokenizer: Tokenizer) -> LlamaActionConfig:
         num_action_tokens=NUM_WAYPOINTS,
         num_image_patches=tokens,
         action_dim=3,
-        image_tokenizer=DRIVE,
+        image_tokenizer=TOWN,
     )
 
 
@@ -104,6 +103,29 @@ def make_optimizers(model: LlamaActionForCausalLM) -> list[torch.optim.Optimizer
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["highest_lr"] = group["lr"]
     return optimizers
+
+
+def predict(model: LlamaActionForCausalLM, frames: Tensor, actions: Tensor, moments: Tensor) -> Tensor:
+    """Predict every frame but the first from the frames before it.
+
+    Args:
+        model: the model.
+        frames: int64 (batch, frames, tokens).
+        actions: float32 (batch, frames - 1, waypoints, 3).
+        moments: that of each first frame, int64 (batch, 1).
+
+    Returns:
+        Logits, float32 (batch, frames - 1, tokens, vocab).
+    """
+    config = model.config
+    input_ids = model.interleave(frames)[:, : -config.num_action_tokens]
+    position_ids = moments * config.num_spatio_embeddings + torch.arange(input_ids.shape[1])
+    firsts = torch.arange(1, frames.shape[1])[:, None] * config.num_spatio_embeddings
+    predictors = (firsts + torch.arange(config.num_image_patches) - 1).flatten()
+    logits: Tensor = model(
+        input_ids, actions.flatten(0, 1), position_ids=position_ids, use_cache=False, logits_to_keep=predictors
+    ).logits
+    return logits.view(len(frames), -1, config.num_image_patches, config.vocab_size)
 
 
 def misread(guesses: Tensor, frames: Tensor, rng: np.random.Generator) -> Tensor:

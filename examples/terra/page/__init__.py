@@ -14,8 +14,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse
 from PIL import Image
 
-from ..world import CONTEXT_FRAMES
-from ..worlds import DriveWorld, Episode, TileWorld, World, of_config
+from ..worlds import CONTEXT_FRAMES, TownWorld, of_config
 
 router = APIRouter(tags=["terra"])
 
@@ -51,27 +50,16 @@ def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, 
     vehicle is steered."""
     config = _config(request)
     here = of_config(config)
+    if not isinstance(here, TownWorld):
+        raise HTTPException(404, "terra: expected a checkpoint with an image tokenizer, got one without.")
     episode = here.episode(seed % here.num_episodes)
     return {
-        "frames": episode.tokens[:CONTEXT_FRAMES].tolist(),
+        "frames": episode.frames[:CONTEXT_FRAMES].tolist(),
         "actions": episode.actions[:CONTEXT_FRAMES].tolist(),
         "placeholder": [config.pad_token_id] * config.num_action_tokens,
         "picture": png(episode.pictures[CONTEXT_FRAMES - 1]),
-        "steering": steering(here, episode),
+        "steering": here.steering(episode, CONTEXT_FRAMES),
     }
-
-
-def steering(here: World, episode: Episode) -> dict[str, Any]:
-    """How the page makes actions of keys: in whole cells, or along streets."""
-    if isinstance(here, TileWorld):
-        from ..world import CAR_COL, CAR_ROW, CARS, FRAME_SECONDS, GRID, MAX_SPEED, NUM_TILES, ROADS
-
-        roads = [*range(len(ROADS)), *range(NUM_TILES - len(CARS), NUM_TILES)]
-        size = {"grid": GRID, "car": CAR_ROW * GRID + CAR_COL, "most": MAX_SPEED}
-        return {"kind": "cells", "roads": roads, "seconds": FRAME_SECONDS, **size}
-    if isinstance(here, DriveWorld):
-        return here.steering(episode, CONTEXT_FRAMES)
-    raise HTTPException(404, "terra: expected a checkpoint with an image tokenizer, got one without.")
 
 
 def png(picture: np.ndarray) -> str:

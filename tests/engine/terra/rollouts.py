@@ -1,15 +1,19 @@
 """Episodes and requests for the tests of this folder."""
 
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from examples.terra import CHECKPOINT
-from examples.terra.world import CONTEXT_FRAMES, Episode, make_episode
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.reference import LlamaActionForCausalLM
+from examples.terra.worlds import CONTEXT_FRAMES, Episode, make_episode
 
-PAD = 31
+PAD = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
 """The placeholder id of the checkpoint."""
 
 
@@ -22,24 +26,32 @@ def engine(engines: ExitStack, model: Path = CHECKPOINT, **options: Any) -> Any:
     return terra
 
 
-def shuffled(actions: np.ndarray) -> np.ndarray:
-    """Actions (streams, frames, ...) with those of each stream in another order."""
-    return np.stack([own[np.random.default_rng(i).permutation(len(own))] for i, own in enumerate(actions)])
+@cache
+def reference() -> Any:
+    return LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
 
 
-def stacked(seeds: range) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (streams, 25, 64) and actions (streams, 24, 6, 3) of held-out episodes."""
-    episodes = [make_episode(seed) for seed in seeds]
+def expected(frames: np.ndarray, actions: np.ndarray, count: int = 22, **options: Any) -> np.ndarray:
+    """What the reference generates, (streams, count, 64)."""
+    context = torch.from_numpy(frames[:, :CONTEXT_FRAMES])
+    steps = reference().rollout(context, torch.from_numpy(actions), count, **options)
+    return torch.stack(list(steps), dim=1).numpy()
+
+
+def generate(terra: Any, frames: np.ndarray, actions: np.ndarray, count: int = 22, **options: Any) -> np.ndarray:
+    """What the engine generates, (streams, count, 64)."""
+    steps = terra.rollout(frames[:, :CONTEXT_FRAMES], actions, count, **options)
+    return np.stack([step.tokens for step in steps], axis=1)
+
+
+def stacked(seeds: range, num_frames: int = 25) -> tuple[np.ndarray, np.ndarray]:
+    """Frames (streams, num_frames, 64) and actions (streams, num_frames - 1, 6, 3) of held-out episodes."""
+    episodes = [make_episode(seed, num_frames) for seed in seeds]
     return np.stack([e.frames for e in episodes]), np.stack([e.actions for e in episodes])
 
 
-def generate(terra: Any, frames: np.ndarray, actions: np.ndarray, count: int = 22) -> np.ndarray:
-    """Generated tokens, (streams, count, 64)."""
-    return np.stack([step.tokens for step in terra.rollout(frames[:, :CONTEXT_FRAMES], actions, count)], axis=1)
-
-
 def prompt_of(episode: Episode) -> list[int]:
-    """Three frames, each with the placeholders of what the car does after it."""
+    """Three frames, each with the placeholders of the action after it."""
     return [token for frame in episode.frames[:3].tolist() for token in [*frame, *[PAD] * 6]]
 
 

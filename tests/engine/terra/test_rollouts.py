@@ -1,5 +1,5 @@
-"""Rollouts: the ids of the reference, the world that the model was trained on, caches, batch inference.
-tests/night/test_terra.py has the engines that draft frames."""
+"""Rollouts: the ids of the reference, caches, batch inference. tests/night/test_terra.py has the engines that draft
+frames, and how good the world is."""
 
 from pathlib import Path
 from typing import Any
@@ -13,43 +13,34 @@ from vllm import SamplingParams
 from vllm.config import CompilationMode
 
 from examples.batch import Generate
-from examples.terra import CHECKPOINT, batch
-from examples.terra.reference import LlamaActionForCausalLM
-from examples.terra.world import make_episode
+from examples.terra import batch
+from examples.terra.worlds import TownWorld, make_episode
 
-from .rollouts import PAD, generate, request, shuffled, stacked
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    return LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
+from .rollouts import PAD, expected, generate, reference, request, stacked
 
 
-def expected(reference: Any, frames: np.ndarray, actions: np.ndarray, count: int, **options: Any) -> np.ndarray:
-    steps = reference.rollout(torch.from_numpy(frames[:, :3]), torch.from_numpy(actions), count, **options)
-    return torch.stack(list(steps), dim=1).numpy()
-
-
-def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(terra: Any, reference: Any) -> None:
-    """22 frames of each of 8 held-out episodes are those of the world, and others with shuffled actions."""
-    frames, actions = stacked(range(200, 208))
+def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(terra: Any) -> None:
+    """22 frames of each of 4 drives never seen: the vehicles are there, and elsewhere if the ego vehicle stands."""
+    frames, actions = stacked(range(200, 204))
     tokens = generate(terra, frames, actions)
-    assert np.array_equal(tokens[:2], expected(reference, frames[:2], actions[:2], 22))
-    accuracy, other = (
-        float((ids == frames[:, 3:]).mean()) for ids in (tokens, generate(terra, frames, shuffled(actions)))
+    assert np.array_equal(tokens[:2], expected(frames[:2], actions[:2]))
+    standing = actions.copy()
+    standing[:, 2:, :, :2] = 0
+    world, truth = TownWorld(), [make_episode(seed) for seed in range(200, 204)]
+    driven, stood = (
+        np.mean([world.compare(*pair, e)["ego_in_place"] for *pair, e in zip(ids, [3] * 4, truth, strict=True)])
+        for ids in (tokens, generate(terra, frames, standing))
     )
-    assert accuracy >= 0.99
-    assert other <= accuracy - 0.5
+    assert driven >= 0.9
+    assert stood <= driven - 0.5
 
 
-def test_a_window_slides_as_in_the_reference(terra: Any, reference: Any) -> None:
-    """Three slides, the last one before the last frame; the model goes on as well as before."""
-    episode = make_episode(200, num_frames=36)
-    frames, actions = episode.frames[None], episode.actions[None]
+def test_a_window_slides_as_in_the_reference(terra: Any) -> None:
+    """Three slides, the last one before the last frame."""
+    frames, actions = stacked(range(200, 201), 36)
     steps = list(terra.rollout(frames[:, :3], actions, 33, keep=20))
     tokens = np.stack([step.tokens for step in steps], axis=1)
-    assert np.array_equal(tokens, expected(reference, frames, actions, 33, keep=20))
-    assert (tokens == frames[:, 3:]).mean() >= 0.99
+    assert np.array_equal(tokens, expected(frames, actions, 33, keep=20))
     assert [step.prompt_tokens // 70 for step in steps] == [*range(3, 25), *range(20, 25), *range(20, 25), 20]
 
 
@@ -61,11 +52,9 @@ def test_a_window_slides_as_in_the_reference(terra: Any, reference: Any) -> None
         (25, "keep must be from 1 to 24 frames, not 25."),
     ],
 )
-def test_more_frames_than_the_model_holds_need_a_window(
-    terra: Any, reference: Any, keep: int | None, message: str
-) -> None:
+def test_more_frames_than_the_model_holds_need_a_window(terra: Any, keep: int | None, message: str) -> None:
     frames, actions = stacked(range(200, 201))
-    for rollout, of in ((terra.rollout, np.asarray), (reference.rollout, torch.from_numpy)):
+    for rollout, of in ((terra.rollout, np.asarray), (reference().rollout, torch.from_numpy)):
         with pytest.raises(ValueError) as caught:
             next(rollout(of(frames[:, :3]), of(actions), 23, keep=keep))
         assert str(caught.value) == message
@@ -115,7 +104,7 @@ def test_batches_of_one_request_per_row(terra: Any, monkeypatch: pytest.MonkeyPa
     rows[1]["prompt"], rows[2]["actions"], rows[4]["more"] = None, None, [1]
     answers = worker(rows)
     for answer, episode in ((answers[i], episodes[i]) for i in (0, 3)):
-        assert answer["tokens"] == episode.frames[3].tolist()
+        assert answer["tokens"] == expected(episode.frames[None], episode.actions[None], 1)[0, 0].tolist()
     assert answers[1]["error"] == "prompt: expected a text or a list of token ids, got a NoneType."
-    assert "got 18 placeholder id(s) 31 and no item" in answers[2]["error"]
+    assert f"got 18 placeholder id(s) {PAD} and no item" in answers[2]["error"]
     assert "'more'" in answers[4]["error"]

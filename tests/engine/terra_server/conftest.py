@@ -1,4 +1,4 @@
-"""One server of the road world for all tests of this folder, and what it should answer."""
+"""One server of Terra for all tests of this folder, and what it should answer."""
 
 from collections.abc import Iterator
 

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.timeout(600)
 
 KINDS = {400: "BadRequestError", 413: "RequestEntityTooLargeError"}
 NO_ITEM = (
-    "terra.actions: expected one item per placeholder, got 6 placeholder id(s) 31 and no item. Send "
+    f"terra.actions: expected one item per placeholder, got 6 placeholder id(s) {PAD} and no item. Send "
     'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
 )
-BIG = "terra.prompt[1]: expected a token id from 0 to 31, got 2147483648. Check the tokenizer."
+BIG = f"terra.prompt[1]: expected a token id from 0 to {PAD}, got 2147483648. Check the tokenizer."
 PARAMS = "sampling_params"
 NO_TOKENIZER = "since the server has no tokenizer, got"
 ACTION, ZEROS = [PAD] * 6, [[0.0] * 3] * 6
@@ -50,7 +50,7 @@ def actions(items: Any) -> dict[str, Any]:
 
 
 FIVE = "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)."
-FEW = "terra.actions: expected 1 placeholder(s) [31] * 6 in the prompt for 1 item, got 2. Write one placeholder per"
+FEW = f"terra.actions: expected 1 placeholder(s) [{PAD}] * 6 in the prompt for 1 item, got 2. Write one placeholder per"
 COSTLY = (
     "mm_processor_kwargs: expected none, got some. They can make a request costly: --trust-request-mm-kwargs allows"
 )
@@ -139,7 +139,7 @@ WHOLE = [
         {"type": "next", "prompt": [1] * 1500},
         f"{PARAMS}.max_tokens: expected at most 1476 more tokens in this session, got 1500",
     ),
-    ({"type": "next", "prompt": [99]}, "terra.prompt[0]: expected a token id from 0 to 31, got 99"),
+    ({"type": "next", "prompt": [99]}, f"terra.prompt[0]: expected a token id from 0 to {PAD}, got 99"),
     (following(), "chunk"),
     ({"type": "close"}, "closed"),
 ]

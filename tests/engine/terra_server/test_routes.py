@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from examples.terra.environment import ServerDream, TerraVectorEnv, Tiles
+from examples.terra.environment import Scenes, ServerDream, TerraVectorEnv
 from examples.terra.rollout import BLOCK_SIZE
 from examples.terra.serve_demo import SAMPLING, closed_loop, stream
-from examples.terra.world import make_episode, render
+from examples.terra.worlds import TownWorld, make_episode
 from mmkit.serve import Client
 from mmkit.serve.process import Server
-from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, prompt_of
+from tests.engine.terra.rollouts import expected
+from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, VOCAB, prompt_of
 
 from . import clients
 
@@ -24,11 +25,11 @@ PROMPT, ITEMS = prompt_of(0, 3), {"actions": ACTIONS[0, :3]}
 LAID_OUT = len(PROMPT) // 3
 """Tokens of a frame and of the action after it."""
 FRAME = {"output": "frame", "temperature": 0.0}
-DRIVE = make_episode(0, num_frames=60)
+WORLD, DRIVE = TownWorld(), make_episode(0, 60)
 
 
 def shows(output: Any, ids: Any) -> bool:
-    return bool((output == np.array(render(ids))).all())
+    return np.array_equal(output, WORLD.pictures(np.array([ids]))[0])
 
 
 def test_a_closed_loop_and_a_stream_are_the_reference_rollout(client: Client, frames: np.ndarray) -> None:
@@ -82,7 +83,7 @@ def test_every_chunk_of_a_session_has_an_output(client: Client, frames: np.ndarr
 
 def test_a_vector_of_sessions_is_the_reference(client: Client, frames: np.ndarray) -> None:
     """Two drives of the same episode, as environments of Gymnasium; twice."""
-    env = TerraVectorEnv(Tiles([0]), ServerDream(client), 2, max_steps=4)
+    env = TerraVectorEnv(Scenes(WORLD, [0]), ServerDream(client), 2, max_steps=4)
     env.reset(seed=0)
     for _ in range(2):
         for step in range(4):
@@ -90,7 +91,7 @@ def test_a_vector_of_sessions_is_the_reference(client: Client, frames: np.ndarra
             assert np.array_equal(info["tokens"], [frames[step]] * 2)
         assert truncated.all()
         _, _, _, _, info = env.step(np.stack([ACTIONS[0, 0]] * 2))
-        assert np.array_equal(info["tokens"], [make_episode(0).frames[2]] * 2)
+        assert np.array_equal(info["tokens"], [DRIVE.frames[2]] * 2)
     env.close()
 
 
@@ -111,7 +112,8 @@ def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
                 assert chunk.token_ids == answer.choices[0].token_ids
             assert chunk.remaining == MAX_LEN - len(ids) - 64
             chunks.append(chunk)
-    assert [chunk.token_ids for chunk in chunks] == DRIVE.frames[3:36].tolist()
+    rolled = expected(DRIVE.frames[None, :3], DRIVE.actions[None], 33, keep=20)
+    assert [chunk.token_ids for chunk in chunks] == rolled[0].tolist()
     assert slid == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * LAID_OUT))
     assert [chunks[index].usage.prompt_tokens for index in (21, 22)] == [24 * LAID_OUT, 20 * LAID_OUT]
     # but for a slide, the engine has all but what is new, and at most a block
@@ -122,11 +124,11 @@ def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
 def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
     model = client.modalities()
     facts = (model.model, model.spec, model.vocab_size, model.max_model_len, model.text, model.limits.body_bytes)
-    assert facts == ("terra", "terra", 32, MAX_LEN, False, LIMITS["BODY_BYTES"])
+    assert facts == ("terra", "terra", VOCAB, MAX_LEN, False, LIMITS["BODY_BYTES"])
     (actions,), (frame,) = model.modalities, model.outputs
     assert (actions.name, actions.shape, actions.dtype, actions.limit) == ("actions", [6, 3], "float32", 24)
     assert (actions.placeholder, actions.in_place, actions.largest_tokens) == ([PAD] * STEP, True, STEP)
-    assert (frame.name, frame.tokens, frame.shape, frame.dtype) == ("frame", 64, [192, 192, 3], "uint8")
+    assert (frame.name, frame.tokens, frame.shape, frame.dtype) == ("frame", 64, [128, 128, 3], "uint8")
     assert client.generate([PAD] * STEP, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
     paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
     body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
