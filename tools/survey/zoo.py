@@ -204,7 +204,7 @@ stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
 stored("qwen2_audio", "Qwen2AudioForConditionalGeneration", "audio")
 stored("ultravox", "UltravoxModel", "audio", samples=(1600, 64000))
 stored("phi3v", "Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
-SLICES = [{"images_kwargs": {"max_slice_nums": 2}}]
+SLICES = [{"max_slice_nums": 2}]
 stored("minicpmv", "MiniCPMV", "image", "video", kwargs=SLICES)
 LONGEST, OF_PATCHES = ([{"size": {"longest_edge": edge}}] for edge in (56, 64))
 stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=OF_PATCHES)
