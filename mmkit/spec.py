@@ -129,7 +129,7 @@ class Modality(_Declared):
             fields: Mapping[str, Field],
             layout: LayoutLike | None = None,
             update: Update | Sequence[Update] | None = None,
-            placeholder: str | None = None,
+            placeholder: Count | str | None = None,
             tokens: Count | None = None,
             process: Process | None = None,
             limit: Count | None = None,
@@ -140,8 +140,9 @@ class Modality(_Declared):
         ) -> None:
             """Declare a modality.
 
-            The plain case has a short form: ``placeholder="<image>", tokens=576`` means
-            ``layout=embed(tok["<image>"]) * 576, update=replace(tok["<image>"])``.
+            `placeholder` is the token, or its id, at the positions of an item, and `tokens` their
+            number: ``placeholder="<image>", tokens=576`` is ``layout=embed(tok["<image>"]) * 576``,
+            and where no update is stated, ``update=replace(tok["<image>"])``.
 
             ``tokens=0`` alone says that an item takes no positions: vLLM passes the fields to the
             model's `forward`, as for its models of raw input. mmkit then ignores the caller's
@@ -159,13 +160,13 @@ class Modality(_Declared):
         if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
             layout, update, limit = nothing, (), 1 if limit is None else limit
         elif placeholder is not None or tokens is not None:
-            if placeholder is None or tokens is None or is_long:
-                expected = "placeholder and tokens together, or layout and update together"
-                raise SpecError(where, expected, "a mixture")
-            layout, update = embed(tok[placeholder]) * tokens, (replace(tok[placeholder]),)
+            if placeholder is None or tokens is None or layout is not None:
+                raise SpecError(where, "placeholder and tokens together, or layout", "a mixture")
+            token = tok[placeholder] if isinstance(placeholder, str) else placeholder
+            layout, update = embed(token) * tokens, replace(token) if update is None else update
         elif layout is None or update is None:
             got = "one of them" if is_long else "neither"
-            raise SpecError(where, "layout and update", got)
+            raise SpecError(where, "placeholder and tokens, or layout and update", got)
         if process is None:
             is_field = isinstance(self.item, ItemType) and self.item.is_field
             process = identity() if is_field else hf()

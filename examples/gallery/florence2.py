@@ -3,7 +3,7 @@
 The decoder starts with the end-of-sequence token.
 """
 
-from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, insert, proc
+from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, hf, insert, proc
 
 
 def task(s: Scope) -> list[int]:
@@ -20,7 +20,8 @@ FLORENCE2 = ModelSpec(
     Modality(
         "image",
         item=Image(largest=(cfg.projection_dim, cfg.projection_dim)),
-        layout=embed(cfg.pad_token_id) * proc.image_seq_length,
+        placeholder=cfg.pad_token_id,
+        tokens=proc.image_seq_length,
         update=insert(at="start"),
         fields={"pixel_values": batched()},
         process=hf(proc.image_processor),

@@ -5,7 +5,7 @@ The model writes the newlines itself, so all positions take encoder rows.
 
 from collections.abc import Sequence
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, item, later, proc, replace, where
+from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, item, later, proc, where
 
 
 @later
@@ -45,8 +45,8 @@ LLAVA_NEXT = ModelSpec(
     Modality(
         "image",
         item=Image(largest=largest(sizes)),
-        layout=embed(cfg.image_token_index) * (view + grid[0] * grid[1] + grid[0]),
-        update=replace(cfg.image_token_index),
+        placeholder=cfg.image_token_index,
+        tokens=view + grid[0] * grid[1] + grid[0],
         fields={"pixel_values": batched(), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,

@@ -16,7 +16,6 @@ from mmkit import (
     item,
     later,
     proc,
-    replace,
     where,
 )
 
@@ -64,8 +63,8 @@ LLAVA_ONEVISION = ModelSpec(
     Modality(
         "image",
         item=Image(largest=largest(sizes, tower.patch_size, side, most)),
-        layout=embed(cfg.image_token_index) * (view + grid[0] * grid[1] + grid[0]),
-        update=replace(cfg.image_token_index),
+        placeholder=cfg.image_token_index,
+        tokens=view + grid[0] * grid[1] + grid[0],
         fields={"pixel_values": batched(), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,
@@ -73,8 +72,8 @@ LLAVA_ONEVISION = ModelSpec(
     Modality(
         "video",
         item=Video(largest=(32, tower.image_size, tower.image_size)),
-        layout=embed(cfg.video_token_index) * (item.frames * pooled**2 + 1),
-        update=replace(cfg.video_token_index),
+        placeholder=cfg.video_token_index,
+        tokens=item.frames * pooled**2 + 1,
         fields={"pixel_values_videos": batched()},
         process=hf(proc.video_processor, one_by_one=True),
         embeds=embed(cfg.video_token_index) * item.rows,

@@ -25,7 +25,8 @@ PHI3V = ModelSpec(
     Modality(
         "image",
         item=Image(largest=(CROP, CROP * proc.image_processor.num_crops)),
-        layout=embed(IMAGE) * fields.num_img_tokens,
+        placeholder=IMAGE,
+        tokens=fields.num_img_tokens,
         update=replace(tok.text("<|image_{}|>", item.index + 1)),
         fields={
             "pixel_values": batched(),

@@ -15,14 +15,12 @@ from mmkit import (
     Video,
     cfg,
     derived,
-    embed,
     fields,
     flat,
     item,
     kwargs,
     later,
     proc,
-    replace,
     tok,
 )
 
@@ -56,8 +54,8 @@ def vision(name, of_size, frames, token, processor, pixels):
     return Modality(
         name,
         item=of_size(fullest(most, processor.patch_size * processor.merge_size)),
-        layout=embed(tok[token]) * (patches // processor.merge_size**2),
-        update=replace(tok[token]),
+        placeholder=tok[token],
+        tokens=patches // processor.merge_size**2,
         fields={
             pixels: flat(patches),
             f"{name}_grid_thw": derived(

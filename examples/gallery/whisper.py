@@ -1,6 +1,6 @@
 """Whisper (encoder-decoder): the encoder gets nothing but audio, so a caller's prompt is the decoder's."""
 
-from mmkit import Audio, Modality, ModelSpec, batched, cfg, embed, hf, proc, replace
+from mmkit import Audio, Modality, ModelSpec, batched, cfg, hf, proc
 
 extractor = proc.feature_extractor
 window = extractor.chunk_length * extractor.sampling_rate
@@ -10,8 +10,8 @@ WHISPER = ModelSpec(
     Modality(
         "audio",
         item=Audio(largest=window, rate=extractor.sampling_rate, most=window),
-        layout=embed(0) * cfg.max_source_positions,
-        update=replace(0),
+        placeholder=0,
+        tokens=cfg.max_source_positions,
         fields={"input_features": batched()},
         process=hf(extractor, inputs={"audios": "raw_speech"}, kwargs={"sampling_rate": extractor.sampling_rate}),
         limit=1,

@@ -1,6 +1,6 @@
 """The multimodal side of LLaVA: an image becomes one position per patch of the vision tower."""
 
-from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, proc, replace, tok, where
+from mmkit import Image, Modality, ModelSpec, batched, cfg, hf, proc, replace, tok, where
 
 SIDE = cfg.vision_config.image_size
 PATCHES = (SIDE // cfg.vision_config.patch_size) ** 2
@@ -13,7 +13,8 @@ LLAVA_LIKE = ModelSpec(
         # the image processor brings every image to this size
         item=Image(largest=(SIDE, SIDE)),
         # the strategy "default" leaves out the row of the vision tower's class token, "full" keeps it
-        layout=embed(cfg.image_token_index) * (PATCHES + CLASS_TOKEN),
+        placeholder=cfg.image_token_index,
+        tokens=PATCHES + CLASS_TOKEN,
         # the caller writes one <image> for each
         update=replace(tok["<image>"]),
         fields={"pixel_values": batched(shape=(3, SIDE, SIDE))},

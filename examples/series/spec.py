@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, ceil_div, cfg, embed, fields, replace, tok
+from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, ceil_div, cfg, fields, replace, tok
 
 
 def standardise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
@@ -24,7 +24,8 @@ WAVES = ModelSpec(
             "series": batched(shape=(between(1, cfg.max_steps), cfg.channels), dtype="float32"),
         },
         # what one item becomes in the prompt: a position for every steps_per_token rows, or what is left of them
-        layout=embed(tok["<patch>"]) * ceil_div(fields.series.shape[0], cfg.steps_per_token),
+        placeholder="<patch>",
+        tokens=ceil_div(fields.series.shape[0], cfg.steps_per_token),
         # how it gets there: the caller writes one <series> per item
         update=replace(tok["<series>"]),
     ),

@@ -1,6 +1,6 @@
 """The multimodal side of Terra: one action per frame, six positions of the prompt each, and a frame that comes out."""
 
-from mmkit import Modality, ModelSpec, Output, Tensor, already_expanded, any_id, batched, cfg, embed
+from mmkit import Modality, ModelSpec, Output, Tensor, already_expanded, any_id, batched, cfg
 
 from .frames import decode_frame, encode_frame
 
@@ -11,7 +11,8 @@ TERRA = ModelSpec(
         # six future waypoints (x, y, t) after every frame; the bound keeps them in the range of any model dtype
         item=Tensor(shape=(cfg.num_action_tokens, cfg.action_dim), bound=1000.0),
         # pad is a reserved id inside the vocabulary, and the prompts carry it at every action position
-        layout=embed(cfg.pad_token_id) * cfg.num_action_tokens,
+        placeholder=cfg.pad_token_id,
+        tokens=cfg.num_action_tokens,
         update=already_expanded(),
         fields={"actions": batched(shape=(cfg.num_action_tokens, cfg.action_dim), dtype="float32")},
         # the last frame has no action

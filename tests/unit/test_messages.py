@@ -153,12 +153,11 @@ def picky(items, scope):
 # fmt: off
 MODALITIES = [
     (", item: expected an item type, got 'tensor'.", dict(item="tensor")),
-    (": expected placeholder and tokens together, or layout and update together, got a mixture.",
+    (": expected placeholder and tokens together, or layout, got a mixture.",
      dict(placeholder="<image>", tokens=5), dict(layout=None, update=None, placeholder="<image>"),
-     dict(layout=None, update=None, tokens=5), dict(layout=None, placeholder="<image>", tokens=5),
-     dict(update=None, placeholder="<image>", tokens=5)),
-    (": expected layout and update, got one of them.", dict(layout=None), dict(update=None)),
-    (": expected layout and update, got neither.", dict(layout=None, update=None)),
+     dict(layout=None, update=None, tokens=5), dict(layout=None, tokens=0)),
+    (": expected placeholder and tokens, or layout and update, got one of them.", dict(layout=None), dict(update=None)),
+    (": expected placeholder and tokens, or layout and update, got neither.", dict(layout=None, update=None)),
     (": expected at least one update, got none.", dict(update=[])),
     (", cacheable: expected True, False or a condition, got 'no'.", dict(cacheable="no")),
     (", update: expected replace(), insert(), already_expanded() or a list of them, got 5.",

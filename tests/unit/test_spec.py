@@ -117,15 +117,14 @@ def test_hash_agrees_with_equality():
     assert (one == other) == (hash(one) == hash(other))
 
 
-def test_the_short_form_is_the_long_form():
+@pytest.mark.parametrize("tokens", [576, cfg.n * 2, item.width // 2])
+@pytest.mark.parametrize(("placeholder", "token"), [("<image>", tok["<image>"]), (cfg.image_id, cfg.image_id), (7, 7)])
+@pytest.mark.parametrize("stated", [{}, {"update": insert(at="start")}, {"update": already_expanded()}])
+def test_placeholder_and_tokens_are_a_layout(tokens, placeholder, token, stated):
     options = dict(item=Image(largest=(8, 8)), fields={"pixel_values": batched()})
-    for tokens in (576, cfg.n * 2, item.width // 2):
-        short = Modality("image", placeholder="<image>", tokens=tokens, **options)
-        layout = embed(tok["<image>"]) * tokens
-        long = Modality("image", layout=layout, update=replace(tok["<image>"]), **options)
-        assert short == long
-        assert hash(short) == hash(long)
-        assert repr(short) == repr(long)
+    short = Modality("image", placeholder=placeholder, tokens=tokens, **stated, **options)
+    long = Modality("image", layout=embed(token) * tokens, **({"update": replace(token)} | stated), **options)
+    assert (short, hash(short), repr(short)) == (long, hash(long), repr(long))
 
 
 def test_defaults():
