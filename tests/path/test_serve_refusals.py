@@ -35,6 +35,10 @@ from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 from mmkit.serve.wire import listed
 
+pytestmark = pytest.mark.timeout(120)
+
+LAST = json.loads((CHECKPOINT / "config.json").read_text())["vocab_size"] - 1
+"""The last id of Terra's vocabulary."""
 START = {"type": "start", "prompt": [1], "sampling_params": {"max_tokens": 1}}
 
 
@@ -102,8 +106,8 @@ BODIES = {
     "sampling_params.stop_token_ids[1]: expected int, got float.": {"sampling_params": {"stop_token_ids": [1, 1.5]}},
     "sampling_params.logit_bias: expected int, got str.": {"sampling_params": {"logit_bias": {"x": 1}}},
     "sampling_params.seed: expected int <= 9223372036854775807, got another.": {"sampling_params": {"seed": 2**63}},
-    "sampling_params.allowed_token_ids[1]: expected int <= 31, got another.": {
-        "sampling_params": {"allowed_token_ids": [31, 32]}
+    f"sampling_params.allowed_token_ids[1]: expected int <= {LAST}, got another.": {
+        "sampling_params": {"allowed_token_ids": [LAST, LAST + 1]}
     },
     "sampling_params.logit_bias: expected int >= 0, got another.": {"sampling_params": {"logit_bias": {"-1": 1}}},
     "sampling_params.output_kind: expected a field that /docs lists, got another one.": {
