@@ -72,8 +72,10 @@ def run(
 
 
 def _load_class(target: str) -> type:
+    from ..testing.vllm_path import factories_of  # imports vLLM
+
     model: type = named(target, type)
-    if not hasattr(model, "_processor_factory"):
+    if factories_of(model) is None:
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
         raise UsageError(
             f"--class {target}", "a model class with a processor", "one without", remedy

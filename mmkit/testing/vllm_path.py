@@ -155,9 +155,15 @@ def generated(info: type, dummy_inputs: type, processor: type, config: ModelConf
     return processor(instance, dummy_inputs(instance))
 
 
+def factories_of(model: Any) -> Any:
+    """The classes that are registered for a model class; None if there are none."""
+    in_registry = getattr(MULTIMODAL_REGISTRY, "_processor_factories", {})  # before 0.12
+    return getattr(model, "_processor_factory", None) or in_registry.get(model)
+
+
 def of_class(model: Any, config: ModelConfig) -> Any:
     """The processor of the classes that are registered for a model class."""
-    factories = model._processor_factory
+    factories = factories_of(model)
     return generated(factories.info, factories.dummy_inputs, factories.processor, config)
 
 
