@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import sys
@@ -402,8 +401,6 @@ def main(
             seconds = round(time.perf_counter() - start, 1)
             print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
     sys.stdout.flush()
-    for child in multiprocessing.active_children():  # that of L12
-        child.terminate()
     os._exit(0)  # engines of some versions leave threads behind that do not end
 
 
