@@ -246,10 +246,7 @@ def parametrize(
     made = cache(partial(_opened, subject, model_dir, options))
 
     def run(law: Law) -> None:
-        try:
-            check_law(law, made(), examples=examples)
-        except NotApplicable as reason:
-            pytest.skip(str(reason))
+        check_or_skip(law, made(), examples)
 
     checks = [
         pytest.param(partial(run, law), id=law.name, marks=marks_of(law, expected or {}))
@@ -257,6 +254,16 @@ def parametrize(
         if model or not law.needs_model
     ]
     return pytest.mark.parametrize("check", checks)
+
+
+def check_or_skip(law: Law, subject: Subject, examples: int | None) -> None:
+    """`check_law` in a test of pytest, which is skipped where the law has nothing to say."""
+    import pytest
+
+    try:
+        check_law(law, subject, examples=examples)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
 
 
 def marks_of(law: Law, expected: Mapping[str, str]) -> list[Any]:

@@ -12,8 +12,8 @@ import pytest
 from ..errors import MmkitError
 from ..model_spec import ModelSpec
 from ..plugin import named
-from .checks import check_law, law_of, marks_of
-from .law import NotApplicable, Violation
+from .checks import check_or_skip, law_of, marks_of
+from .law import Violation
 from .laws import LAWS
 from .subject import Subject, of_registered, of_spec
 
@@ -59,10 +59,7 @@ class LawTest(pytest.Item):
     def runtest(self) -> None:
         assert isinstance(self.parent, Laws)
         examples = self.config.getoption("--mmkit-examples")
-        try:
-            check_law(self.name, self.parent.subject, examples=examples)
-        except NotApplicable as reason:
-            pytest.skip(str(reason))
+        check_or_skip(LAWS[self.name], self.parent.subject, examples)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         if isinstance(excinfo.value, Violation):

@@ -323,10 +323,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             uuids = request.uuids.get(name)
             if not uuids and not any(map(_is_none, own.data)):
                 continue
-            modality, pairs = (
-                self.plan.modalities[name],
-                zip(own.data, uuids or [None] * len(own), strict=True),
-            )
+            modality = self.plan.modalities[name]
+            pairs = zip(own.data, uuids or [None] * len(own), strict=True)
             for i, (value, uuid) in enumerate(pairs):
                 where = f"{modality.where}[{i}]"
                 if not isinstance(uuid, str | None):

@@ -24,17 +24,16 @@ import numpy as np
 from jsonschema import Draft202012Validator
 from websockets.sync.client import ClientConnection
 
-from examples.terra import CHECKPOINT
-from examples.terra.configuration import LlamaActionConfig
 from examples.terra.worlds import make_episode
 from mmkit.items.tensor import DTYPES
 from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
+from tests.engine.terra import rollouts
 
 KEY = "a key"
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 LIMITS = {"BODY_BYTES": 1_000_000, "ELEMENTS": 100_000, "ITEMS": 256, "SESSIONS": 8, "IDLE_SECONDS": 20}
-PAD = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
+PAD = rollouts.PAD
 VOCAB, STEP, LIMIT, MAX_LEN = PAD + 1, 6, 24, 1750
 GENERATE, SESSION = "/v1/mm/generate", "/v1/mm/session"
 BOUND_SECONDS = 120.0
@@ -60,7 +59,7 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 def prompt_of(episode: int, frames: int) -> list[int]:
     """The first frames of an episode, each with the placeholders of the action after it."""
-    return [token for frame in FRAMES[episode, :frames].tolist() for token in [*frame, *[PAD] * STEP]]
+    return rollouts.prompt_of(EPISODES[episode], frames)
 
 
 def good(rng: Random) -> Body:

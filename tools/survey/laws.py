@@ -108,7 +108,7 @@ def names(case: Case) -> None:
     subject = case.subject
     request = case.draw_request()
     # another modality has the same names
-    uuids = {name: [*map(str, range(len(samples)))] for name, samples in request.items.items()}
+    uuids = _uuids(request, "one")
     caches = Caches(subject.processor, 1.0, pair=case.draw(st.booleans()))
     others = {
         name: [case.draw(subject.samples[name]) for _ in samples]

@@ -50,9 +50,9 @@ def stacked(seeds: range, num_frames: int = 25) -> tuple[np.ndarray, np.ndarray]
     return np.stack([e.frames for e in episodes]), np.stack([e.actions for e in episodes])
 
 
-def prompt_of(episode: Episode) -> list[int]:
-    """Three frames, each with the placeholders of the action after it."""
-    return [token for frame in episode.frames[:3].tolist() for token in [*frame, *[PAD] * 6]]
+def prompt_of(episode: Episode, frames: int = 3) -> list[int]:
+    """The first frames, each with the placeholders of the action after it."""
+    return [token for frame in episode.frames[:frames].tolist() for token in [*frame, *[PAD] * 6]]
 
 
 def request(episode: Episode) -> dict[str, Any]:
