@@ -25,6 +25,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingC
 
 from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
+from ..training.saving import TOKENIZER_FILES
 from ..updates import Insert
 from ..vllm_api import seam
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
@@ -112,8 +113,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
         MmkitError: the model class cannot be imported.
     """
     load_plugins()
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    tokenizer = any((Path(folder) / name).exists() for name in names)
+    tokenizer = any((Path(folder) / name).exists() for name in TOKENIZER_FILES)
     defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
     settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
     try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INNER = "hf_processor"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
@@ -153,7 +153,7 @@ def _inner(processor: Processor) -> Any:
 def has_tokenizer(name: Any, **options: Any) -> bool:
     """Whether a checkpoint has a tokenizer; transformers makes one up for some that have none."""
     options |= {"_raise_exceptions_for_missing_entries": False}
-    return any(cached_file(str(name), file, **options) for file in _TOKENIZER_FILES)
+    return any(cached_file(str(name), file, **options) for file in TOKENIZER_FILES)
 
 
 def _code_of_spec(spec: Declaration) -> list[Path]:
