@@ -26,7 +26,13 @@ class MmkitError(ValueError):
 
 class SpecError(MmkitError):
     """A spec that cannot work. mmkit raises it when a spec is declared, or bound to a config and a
-    tokenizer."""
+    tokenizer.
+
+    Attributes:
+        others: further errors of the same spec, where it was bound.
+    """
+
+    others: tuple[SpecError, ...] = ()
 
 
 class InputError(MmkitError):

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from .bound.binding import At
-from .bound.calls import Calls, LazyProcessor, Taken, call
+from .bound.binding import At, Refusals
+from .bound.calls import Calls
+from .bound.intake import Taken
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
@@ -98,23 +99,34 @@ class Plan:
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
         self._configured = Memo(CONFIGURED)
         self._bind(scope)
-        owners: dict[int, list[str]] = {}
-        for modality in self.modalities.values():
-            layouts = (modality.placeholders.layout, modality.placeholders.embeds)
-            fixed = [part for layout in layouts if layout for part in layout.fixed()]
-            for part in fixed:
-                check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
-            for placeholder in fixed + modality.rehearse():
-                for token in placeholder.embed_ids:
-                    owners.setdefault(token, []).append(modality.name)
-        self._owners = owners
-        self.embed_ids = frozenset(owners)
+        self._owners = self._placeholder_ids()
+        self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(vocabulary)
         known = Scope(cfg=config, tok=vocabulary)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
             for output in spec.outputs
         }
+
+    def _placeholder_ids(self) -> dict[int, list[str]]:
+        """The placeholder ids that are known without an item, each with its modalities.
+
+        Raises:
+            SpecError: an id outside the vocabulary, or a mistake that `rehearse` finds.
+        """
+        owners: dict[int, list[str]] = {}
+        refusals = Refusals()
+        for modality in self.modalities.values():
+            with refusals.collected():
+                layouts = (modality.placeholders.layout, modality.placeholders.embeds)
+                fixed = [part for layout in layouts if layout for part in layout.fixed()]
+                for part in fixed:
+                    check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
+                for placeholder in fixed + modality.rehearse():
+                    for token in placeholder.embed_ids:
+                        owners.setdefault(token, []).append(modality.name)
+        refusals.refuse()
+        return owners
 
     def _check_embed_ids(self, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
@@ -137,24 +149,31 @@ class Plan:
             modality.placeholders.guarded = self.embed_ids
 
     def _bind(self, scope: Scope) -> None:
-        self._scope = scope
-        self.modalities = {}
+        name, self._scope = self.spec.name, scope
+        self.modalities: dict[str, BoundModality] = {}
+        options = scope.kwargs or {}
+        self._calls = Calls(name, self.modalities, scope.proc, options, self._dtype)
+        refusals = Refusals()
         for m in self.spec.modalities:
-            where = f"{self.spec.name}.{m.name}"
-            with At(f"{where}, when"):
-                present = truth(m.when, scope)
-            if present:
-                self.modalities[m.name] = BoundModality(m, where, scope, self._max_model_len)
-        if not self.modalities:
-            expected = "a modality whose when= holds for the config"
-            raise SpecError(self.spec.name, expected, "none")
-        self._reserved = self._reserved_targets()
-        self.runs = Runs(self.spec.merges, scope.tok, f"{self.spec.name}, merges")
+            where, process = f"{name}.{m.name}", partial(self._calls.of_spec, m.name)
+            with refusals.collected():
+                with At(f"{where}, when"):
+                    present = truth(m.when, scope)
+                if present:
+                    bound = BoundModality(m, where, scope, process, self._max_model_len)
+                    self.modalities[m.name] = bound
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
-        self._prompts = {
-            name: value.bind(scope) for name, value in layouts.items() if value is not None
-        }
+        self._prompts = {}
+        for part, layout in layouts.items():
+            with refusals.collected(), At(f"{name}.{part}"):
+                if layout is not None:
+                    self._prompts[part] = layout.bind(scope)
+        refusals.refuse()
+        if not self.modalities:
+            raise SpecError(name, "a modality whose when= holds for the config", "none")
+        self._reserved = self._reserved_targets()
+        self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
         self._check_end()
 
     def _check_end(self) -> None:
@@ -264,7 +283,7 @@ class Plan:
             InputError: the Hugging Face processor, or a function of the spec, refuses them.
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
-        return self._calls.process(self.modalities, taken)
+        return self._calls.process(taken)
 
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
@@ -344,23 +363,10 @@ class Plan:
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
-            values, embeds = modality.intake.take_whole(sent, self.hidden_size)
-            modality.intake.check_count(len(values), modality.limit)
-            if values:
-                taken[name] = Taken(values, embeds, len(values))
+            own = modality.intake.take_whole(sent, self.hidden_size, modality.limit)
+            if own.values:
+                taken[name] = own
         return taken
-
-    @property
-    def _calls(self) -> Calls:
-        return Calls(self._own, partial(call, dtype=self._dtype), self._scope.kwargs or {})
-
-    def _own(self) -> Any:
-        """The Hugging Face processor that the plan was bound to."""
-        if self._scope.proc is None:
-            where, expected = f"{self.spec.name}, process", "a Hugging Face processor for hf()"
-            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
-        processor = self._scope.proc
-        return processor.loaded if isinstance(processor, LazyProcessor) else processor
 
     def _read(self, taken: Mapping[str, Taken]) -> dict[str, Sequence[Mapping[str, Any]]]:
         """The processed fields of items, as far as their layouts read them."""
@@ -374,8 +380,7 @@ class Plan:
                 for_hf[name] = own
             else:
                 fields[name] = modality.fields_of(own.values)
-        done = self._calls.process(self.modalities, for_hf)
-        return {**fields, **done}
+        return {**fields, **self.process(for_hf)}
 
     def _alternatives(
         self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -384,15 +389,9 @@ class Plan:
         items: dict[str, list[Alternatives]] = {}
         for name, modality in self.modalities.items():
             if name in taken:
-                own = taken[name]
-                one = partial(self._process_one, name)
-                items[name] = [*modality.alternatives(own.values, fields[name], own.embeds, one)]
+                layouts = modality.layouts(taken[name], fields[name])
+                items[name] = [one.alternatives for one in layouts]
         return items
-
-    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
-        """The processed fields of an item that the spec itself states."""
-        one = {name: Taken([value], embeds=False, total=1)}
-        return self._calls.process(self.modalities, one)[name][0]
 
     def _placed(
         self,
@@ -406,29 +405,25 @@ class Plan:
         return self.place(self.rewrite("prompt", ids, counts), items)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
-        """The ids that a caller writes for items, modality by modality: targets where the update
-        replaces them, whole layouts where the caller writes these, nothing where mmkit inserts
-        them.
+        """The shortest prompt that a caller writes for items, modality by modality: targets where
+        the update replaces them, whole layouts where the caller writes these, and the prefix after
+        which mmkit inserts them, which `prompt` of the spec may write.
 
         Args:
             data: as a caller writes it into ``multi_modal_data``.
 
         Raises:
             InputError: the items would be refused.
+            SpecError: as for `preview`.
         """
-        self.check_names(data)
         ids: list[int] = []
-        for name, sent in data.items():
-            modality = self.modalities[name]
-            if modality.needs_hf:
-                expected = "a prompt, since the placeholders depend on the Hugging Face processor"
-                raise InputError(f"{self.spec.name}.prompt", expected, "none")
-            values, embeds = modality.intake.take_whole(sent, self.hidden_size)
-            if not values:
-                continue
-            fields = values if embeds else modality.fields_of(values)
-            for first, *_ in modality.alternatives(values, fields, embeds):
-                ids += first.written
+        for name, own in self._take(data).items():
+            for index, value in enumerate(own.values):
+                update, target, written = self.modalities[name].written(value, index)
+                ids += written
+                is_prefixed = isinstance(update, Insert) and not index
+                if is_prefixed and tuple(self.rewrite("prompt", [])[: len(target)]) != target:
+                    ids = [*target, *ids]
         return ids
 
     def check_ids(self, prompt: Sequence[Any]) -> None:

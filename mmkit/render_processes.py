@@ -34,7 +34,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from .bound.calls import Taken
+from .bound.intake import Taken
 from .bound.processing import Processed
 from .errors import MmkitError, SpecError
 from .generate import module_of

@@ -1,27 +1,43 @@
-"""The scope of one modality, and errors that name its parts."""
+"""The declarations of one modality, bound, and errors that name its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from ..errors import MmkitError, SpecError
-from ..expr import Fields, Scope
+from ..expr import Fields, Scope, evaluate, fold
+from ..field import Field
 from ..items import Embedding, ItemType, unscoped
+from ..items.tensor import Tensor
+from ..layout import Layout
 from ..process import HF
 from ..spec import Modality
+from ..updates import Insert, Update
 
 
 class Binding:
-    """The scope of one modality, without an item or with one.
+    """One modality with everything evaluated that depends on the config and the vocabulary alone.
 
     Attributes:
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
-        item: the item type, bound.
+        item: the item type.
+        limit: the most items in one request, or None.
+        layout: the layout of raw items.
+        embeds: the layout of precomputed embeddings; None where the spec takes none.
+        companions: the item types of the fields that callers send beside these.
+        updates: the alternatives of `update`.
+        fields: the processed fields, by name.
+        hf: the call of a Hugging Face processor; None where `process` is something else.
+        grid: the sizes of the grid of M-RoPE positions.
         is_cached: whether vLLM may always cache processed items.
+
+    Raises:
+        SpecError: a part that cannot be bound; `others` has the errors of the other parts.
     """
 
     def __init__(self, spec: Modality, where: str, scope: Scope) -> None:
@@ -29,17 +45,48 @@ class Binding:
         self.is_cached = spec.cacheable is True
         self._uncached = _uncached(spec)
         self.static = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
-        item: ItemType = self.bind("item", spec.item)
-        self.item = item if isinstance(spec.process, HF) else item.for_function()
+        refusals = Refusals()
+
+        def bound(part: str, declared: Any) -> Any:
+            with refusals.collected(), self.at(part):
+                return declared.bind(self.static)
+
+        item: ItemType = bound("item", spec.item)
+        self.layout: Layout = bound("layout", spec.layout)
+        # an empty layout stands at offset 0, as vLLM's own
+        declared = spec.update if spec.has_positions else [Insert(at="start")]
+        self.updates: list[Update] = [bound("update", update) for update in declared]
+        self.fields: dict[str, Field] = {
+            name: bound("fields", field) for name, field in spec.fields.items()
+        }
+        self.hf: HF | None = None
+        if isinstance(spec.process, HF):
+            self.hf = bound("process", spec.process)
+        self.embeds: Layout | None = self.layout if spec.embeds else None
+        if isinstance(spec.embeds, Layout):
+            self.embeds = bound("embeds", spec.embeds)
+        self.companions: dict[str, Tensor] = {
+            key: bound("embeds", companion) for key, companion in spec.companions().items()
+        }
+        self.grid: list[Any] = []
+        with refusals.collected(), self.at("positions"):
+            self.grid = [fold(part, self.static) for part in spec.positions or ()]
+        self.limit: int | None = None
+        with refusals.collected():
+            self.limit = self._limit(spec)
+        refusals.refuse()
+        self.item = item if self.hf else item.for_function()
+
+    def _limit(self, spec: Modality) -> int | None:
+        with (at := self.at("limit")):
+            limit = evaluate(spec.limit, self.static)
+        if limit is None or (type(limit) is int and limit >= 0):
+            return limit
+        raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
 
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
         return At(f"{self.where}, {part}")
-
-    def bind(self, part: str, declared: Any) -> Any:
-        """A declaration with everything evaluated that needs no item."""
-        with self.at(part):
-            return declared.bind(self.static)
 
     def scope(
         self,
@@ -92,6 +139,25 @@ class _Facts(SimpleNamespace):
                 f"item.{name} has no value here: items are cached by their content. {remedy}"
             )
         raise AttributeError(f"an item has no attribute {name!r}")
+
+
+class Refusals(list[SpecError]):
+    """Collects why a spec cannot be bound: every reason, not only the first."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """A context after whose errors the next part is looked at."""
+        try:
+            yield
+        except SpecError as error:
+            self += [error, *error.others]
+
+    def refuse(self) -> None:
+        """Raise the first error, with the others as its `others`; nothing where there is none."""
+        if self:
+            first, *others = self
+            first.others = tuple(others)
+            raise first
 
 
 class At:

@@ -1,4 +1,4 @@
-"""The processing of one request's items, shared by `Plan.preview` and vLLM's path."""
+"""The processing of one request's items."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..errors import InputError, SpecError
-from ..items import SCOPES, ItemType, unscoped
+from ..items import ItemType, unscoped
+from .intake import Taken
 from .modality import BoundModality
 from .processing import Processed
 
@@ -19,20 +20,6 @@ logger = logging.getLogger(__name__)
 
 Options = Mapping[str, Any]
 """`mm_processor_kwargs`."""
-
-
-class Taken(NamedTuple):
-    """The items of one modality to process.
-
-    Attributes:
-        values: canonical items, or precomputed embeddings.
-        embeds: whether `values` are precomputed embeddings.
-        total: number of items of the modality in the request, cached items included.
-    """
-
-    values: Sequence[Any]
-    embeds: bool
-    total: int
 
 
 class LazyProcessor:
@@ -61,81 +48,78 @@ class LazyProcessor:
         return self.loaded(*args, **kwargs)
 
 
-class Part:
-    """A part of a Hugging Face processor, or an object that is called like one. It takes options
-    without scopes.
+class Callee:
+    """A Hugging Face processor, or an object that is called like one. Its signature is read once.
 
     Args:
-        processor: the part.
-        kinds: the item types that it processes.
+        processor: the object.
+        kinds: the item types that a part of the model's processor takes, with those arguments of
+            vLLM's that it has; None for the processor itself, which takes all of them.
     """
 
-    def __init__(self, processor: Callable[..., Any], kinds: Sequence[ItemType]) -> None:
+    def __init__(
+        self, processor: Callable[..., Any], kinds: Sequence[ItemType] | None = None
+    ) -> None:
         self._processor, self._kinds = processor, kinds
         parameters = inspect.signature(processor).parameters.values()
         self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
         self._takes_any = len(self._named) < len(parameters)
-        # options are those that a signature names
-        named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters if p.name in self._named]
-        scopes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in SCOPES]
-        others = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        self.__signature__ = inspect.Signature([*named, *scopes, *others])
 
     def takes(self, name: str) -> bool:
         """Whether the processor has an argument of that name."""
         return self._takes_any or name in self._named
 
-    def __call__(self, **kwargs: Any) -> Any:
-        from transformers.feature_extraction_utils import BatchFeature
+    def __call__(
+        self, inputs: Mapping[str, Any], options: Options, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
+        """Its outputs, as vLLM has them: with the options that it takes.
 
-        options = unscoped(kwargs, self._kinds)
+        Args:
+            inputs: items and fixed arguments.
+            options: the others.
+            dtype: that of floats; None leaves them as they are.
+        """
+        if self._kinds is not None:
+            options = unscoped(options, self._kinds)
+            inputs = {name: value for name, value in inputs.items() if self.takes(name)}
         taken = {name: value for name, value in options.items() if self.takes(name)}
-        outputs = self._processor(**taken)
-        # vLLM logs a warning for any other mapping
-        return outputs if isinstance(outputs, BatchFeature) else BatchFeature(dict(outputs))
-
-
-def part_of(modalities: Sequence[BoundModality]) -> Part:
-    """The processor that some modalities share; its signature is read once."""
-    key = tuple(modality.name for modality in modalities)
-    return modalities[0].adapted.get(key, lambda: _part(modalities))
-
-
-def _part(modalities: Sequence[BoundModality]) -> Part:
-    part = Part(modalities[0].processing.hf_processor, [m.item for m in modalities])
-    for modality in modalities:
-        assert modality.processing.hf is not None
-        for name in modality.processing.hf.kwargs:
-            if not part.takes(name):
-                expected = "hf(kwargs=...) to name arguments of the processor"
-                raise SpecError(f"{modality.where}, process", expected, repr(name))
-    return part
+        if dropped := sorted(set(options).difference(taken)):
+            kind = type(self._processor).__name__
+            logger.warning("%s takes none of the options %s", kind, dropped)
+        if self.takes("return_tensors"):
+            taken.setdefault("return_tensors", "pt")
+        outputs = self._processor(**inputs, **taken)
+        return {name: _in_dtype(value, dtype) for name, value in outputs.items()}
 
 
 _TEXT_REMEDY = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
 
 
 class Calls:
-    """Processes the items of a request.
+    """Processes the items of requests.
 
     Args:
-        own: a function that returns the model's Hugging Face processor.
-        call: a function of a processor, arguments and options that returns the outputs.
-        options: the options for `call`; the request must not state arguments that the spec fixes.
+        where: names the spec in errors.
+        modalities: the bound modalities, by name.
+        own: the model's Hugging Face processor, or None.
+        options: arguments of every call that the spec does not fix.
+        dtype: that of the floats of Hugging Face processors; None leaves them as they are.
     """
 
     def __init__(
         self,
-        own: Callable[[], Any],
-        call: Callable[[Any, Mapping[str, Any], Options], Mapping[str, Any]],
+        where: str,
+        modalities: Mapping[str, BoundModality],
+        own: Any,
         options: Options,
+        dtype: torch.dtype | None,
     ) -> None:
-        self._own, self._call, self._options = own, call, options
+        self._where, self._modalities, self._own = where, modalities, own
+        self._options, self._dtype = options, dtype
+        self._callees: dict[tuple[str, ...], Callee] = {}
 
-    def process(
-        self, modalities: Mapping[str, BoundModality], items: Mapping[str, Taken]
-    ) -> dict[str, Processed]:
-        """The processed fields of a request's items; modalities without items are left out.
+    def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+        """The processed fields of items; modalities without items are left out.
 
         Raises:
             InputError: None in place of an item, or the Hugging Face processor raises.
@@ -144,7 +128,7 @@ class Calls:
         done: dict[str, Processed] = {}
         groups: dict[Any, dict[str, Taken]] = {}
         for name, taken in items.items():
-            modality, values = modalities[name], taken.values
+            modality, values = self._modalities[name], taken.values
             processing = modality.processing
             modality.intake.check_present(values, "None, and no such item in the cache")
             if not values:
@@ -154,94 +138,108 @@ class Calls:
             elif processing.hf is None:
                 done[name] = processing.run(values, taken.total)
             elif processing.hf.one_by_one:
-                raws = [self._outputs([(modality, [value])]) for value in values]
+                raws = [self._outputs({name: [value]}) for value in values]
                 done[name] = processing.finish_each(raws, values, taken.total)
             else:
                 groups.setdefault(processing.hf.key, {})[name] = taken
         for group in groups.values():
-            raw = self._outputs([(modalities[name], own.values) for name, own in group.items()])
+            raw = self._outputs({name: own.values for name, own in group.items()})
             for name, own in group.items():
-                done[name] = modalities[name].processing.finish(raw, own.values, own.total)
+                processing = self._modalities[name].processing
+                done[name] = processing.finish(raw, own.values, own.total)
         return done
 
-    def _outputs(self, group: Sequence[tuple[BoundModality, Sequence[Any]]]) -> Mapping[str, Any]:
+    def of_spec(self, name: str, value: Any) -> Mapping[str, Any]:
+        """The processed fields of an item that the spec itself states.
+
+        Raises:
+            SpecError: the item is refused, or the outputs contradict the declared fields.
+        """
+        try:
+            return self.process({name: Taken([value], embeds=False, total=1)})[name][0]
+        except InputError as error:
+            raise SpecError(f"the largest item: {error}") from error
+
+    def _outputs(self, items: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
         """The outputs of a Hugging Face processor, or an object called like one, for the items of
         the modalities that share it."""
-        modalities = [modality for modality, _ in group]
-        is_own = modalities[0].processing.hf_processor is None
-        processor = self._own() if is_own else part_of(modalities)
-        inputs, options = hf_inputs(group, self._options), self._options
+        modalities = [self._modalities[name] for name in items]
+        callee = self._callee(modalities)
+        inputs, options = self._inputs(items), self._options
         if "text" in inputs:  # as many placeholders as items, however long they make it
             options = {"truncation": False, **options}
         try:
-            return dict(self._call(processor, inputs, options))
+            return callee(inputs, options, self._dtype)
         except Exception as error:
             where = ", ".join(modality.where for modality in modalities)
             got = f"{type(error).__name__}: {error}".rstrip(".")
+            is_own = modalities[0].processing.hf_processor is None
             asks_for_text = is_own and "text" not in inputs and "text" in str(error)
             remedy = _TEXT_REMEDY if asks_for_text else ""
             expected = "items that the Hugging Face processor takes"
             raise InputError(where, expected, got, remedy) from error
 
+    def _callee(self, modalities: Sequence[BoundModality]) -> Callee:
+        """The processor that some modalities share."""
+        if (part := modalities[0].processing.hf_processor) is None:
+            modalities = ()
+        key = tuple(modality.name for modality in modalities)
+        if key not in self._callees:
+            self._callees[key] = Callee(self._loaded()) if part is None else _part(part, modalities)
+        return self._callees[key]
 
-def hf_inputs(
-    group: Sequence[tuple[BoundModality, Sequence[Any]]], options: Options
-) -> dict[str, Any]:
-    """The arguments of one call of a Hugging Face processor: the items of some modalities, their
-    text if the spec has one, and the fixed arguments.
+    def _loaded(self) -> Any:
+        """The model's Hugging Face processor."""
+        if self._own is None:
+            where, expected = f"{self._where}, process", "a Hugging Face processor for hf()"
+            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
+        return self._own.loaded if isinstance(self._own, LazyProcessor) else self._own
 
-    Raises:
-        InputError: the options state a fixed argument.
-    """
-    inputs: dict[str, Any] = {}
-    texts = []
-    for modality, values in group:
-        processing = modality.processing
-        assert processing.hf is not None
-        if stated := set(processing.hf.kwargs).intersection(options):
-            where = f"{modality.where}, mm_processor_kwargs"
-            expected = f"no {min(stated)}, which the spec fixes"
-            raise InputError(where, expected, repr(options[min(stated)]))
-        inputs.update(processing.hf.kwargs)
-        renames = {"audios": "audio", **processing.hf.inputs}
-        inputs.update({renames.get(key, key): own for key, own in _arguments(modality, values)})
-        if processing.hf_text is not None:
-            texts.append(processing.hf_text * len(values))
-    return {"text": "".join(texts), **inputs} if texts else inputs
+    def _inputs(self, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """The arguments of one call: the items of some modalities, their text if the spec has one,
+        and the fixed arguments.
+
+        Raises:
+            InputError: the options state a fixed argument.
+        """
+        inputs: dict[str, Any] = {}
+        texts = []
+        for name, values in items.items():
+            modality = self._modalities[name]
+            processing = modality.processing
+            assert processing.hf is not None
+            if stated := set(processing.hf.kwargs).intersection(self._options):
+                where = f"{modality.where}, mm_processor_kwargs"
+                expected = f"no {min(stated)}, which the spec fixes"
+                raise InputError(where, expected, repr(self._options[min(stated)]))
+            inputs.update(processing.hf.kwargs)
+            renames = {"audios": "audio", **processing.hf.inputs}
+            own = _arguments(modality, values).items()
+            inputs.update({renames.get(key, key): value for key, value in own})
+            if processing.hf_text is not None:
+                texts.append(processing.hf_text * len(values))
+        return {"text": "".join(texts), **inputs} if texts else inputs
 
 
-def _arguments(modality: BoundModality, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+def _part(processor: Any, modalities: Sequence[BoundModality]) -> Callee:
+    """A part of a Hugging Face processor that some modalities share."""
+    part = Callee(processor, [modality.item for modality in modalities])
+    for modality in modalities:
+        assert modality.processing.hf is not None
+        for name in modality.processing.hf.kwargs:
+            if not part.takes(name):
+                expected = "hf(kwargs=...) to name arguments of the processor"
+                raise SpecError(f"{modality.where}, process", expected, repr(name))
+    return part
+
+
+def _arguments(modality: BoundModality, values: Sequence[Any]) -> dict[str, list[Any]]:
     """The items under the names that vLLM has for them."""
     if modality.item.media:
-        return [(f"{modality.item.media}s", list(values))]
+        return {f"{modality.item.media}s": list(values)}
     if parts := modality.item.part_names:
-        return [(name, [value[name] for value in values]) for name in parts]
-    return [(modality.name, list(values))]
-
-
-def call(
-    processor: Callable[..., Any],
-    inputs: Mapping[str, Any],
-    options: Options,
-    dtype: torch.dtype | None = None,
-) -> Mapping[str, Any]:
-    """The outputs of a Hugging Face processor, called like in vLLM: with the options that it takes,
-    and floats in the model's dtype.
-
-    Args:
-        processor: the processor.
-        inputs: its arguments.
-        options: `mm_processor_kwargs`.
-        dtype: the model's dtype; None leaves floats as they are.
-    """
-    parameters = inspect.signature(processor).parameters.values()
-    named = {parameter.name for parameter in parameters}
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    taken = {name: value for name, value in options.items() if takes_any or name in named}
-    if dropped := sorted(set(options).difference(taken)):
-        logger.warning("%s takes none of the options %s", type(processor).__name__, dropped)
-    outputs = processor(**inputs, **{"return_tensors": "pt", **taken})
-    return {name: _in_dtype(value, dtype) for name, value in outputs.items()}
+        return {name: [value[name] for value in values] for name in parts}
+    return {modality.name: list(values)}
 
 
 def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..field import Batched, Field
 from ..items import Embedding, embedding_rows, embeddings
-from ..items.tensor import Tensor
 from ..spec import Modality
 from .binding import Binding
+
+
+class Taken(NamedTuple):
+    """The items of one modality of a request.
+
+    Attributes:
+        values: canonical items, or precomputed embeddings.
+        embeds: whether `values` are precomputed embeddings.
+        total: number of items of the modality in the request, cached items included.
+    """
+
+    values: Sequence[Any]
+    embeds: bool
+    total: int
+
+    @classmethod
+    def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> Taken:
+        """All items of a request."""
+        return cls(values, embeds, len(values))
 
 
 class Intake:
@@ -31,9 +49,7 @@ class Intake:
         self.takes_embeds = bool(spec.embeds)
         self.embeds_field = f"{spec.name}_embeds"
         self.embeds_as = spec.embeds if isinstance(spec.embeds, Field) else Batched()
-        self.companions: dict[str, Tensor] = {
-            key: binding.bind("embeds", companion) for key, companion in spec.companions().items()
-        }
+        self.companions = binding.companions
         self._rows = rows
 
     def parse(self, data: object) -> list[Any]:
@@ -50,25 +66,25 @@ class Intake:
             raise InputError(self.where, expected, "None", remedy)
         return self.item.canonical_all(self.item.split(data, self.where), self.where)
 
-    def take(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
-        """A caller's data as canonical items or precomputed embeddings, each an `Embedding`; and
-        whether they are embeddings.
+    def take(self, data: object, hidden_size: int | None) -> Taken:
+        """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.
 
         Raises:
             InputError: see `parse`, `mmkit.items.embeddings` and `with_companions`.
         """
         if self.companions:
             if isinstance(data, Mapping) and self.embeds_field in data:
-                return self.with_companions(data, hidden_size), True
+                return Taken.whole(self.with_companions(data, hidden_size), embeds=True)
         elif self.takes_embeds:
             rows = embeddings(data, self.item, self.embeds_field, hidden_size, self.where)
             if rows is not None:
-                return [Embedding({self.embeds_field: own}) for own in rows], True
+                own = [Embedding({self.embeds_field: one}) for one in rows]
+                return Taken.whole(own, embeds=True)
         elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
             raise InputError(
                 self.where, self.item.expected, self.embeds_field, "Send the raw item."
             )
-        return self.parse(data), False
+        return Taken.whole(self.parse(data))
 
     def with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
         """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
@@ -119,15 +135,16 @@ class Intake:
         sizes = [self._rows(dict(zip(self.companions, own, strict=True))) for own in beside]
         return list(rows.split(sizes))
 
-    def take_whole(self, data: object, hidden_size: int | None) -> tuple[list[Any], bool]:
+    def take_whole(self, data: object, hidden_size: int | None, limit: int | None) -> Taken:
         """`take` for a request without a cache, in which None stands for no item.
 
         Raises:
-            InputError: as for `take`, or None in place of an item.
+            InputError: as for `take`, None in place of an item, or more than `limit` of them.
         """
-        values, embeds = self.take(data, hidden_size)
-        self.check_present(values, "None")
-        return values, embeds
+        taken = self.take(data, hidden_size)
+        self.check_present(taken.values, "None")
+        self.check_count(taken.total, limit)
+        return taken
 
     def check_present(self, values: Sequence[Any], got: str) -> None:
         """Refuse None in place of an item.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError, SpecError
-from ..expr import Scope, evaluate, truth
-from ..items import ItemType
+from ..expr import Scope, truth
+from ..items import Embedding, ItemType
 from ..layout import Placeholder
 from ..placement import Alternatives
 from ..spec import Modality
 from ..updates import AlreadyExpanded, Replace, Target, Update
 from .binding import Binding
-from .intake import Intake
+from .intake import Intake, Taken
 from .memo import Memo
 from .placeholders import Placeholders
 from .positions import Positions
@@ -29,6 +30,43 @@ _STEPS = 1024
 
 _ADAPTED = 64
 """The most values that an adapter may cache per modality."""
+
+
+class Layouts(NamedTuple):
+    """The layouts and targets of an item, for every index among those of its modality.
+
+    Attributes:
+        placeholders: those of its modality.
+        alternatives: those of the item at the index of `scope`.
+        scope: that to evaluate them again at another index; None where the index does not matter:
+            a scope keeps processed tensors alive.
+        embeds: whether the item is precomputed embeddings.
+    """
+
+    placeholders: Placeholders
+    alternatives: Alternatives
+    scope: Scope | None
+    embeds: bool
+
+    @classmethod
+    def of(cls, placeholders: Placeholders, scope: Scope, *, embeds: bool) -> Layouts:
+        """Those of the item of a scope."""
+        alternatives = placeholders.alternatives(scope, embeds=embeds)
+        return cls(
+            placeholders, alternatives, scope if placeholders.depends_on_index else None, embeds
+        )
+
+    @property
+    def placeholder(self) -> Placeholder:
+        """The layout, which all alternatives share."""
+        return self.alternatives[0].placeholder
+
+    def at(self, index: int) -> Alternatives:
+        """The alternatives of the item at an index."""
+        if self.scope is None or self.scope.item.index == index:
+            return self.alternatives
+        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
+        return self.placeholders.alternatives(replace(self.scope, item=item), embeds=self.embeds)
 
 
 class BoundModality:
@@ -48,24 +86,29 @@ class BoundModality:
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: a cache for values that an adapter derives from the modality.
+        process: see `Args`.
+
+    Args:
+        process: a function from a canonical item to its processed fields, by whatever `process` of
+            the spec is.
+        max_model_len: the longest context, into which the largest item has to fit; None for any.
     """
 
     def __init__(
-        self, spec: Modality, where: str, scope: Scope, max_model_len: int | None = None
+        self,
+        spec: Modality,
+        where: str,
+        scope: Scope,
+        process: Callable[[Any], Mapping[str, Any]],
+        max_model_len: int | None = None,
     ) -> None:
         binding = Binding(spec, where, scope)
         self.spec, self.name, self.where, self.item = spec, spec.name, where, binding.item
-        with (at := binding.at("limit")):
-            limit: int | None = evaluate(spec.limit, binding.static)
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
-            raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
-        self.limit = limit
-        self.placeholders = Placeholders(spec, binding, limit)
+        self.limit = binding.limit
+        self.placeholders = Placeholders(spec, binding)
         self.intake = Intake(spec, binding, partial(self.placeholders.rows, embeds=True))
         self.processing = Processing(spec, binding)
-        self.positions = None if spec.positions is None else Positions(spec, binding)
+        self.positions = None if spec.positions is None else Positions(binding)
         own = self.positions.leaves() if self.positions else frozenset()
         # items of one geometry have one grid
         self._checks_once = self.placeholders.tells(own)
@@ -77,6 +120,9 @@ class BoundModality:
         read, known = self.placeholders.fields, self.processing.from_facts
         self._needs_fields = read is None or not read <= known
         self.needs_hf = self.processing.hf is not None and self._needs_fields
+        # the cheapest function for the fields that the layout of an item reads
+        self.process = process
+        self._fields_read = process if self._needs_fields else self.processing.of_facts
         self._max_model_len = max_model_len
         if self.needs_hf and (candidates := len(binding.item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
@@ -103,70 +149,81 @@ class BoundModality:
         self.positions.check(fields, known[0].placeholder)
         known.positions_checked = True
 
-    def alternatives(
+    def layouts(
         self,
-        values: Sequence[Any],
-        fields: Sequence[Mapping[str, Any] | None],
-        embeds: bool,
-        process: Callable[[Any], Mapping[str, Any]] | None = None,
-    ) -> Iterator[Alternatives]:
-        """The alternatives of each item of a request, without vLLM.
+        taken: Taken,
+        fields: Sequence[Mapping[str, Any]],
+        *,
+        are_largest: bool = False,
+        may_be_larger: bool = False,
+    ) -> Iterator[Layouts]:
+        """The layouts of some items.
 
         Args:
-            values: canonical items, or precomputed embeddings.
+            taken: the items.
             fields: their processed fields, as far as layouts read them.
-            embeds: whether `values` are precomputed embeddings.
-            process: as for `most_rows`.
+            are_largest: whether each of them is the largest item of the spec.
+            may_be_larger: whether they may have more encoder rows than that.
 
         Raises:
             InputError: see `Placeholders.check_rows`.
         """
-        for i, (value, own) in enumerate(zip(values, fields, strict=True)):
-            sent = len(value.rows) if embeds else None
-            scope = self.scope(value, i, own, len(values))
-            known = self.placeholders.alternatives(scope, embeds=embeds)
-            rows = known[0].placeholder.num_embeds
-            self.placeholders.check_rows(i, rows, sent=sent, most=self.most_rows(process))
-            yield known
+        fixed, most = self._fixed(taken.embeds), None
+        if fixed is None and not are_largest and not may_be_larger:
+            most = self.most_rows()
+        for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
+            layouts = fixed
+            if layouts is None:
+                scope = self.scope(value, index, own, taken.total)
+                layouts = Layouts.of(self.placeholders, scope, embeds=taken.embeds)
+            rows = layouts.placeholder.num_embeds
+            if are_largest and not self.placeholders.by_company:
+                self._largest.setdefault((), (value, rows))
+            sent = len(value.rows) if taken.embeds else None
+            self.placeholders.check_rows(index, rows, sent=sent, most=most)
+            yield layouts
 
-    def written(
-        self, value: Any, index: int, process: Callable[[Any], Mapping[str, Any]]
-    ) -> tuple[Update, Target, Sequence[int]]:
-        """The first update of a raw item, its target, and the ids that a caller writes for it.
+    def _fixed(self, embeds: bool) -> Layouts | None:
+        """The layouts of all items; None where they vary."""
+        if self.placeholders.varies(embeds):
+            return None
+        return self.adapted.get(
+            embeds,
+            lambda: Layouts.of(self.placeholders, self.scope(SimpleNamespace(), 0), embeds=embeds),
+        )
+
+    def written(self, value: Any, index: int) -> tuple[Update, Target, Sequence[int]]:
+        """The first update of an item, its target, and the ids that a caller writes for it.
 
         Args:
-            value: the canonical item.
+            value: the canonical item, or precomputed embeddings.
             index: its position among the items of the modality.
-            process: as for `largest`; called only where these ids depend on processed fields.
         """
-        update = self.placeholders.updates[0]
+        update, embeds = self.placeholders.updates[0], isinstance(value, Embedding)
         roots = {leaf.root for leaf in update.leaves()}
-        if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
-            scope = self.scope(value, index, self._fields_by(process)(value))
-            first = self.placeholders.alternatives(scope)[0]
-            return update, first.target, first.written
-        target = update.resolve(self.scope(value, index))
-        return update, target, target if isinstance(update, Replace) else ()
+        is_target = not isinstance(update, AlreadyExpanded)
+        if is_target and roots.isdisjoint(("fields", "function")):
+            target = update.resolve(self.scope(value, index))
+            return update, target, target if isinstance(update, Replace) else ()
+        fields = value if embeds else self._fields_read(value)
+        scope = self.scope(value, index, fields)
+        first = self.placeholders.alternatives(scope, embeds=embeds)[0]
+        return update, first.target, first.written
 
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """The processed fields of items as far as their layouts read them, without vLLM."""
+        """The processed fields of items as far as their layouts read them, where these need no
+        Hugging Face processor."""
         if self._needs_fields:
             return self.processing.run(values)
         known = self.processing.of_facts
         return [known(value, i, len(values)) for i, value in enumerate(values)]
 
-    def largest(
-        self,
-        process: Callable[[Any], Mapping[str, Any]] | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> tuple[Any, int]:
+    def largest(self, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
         """The item with the most encoder rows, and the number of these rows. An item whose layout
         is longer than the context is made smaller, unless only the Hugging Face processor knows
         its rows.
 
         Args:
-            process: a function from a canonical item to its processed fields; required where
-                `needs_hf` holds.
             sizes: its largest sizes, under the names of vLLM's `limit_mm_per_prompt`; None for
                 those of the spec.
 
@@ -177,64 +234,43 @@ class BoundModality:
         if key in self._largest:
             return self._largest[key]
         item = self.item.within(sizes, self.where) if sizes else self.item
-        run = self._fields_by(process)
-        value, placeholder = self._largest_of(item.candidates(), run)
+        value, placeholder = self._largest_of(item.candidates())
         most = self._max_model_len
         if most is not None and len(placeholder) > most and not self.needs_hf:
-            value, placeholder = self._largest_within(most, item, run)
+            value, placeholder = self._largest_within(most, item)
         self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]
 
-    def note_largest(self, value: Any, rows: int) -> None:
-        """Remember the encoder rows of the largest item after it was processed."""
-        if not self.placeholders.by_company:
-            self._largest.setdefault((), (value, rows))
-
-    def largest_item(
-        self,
-        process: Callable[[Any], Mapping[str, Any]] | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> Any:
+    def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
         """The item with the most encoder rows, as for `largest`; a single candidate is not
         processed."""
         if self.needs_hf:
             item = self.item.within(sizes, self.where) if sizes else self.item
             return item.candidates()[0]
-        return self.largest(process, sizes)[0]
+        return self.largest(sizes)[0]
 
-    def _fields_by(self, process: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        """The cheapest function for the fields that the layout of an item reads."""
-        return (process or self._process_one) if self._needs_fields else self.processing.of_facts
-
-    def _largest_of(
-        self, candidates: Sequence[Any], run: Callable[[Any], Any]
-    ) -> tuple[Any, Placeholder]:
-        placed = [(value, self._placeholder(value, run(value))) for value in candidates]
+    def _largest_of(self, candidates: Sequence[Any]) -> tuple[Any, Placeholder]:
+        placed = [
+            (value, self._placeholder(value, self._fields_read(value))) for value in candidates
+        ]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
 
-    def _largest_within(
-        self, most: int, item: ItemType, run: Callable[[Any], Any]
-    ) -> tuple[Any, Placeholder]:
+    def _largest_within(self, most: int, item: ItemType) -> tuple[Any, Placeholder]:
         """The largest item whose layout fits into a context: of smaller sizes in equal parts."""
         fitting, too_large = 0, _STEPS
         while too_large - fitting > 1:
             step = (fitting + too_large) // 2
-            _, placeholder = self._largest_of(item.candidates(step / _STEPS), run)
+            _, placeholder = self._largest_of(item.candidates(step / _STEPS))
             if len(placeholder) > most:
                 too_large = step
             else:
                 fitting = step
-        return self._largest_of(item.candidates(fitting / _STEPS), run)
+        return self._largest_of(item.candidates(fitting / _STEPS))
 
-    def most_rows(self, process: Callable[[Any], Mapping[str, Any]] | None = None) -> int | None:
-        """Encoder rows of the largest item.
-
-        None where they depend on the other items of the request, or where only the Hugging Face
-        processor knows them and there is no `process` to call it.
-        """
-        if self.placeholders.by_company or (self.needs_hf and process is None):
-            return None
-        return self.largest(process)[1]
+    def most_rows(self) -> int | None:
+        """Encoder rows of the largest item; None where they depend on the other items of the
+        request."""
+        return None if self.placeholders.by_company else self.largest()[1]
 
     def rehearse(self) -> list[Placeholder]:
         """The placeholders of the largest and the smallest item, where they need no Hugging Face
@@ -246,7 +282,7 @@ class BoundModality:
         if self.needs_hf:
             return []
         # a function of the spec is tried out even where the layout does not need it
-        run = self._process_one if self.processing.hf is None else self.processing.of_facts
+        run = self.process if self.processing.hf is None else self.processing.of_facts
         candidates, small = self.item.candidates(), self.item.smallest()
         self.processing.rehearse([*candidates[:1], *small[:1]])
         largest = [self._placeholder(value, run(value)) for value in candidates]
@@ -259,9 +295,6 @@ class BoundModality:
                 got = f"{most}, and {rows} for the smallest"
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
         return largest + smallest
-
-    def _process_one(self, value: Any) -> Mapping[str, Any]:
-        return self.processing.run([value])[0]
 
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
         """The evaluated layout of a raw item that is the only one, and that the spec chose."""

@@ -15,7 +15,7 @@ from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
 from ..layout import Layout, Placeholder, nothing
 from ..placement import Alternative, Alternatives
 from ..spec import Modality
-from ..updates import Insert, Replace, Target, Update
+from ..updates import Replace, Target
 from ..vocabulary import check_ids, vocab_size
 from .binding import Binding
 from .memo import Memo
@@ -47,18 +47,12 @@ class Placeholders:
         guarded: the placeholder ids of the plan; None as long as they are not known.
     """
 
-    def __init__(self, spec: Modality, binding: Binding, limit: int | None) -> None:
+    def __init__(self, spec: Modality, binding: Binding) -> None:
         self._binding, self._where = binding, binding.where
         self._vocab_size = vocab_size(binding.static.cfg, sys.maxunicode + 1)
-        self._numbered = _NUMBERED if limit is None else min(limit, _NUMBERED)
-        self.layout: Layout = binding.bind("layout", spec.layout)
+        self._numbered = _NUMBERED if binding.limit is None else min(binding.limit, _NUMBERED)
         self._wanted = spec.has_positions
-        self.updates: list[Update] = [binding.bind("update", update) for update in spec.update]
-        if not self._wanted:
-            self.updates = [Insert(at="start")]  # an empty layout, at offset 0 as vLLM's own
-        self.embeds: Layout | None = self.layout if spec.embeds else None
-        if isinstance(spec.embeds, Layout):
-            self.embeds = binding.bind("embeds", spec.embeds)
+        self.layout, self.embeds, self.updates = binding.layout, binding.embeds, binding.updates
         for part in (*self.layout.varying(), *(self.embeds or nothing).varying()):
             where, expected = f"{self._where}, layout", "placeholder ids that no item chooses"
             remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecError
-from ..expr import Leaf, evaluate, fold, leaves, plain
+from ..expr import Leaf, evaluate, leaves, plain
 from ..layout import Placeholder, whole
-from ..spec import Modality
 from .binding import Binding
 
 
 class Positions:
     """The grid of the encoder rows of an item."""
 
-    def __init__(self, spec: Modality, binding: Binding) -> None:
-        self._binding, self._at = binding, binding.at("positions")
-        with self._at:
-            self._sizes = [fold(part, binding.static) for part in spec.positions or ()]
+    def __init__(self, binding: Binding) -> None:
+        self._binding, self._at, self._sizes = binding, binding.at("positions"), binding.grid
 
     def check(self, fields: Mapping[str, Any], placeholder: Placeholder) -> None:
         """Compare the grid of an item with its layout.

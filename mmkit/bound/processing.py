@@ -12,8 +12,8 @@ import torch
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Field, Flat
-from ..process import HF, Identity, unpadded
+from ..field import Flat
+from ..process import Identity, unpadded
 from ..spec import Modality
 from .binding import At, Binding
 from .memory import overlap, share, spans
@@ -36,13 +36,8 @@ class Processing:
     def __init__(self, spec: Modality, binding: Binding) -> None:
         self._process, self._binding = spec.process, binding
         self._where = f"{binding.where}, process"
-        self.fields: dict[str, Field] = {
-            name: binding.bind("fields", field) for name, field in spec.fields.items()
-        }
+        self.fields, self.hf = binding.fields, binding.hf
         self.sent = {name: field for name, field in self.fields.items() if not field.hidden}
-        self.hf: HF | None = None
-        if isinstance(spec.process, HF):
-            self.hf = binding.bind("process", spec.process)
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         self._in_order = sorted(
             self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived)

@@ -19,7 +19,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..bound.calls import Taken
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
 from ..expr import STATIC, Scope, evaluate, leaves, same
@@ -29,7 +28,6 @@ from ..model_spec import ModelSpec
 from ..outputs import Output
 from ..plan import Plan, Preview
 from ..spec import Modality
-from ..updates import Insert
 from .common import UsageError, brief, open_checkpoint, plural, reason, write
 from .forms import describe, parse_items
 
@@ -72,7 +70,7 @@ def show(
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
     data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
-    ids = _spelled(plan, data) if prompt is None else _encoded(plan, prompt)
+    ids = plan.spell(data) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
     return Group(
@@ -161,28 +159,7 @@ def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
 
 def _largest(plan: Plan) -> dict[str, list[Any]]:
     """The item with the most encoder rows, of each modality."""
-    return {name: [own.largest_item(_process(plan, name))] for name, own in plan.modalities.items()}
-
-
-def _process(plan: Plan, name: str) -> Any:
-    """A function from a canonical item of a modality to its processed fields."""
-    return lambda value: plan.process({name: Taken([value], embeds=False, total=1)})[name][0]
-
-
-def _spelled(plan: Plan, data: Mapping[str, Sequence[Any]]) -> list[int]:
-    """The ids that a caller writes for some items."""
-    prompt: list[int] = []
-    for name, values in data.items():
-        own = plan.modalities[name]
-        for index, value in enumerate(values):
-            canonical = own.item.canonical(value, f"{own.where}[{index}]")
-            update, target, written = own.written(canonical, index, _process(plan, name))
-            if isinstance(update, Insert) and plan.rewrite("prompt", [])[: len(target)] != [
-                *target
-            ]:
-                prompt = [*target, *prompt]  # the prefix that the layout follows
-            prompt += written
-    return prompt
+    return {name: [own.largest_item()] for name, own in plan.modalities.items()}
 
 
 def _encoded(plan: Plan, prompt: str) -> list[int]:

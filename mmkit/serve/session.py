@@ -268,7 +268,7 @@ class _Talk:
     def _taken(self, data: Mapping[str, Any]) -> dict[str, list[Any]]:
         """What the items of a message came as."""
         of, size = self._plan.modalities, self._plan.hidden_size
-        return {name: of[name].intake.take(sent, size)[0] for name, sent in data.items()}
+        return {name: [*of[name].intake.take(sent, size).values] for name, sent in data.items()}
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""

@@ -23,13 +23,13 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 
+from ..bound.modality import Layouts
 from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
 from ..training.saving import TOKENIZER_FILES
 from ..updates import Insert
 from ..vllm_api import seam
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
-from ..vllm_api.items import Layouts
 from ..vllm_api.processor import CommonProcessor, Request
 
 _item_size = find(

@@ -53,12 +53,13 @@ class ProcessingInfo(BaseProcessingInfo):
         tokenizer = self.ctx.tokenizer
         if type(tokenizer) is object:  # what vLLM 0.11 has for none
             tokenizer = None
-        most = self.ctx.model_config.max_model_len
-        bound_to = (*map(id, (self.spec, self.ctx.model_config, config, tokenizer)), kwargs, most)
+        model_config = self.ctx.model_config
+        most, dtype = model_config.max_model_len, model_config.dtype
+        bound_to = (*map(id, (self.spec, model_config, config, tokenizer)), kwargs, most, dtype)
         last, plan = self._last
         if plan is None or last != bound_to:
             processor = LazyProcessor(self.get_hf_processor)
-            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most)
+            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most, dtype)
             type(self)._last = bound_to, plan
         return plan
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -29,13 +27,12 @@ from vllm.multimodal.parse import (
     VideoProcessorItems,
 )
 
-from ..bound.calls import Taken
+from ..bound.intake import Taken
 from ..bound.modality import BoundModality
 from ..bound.placeholders import rows_field
-from ..expr import Scope
 from ..field import Field, Flat, Shared, packed
 from ..items import Embedding
-from ..placement import Alternatives, Placement
+from ..placement import Placement
 from ..plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
 from .offload import Offloaded
@@ -103,7 +100,7 @@ class Parser(MultiModalDataParser):
 
     def parsed(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
         """The items of one modality."""
-        items, embeds = modality.intake.take(data, self.hidden_size)
+        items, embeds, _ = modality.intake.take(data, self.hidden_size)
         if embeds and items:
             return EmbedItems(items, modality.name)
         media = modality.item.media if items else None
@@ -178,40 +175,6 @@ def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldEl
     if ELEMENTS_ARE_NAMED:
         return MultiModalFieldElem(modality, key, data, form)
     return MultiModalFieldElem(data, form)
-
-
-class Layouts(NamedTuple):
-    """What vLLM's cache keeps of an item beside its fields, where a hand-written class has prompt
-    updates.
-
-    Attributes:
-        modality: that of the item.
-        alternatives: those of the item at the index of `scope`.
-        scope: that to evaluate them again at another index; None where the index does not matter:
-            a scope keeps processed tensors alive.
-        embeds: whether the item is precomputed embeddings.
-    """
-
-    modality: BoundModality
-    alternatives: Alternatives
-    scope: Scope | None
-    embeds: bool
-
-    @classmethod
-    def of(cls, modality: BoundModality, scope: Scope, embeds: bool) -> Layouts:
-        """Those of one item."""
-        alternatives = modality.placeholders.alternatives(scope, embeds=embeds)
-        needed = scope if modality.placeholders.depends_on_index else None
-        return cls(modality, alternatives, needed, embeds)
-
-    def at(self, index: int) -> Alternatives:
-        """The alternatives of the item at an index among those of its modality."""
-        if self.scope is None or self.scope.item.index == index:
-            return self.alternatives
-        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
-        return self.modality.placeholders.alternatives(
-            replace(self.scope, item=item), embeds=self.embeds
-        )
 
 
 class Rendered(MultiModalKwargsItems):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from ..bound.calls import Taken
+from ..bound.intake import Taken
 from ..bound.processing import Processed
 from ..errors import MmkitError
 from ..render_processes import Recipe, RenderProcesses

@@ -9,32 +9,29 @@ arguments that vLLM has for it. `override` marks the methods that vLLM calls; se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import is_
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from ..bound.calls import Calls, LazyProcessor, Taken
-from ..bound.memo import Memo, options_key
-from ..bound.modality import BoundModality
+from ..bound.calls import LazyProcessor
+from ..bound.intake import Taken
+from ..bound.modality import BoundModality, Layouts
 from ..bound.processing import Processed
 from ..errors import InputError, SpecError
 from ..items import SCOPES
-from ..placement import Alternatives, Placement
-from ..plan import CONFIGURED, Plan
-from ..updates import Insert
+from ..placement import Placement
+from ..plan import Plan
 from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
 from .hashes import Hashes
 from .info import DummyInputs, ProcessingInfo, dummy_sizes
 from .items import (
-    Layouts,
     RequestItems,
     engine_input,
     kwargs_item,
@@ -57,7 +54,7 @@ _DEAD = {
 _INSTEAD = {
     "update": "layout= and update= of the modality",
     "fields": "fields= of the modality",
-    "hf": "process= of the modality, or override call_hf",
+    "hf": "process= of the modality",
     "hash": "cacheable= of the modality",
     "cache": "cacheable= of the modality",
     "prompt": "prompt= of the spec",
@@ -129,7 +126,6 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         super().__init__(info, dummy_inputs, **options)
         dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
-        self._plans = Memo(CONFIGURED)
         self._tried: set[str] = set()
 
     @cached_property
@@ -216,69 +212,49 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         some = {name: request.items.taken(name, own) for name, own in missing.items() if own}
         if not some:
             return entries
-        modalities = self._configured(request.kwargs).modalities
-        for name, parts in self._parts(request, some, missing).items():
-            modality, own = modalities[name], some[name]
-            layouts = self._layouts(request, modality, own, parts)
-            for i, fields, layout in zip(missing[name], parts, layouts, strict=True):
-                item = self.item(modality, fields, layout.alternatives, layout.embeds)
-                entries[name][i] = item, layout
+        plan = self._configured(request.kwargs)
+        for name, parts in self._parts(plan, request, some, missing).items():
+            modality = plan.modalities[name]
+            # options of the request may make more rows of an item than those of the server do
+            layouts = modality.layouts(
+                some[name],
+                parts,
+                are_largest=name in request.items.largest,
+                may_be_larger=bool(request.kwargs),
+            )
+            for i, fields, own in zip(missing[name], parts, layouts, strict=True):
+                modality.check_positions(fields, own.alternatives)
+                entries[name][i] = self.item(modality, fields, own), own
         return entries
 
     def _parts(
-        self, request: Request, some: Mapping[str, Taken], missing: Mapping[str, Sequence[int]]
+        self,
+        plan: Plan,
+        request: Request,
+        some: Mapping[str, Taken],
+        missing: Mapping[str, Sequence[int]],
     ) -> Mapping[str, Processed]:
         """The processed fields of some items, by modality."""
         try:
             if request.items.offloaded is None:
-                return self._process(some, request.kwargs)
+                return plan.process(some)
             indices = {name: tuple(missing[name]) for name in some}
             return request.items.offloaded.processed(indices, some)
         except InputError:
             # a refusal of the spec's own largest item is a mistake of the spec, and raises here
             for name in some.keys() - self._tried:
-                if self.plan.modalities[name].processing.hf is not None:
-                    self._process_one(name, self.plan.modalities[name].item.candidates()[0])
+                modality = self.plan.modalities[name]
+                if modality.processing.hf is not None:
+                    modality.process(modality.item.candidates()[0])
                     self._tried.add(name)
             raise
 
-    def _layouts(
-        self, request: Request, modality: BoundModality, own: Taken, parts: Processed
-    ) -> Iterator[Layouts]:
-        """The layouts of some items of a modality, after processing."""
-        placeholders, embeds = modality.placeholders, own.embeds
-        fixed, most = None, None
-        is_largest = modality.name in request.items.largest
-        if not placeholders.varies(embeds):
-            fixed = modality.adapted.get(
-                embeds, lambda: Layouts.of(modality, modality.scope(SimpleNamespace(), 0), embeds)
-            )
-        # options of the request may make more rows of an item than those of the server do
-        elif not request.kwargs and not is_largest:
-            most = modality.most_rows(partial(self._process_one, modality.name))
-        for index, (value, fields) in enumerate(zip(own.values, parts, strict=True)):
-            layouts = fixed
-            if layouts is None:
-                scope = modality.scope(value, index, fields, own.total)
-                layouts = Layouts.of(modality, scope, embeds)
-            placeholder = layouts.alternatives[0].placeholder
-            if is_largest:
-                modality.note_largest(value, placeholder.num_embeds)
-            sent = len(value.rows) if embeds else None
-            placeholders.check_rows(index, placeholder.num_embeds, sent=sent, most=most)
-            modality.check_positions(fields, layouts.alternatives)
-            yield layouts
-
     def item(
-        self,
-        modality: BoundModality,
-        fields: Mapping[str, Any],
-        alternatives: Alternatives,
-        embeds: bool,
+        self, modality: BoundModality, fields: Mapping[str, Any], layouts: Layouts
     ) -> MultiModalKwargsItem:
         """vLLM's form of the fields of an item."""
-        rows = alternatives[0].placeholder.num_embeds if self.sends_rows and not embeds else None
-        return kwargs_item(modality, fields, rows)
+        has_rows = self.sends_rows and not layouts.embeds
+        return kwargs_item(modality, fields, layouts.placeholder.num_embeds if has_rows else None)
 
     def _exchanged(
         self,
@@ -340,34 +316,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """The plan for the `mm_processor_kwargs` of one request."""
         if not kwargs:
             return self.plan
-        own = dict(kwargs)
-        processor = LazyProcessor(lambda: self.info.get_hf_processor(**own))
-        return self._plans.get(
-            options_key(own), lambda: self.plan.configured(self.info.merged_kwargs(own), processor)
-        )
-
-    def _process(
-        self, items: Mapping[str, Taken], kwargs: Mapping[str, object]
-    ) -> dict[str, Processed]:
-        calls = Calls(partial(self._hf_processor, kwargs), self.call_hf, kwargs)
-        return calls.process(self._configured(kwargs).modalities, items)
-
-    @cached_property
-    def _plain_hf_processor(self) -> Any:
-        """The model's Hugging Face processor, for requests without options of their own."""
-        return self.info.get_hf_processor()
-
-    def _hf_processor(self, kwargs: Mapping[str, object]) -> Any:
-        return self.info.get_hf_processor(**kwargs) if kwargs else self._plain_hf_processor
-
-    def call_hf(
-        self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
-    ) -> Any:
-        """The outputs of a Hugging Face processor, floats in the model's dtype."""
-        try:
-            return self.info.ctx.call_hf_processor(processor, inputs, kwargs)
-        except ValueError as error:  # vLLM's message shows all the data and not the reason
-            raise error.__cause__ or error from None
+        processor = LazyProcessor(partial(self.info.get_hf_processor, **kwargs))
+        return self.plan.configured(self.info.merged_kwargs(kwargs), processor)
 
     # -- dummy inputs ------------------------------------------------------------------------------
 
@@ -375,39 +325,17 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> tuple[list[int], RequestItems]:
         """The request with the most tokens: its prompt, and its items."""
-        items: RequestItems = self.data_parser.parse_mm_data(
-            self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
-        )
+        data = self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        items: RequestItems = self.data_parser.parse_mm_data(data)
         stated = {name for name in items if dummy_sizes((mm_options or {}).get(name))}
         items.largest = frozenset(items).difference(stated)
-        prompt: list[int] = []
-        for name, own in items.items():
-            modality, process = self.plan.modalities[name], partial(self._process_one, name)
-            for index, value in enumerate(own.get_all()):
-                update, target, written = modality.written(value, index, process)
-                prompt += written
-                if isinstance(update, Insert) and not index:  # a prefix, if there is one
-                    prompt = [*target, *prompt]
-        return prompt, items
+        return self.plan.spell(data), items
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most `sizes`; see
         `BoundModality.largest_item`."""
-        with self._of_the_spec():
-            process = partial(self._process_one, name)
-            return self.plan.modalities[name].largest_item(process, sizes)
-
-    def _process_one(self, name: str, value: Any) -> Mapping[str, Any]:
-        """The processed fields of an item that the spec itself states."""
-        with self._of_the_spec():
-            items = self.data_parser.parse_mm_data({name: [value]})
-            return self._process({name: items.taken(name, [0])}, {})[name][0]
-
-    @contextmanager
-    def _of_the_spec(self) -> Iterator[None]:
-        """A context in which the refusal of an item is a mistake of the spec, which stated it."""
         try:
-            yield
+            return self.plan.modalities[name].largest_item(sizes)
         except InputError as error:
             raise SpecError(f"the largest item: {error}") from error
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import wraps
 from typing import Any
 
 from typing_extensions import override
@@ -30,7 +29,7 @@ from vllm.multimodal.processing import (
 )
 
 from . import items, patches
-from .compat import PROMPTS_ARE_IDS, ProcessorInputs
+from .compat import ProcessorInputs
 from .hooks import REQUEST_FIELDS
 from .info import BUILDER_MAKES_DUMMIES, GUARDS
 from .info import INFO_PARSES as INFO_PARSES
@@ -43,8 +42,6 @@ _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 ITEMS = list(_APPLY.parameters)[2]  # where a request comes in parts: mm_data, or mm_items
 TAKES_PARTS = "prompt" in _APPLY.parameters
 _HOLDS_CACHE = "cache" in inspect.signature(BaseMultiModalProcessor.__init__).parameters
-_ADDS_TRUNCATION = _HOLDS_CACHE and PROMPTS_ARE_IDS
-"""Whether vLLM adds the option to calls without a text to cut off, too."""
 
 _NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
 _FACTORS = tuple(own.name for own in fields(ProcessorInputs) if own.name not in _NOT_FACTORS)
@@ -113,19 +110,6 @@ class Processor(CommonProcessor):
         def validate_num_items(self, modality: str, num_items: int) -> None:
             intake = self.plan.modalities[modality].intake
             intake.check_count(num_items, self.allowed_mm_limits[modality])
-
-    if _ADDS_TRUNCATION:
-
-        def call_hf(
-            self, processor: Any, inputs: Mapping[str, Any], kwargs: Mapping[str, object]
-        ) -> Any:
-            @wraps(processor.__call__)
-            def without_truncation(**options: Any) -> Any:
-                options.pop("truncation", None)
-                return processor(**options)
-
-            called = processor if "text" in inputs else without_truncation
-            return super().call_hf(called, inputs, kwargs)
 
 
 class EncDecProcessor(EncDecMultiModalProcessor, Processor):

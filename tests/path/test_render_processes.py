@@ -25,7 +25,7 @@ from mmkit import (
     embed,
     render_processes,
 )
-from mmkit.bound.calls import Taken
+from mmkit.bound.intake import Taken
 from mmkit.errors import MmkitError
 from mmkit.render_processes import Recipe, RenderProcesses
 from mmkit.testing import vllm_path
