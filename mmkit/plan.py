@@ -98,8 +98,9 @@ class Plan:
         )
         scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
         self._configured = Memo(CONFIGURED)
-        self._bind(scope)
-        self._owners = self._placeholder_ids()
+        refusals = self._bind(scope)
+        self._owners = self._placeholder_ids(refusals)
+        refusals.refuse()
         self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(vocabulary)
         known = Scope(cfg=config, tok=vocabulary)
@@ -108,14 +109,10 @@ class Plan:
             for output in spec.outputs
         }
 
-    def _placeholder_ids(self) -> dict[int, list[str]]:
-        """The placeholder ids that are known without an item, each with its modalities.
-
-        Raises:
-            SpecError: an id outside the vocabulary, or a mistake that `rehearse` finds.
-        """
+    def _placeholder_ids(self, refusals: Refusals) -> dict[int, list[str]]:
+        """The placeholder ids that are known without an item, each with its modalities. Refuses ids
+        outside the vocabulary, and mistakes that `rehearse` finds."""
         owners: dict[int, list[str]] = {}
-        refusals = Refusals()
         for modality in self.modalities.values():
             with refusals.collected():
                 layouts = (modality.placeholders.layout, modality.placeholders.embeds)
@@ -125,7 +122,6 @@ class Plan:
                 for placeholder in fixed + modality.rehearse():
                     for token in placeholder.embed_ids:
                         owners.setdefault(token, []).append(modality.name)
-        refusals.refuse()
         return owners
 
     def _check_embed_ids(self, tok: Vocabulary | None) -> None:
@@ -148,7 +144,8 @@ class Plan:
         for modality in self.modalities.values():
             modality.placeholders.guarded = self.embed_ids
 
-    def _bind(self, scope: Scope) -> None:
+    def _bind(self, scope: Scope) -> Refusals:
+        """Bind all parts of the spec; returns why some cannot be bound."""
         name, self._scope = self.spec.name, scope
         self.modalities: dict[str, BoundModality] = {}
         options = scope.kwargs or {}
@@ -164,17 +161,18 @@ class Plan:
                     self.modalities[m.name] = bound
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
-        self._prompts = {}
+        self._prompts: dict[str, Any] = {}
         for part, layout in layouts.items():
             with refusals.collected(), At(f"{name}.{part}"):
                 if layout is not None:
                     self._prompts[part] = layout.bind(scope)
-        refusals.refuse()
-        if not self.modalities:
-            raise SpecError(name, "a modality whose when= holds for the config", "none")
-        self._reserved = self._reserved_targets()
-        self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
-        self._check_end()
+        with refusals.collected():
+            if not self.modalities and not refusals:
+                raise SpecError(name, "a modality whose when= holds for the config", "none")
+            self._reserved = self._reserved_targets()
+            self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
+            self._check_end()
+        return refusals
 
     def _check_end(self) -> None:
         """Refuse items that would stand between a prompt and the ids of `ending_with`: in an
@@ -223,7 +221,7 @@ class Plan:
 
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         plan = copy(self)
-        plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor))
+        plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor)).refuse()
         return plan
 
     def rewrite(
@@ -418,12 +416,13 @@ class Plan:
         """
         ids: list[int] = []
         for name, own in self._take(data).items():
-            for index, value in enumerate(own.values):
-                update, target, written = self.modalities[name].written(value, index)
+            modality = self.modalities[name]
+            prefix: Target = ()
+            for target, written in modality.written(own, partial(self._read, {name: own})):
                 ids += written
-                is_prefixed = isinstance(update, Insert) and not index
-                if is_prefixed and tuple(self.rewrite("prompt", [])[: len(target)]) != target:
-                    ids = [*target, *ids]
+                prefix = prefix if written else target
+            if tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
+                ids = [*prefix, *ids]
         return ids
 
     def check_ids(self, prompt: Sequence[Any]) -> None:

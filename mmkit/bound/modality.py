@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, SpecError
 from ..expr import Scope, truth
-from ..items import Embedding, ItemType
+from ..items import ItemType
 from ..layout import Placeholder
 from ..placement import Alternatives
 from ..spec import Modality
-from ..updates import AlreadyExpanded, Replace, Target, Update
+from ..updates import AlreadyExpanded, Replace, Target
 from .binding import Binding
 from .intake import Intake, Taken
 from .memo import Memo
@@ -192,23 +192,25 @@ class BoundModality:
             lambda: Layouts.of(self.placeholders, self.scope(SimpleNamespace(), 0), embeds=embeds),
         )
 
-    def written(self, value: Any, index: int) -> tuple[Update, Target, Sequence[int]]:
-        """The first update of an item, its target, and the ids that a caller writes for it.
+    def written(
+        self, taken: Taken, fields: Callable[[], Mapping[str, Sequence[Mapping[str, Any]]]]
+    ) -> Iterator[tuple[Target, Sequence[int]]]:
+        """The target of each item, and the ids that a caller writes for it, by the first update.
 
         Args:
-            value: the canonical item, or precomputed embeddings.
-            index: its position among the items of the modality.
+            taken: all items of the modality.
+            fields: a function that returns their processed fields, by modality; called where
+                layouts or targets need them.
         """
-        update, embeds = self.placeholders.updates[0], isinstance(value, Embedding)
+        update = self.placeholders.updates[0]
         roots = {leaf.root for leaf in update.leaves()}
-        is_target = not isinstance(update, AlreadyExpanded)
-        if is_target and roots.isdisjoint(("fields", "function")):
-            target = update.resolve(self.scope(value, index))
-            return update, target, target if isinstance(update, Replace) else ()
-        fields = value if embeds else self._fields_read(value)
-        scope = self.scope(value, index, fields)
-        first = self.placeholders.alternatives(scope, embeds=embeds)[0]
-        return update, first.target, first.written
+        if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
+            for one in self.layouts(taken, fields()[self.name], may_be_larger=True):
+                yield one.alternatives[0].target, one.alternatives[0].written
+            return
+        for index, value in enumerate(taken.values):
+            target = update.resolve(self.scope(value, index, None, taken.total))
+            yield target, target if isinstance(update, Replace) else ()
 
     def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         """The processed fields of items as far as their layouts read them, where these need no

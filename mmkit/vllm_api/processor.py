@@ -9,8 +9,8 @@ arguments that vLLM has for it. `override` marks the methods that vLLM calls; se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import is_
@@ -329,15 +329,14 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         items: RequestItems = self.data_parser.parse_mm_data(data)
         stated = {name for name in items if dummy_sizes((mm_options or {}).get(name))}
         items.largest = frozenset(items).difference(stated)
-        return self.plan.spell(data), items
+        with _of_the_spec():
+            return self.plan.spell(data), items
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most `sizes`; see
         `BoundModality.largest_item`."""
-        try:
+        with _of_the_spec():
             return self.plan.modalities[name].largest_item(sizes)
-        except InputError as error:
-            raise SpecError(f"the largest item: {error}") from error
 
     # -- what vLLM wants beside `apply` ------------------------------------------------------------
 
@@ -356,6 +355,15 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     def _get_prompt_updates(self, *_: Any, **__: Any) -> Any:
         """Abstract in vLLM, whose own `apply` alone calls it."""
         raise NotImplementedError
+
+
+@contextmanager
+def _of_the_spec() -> Iterator[None]:
+    """A context in which the refusal of an item is a mistake of the spec, which stated it."""
+    try:
+        yield
+    except InputError as error:
+        raise SpecError(f"the largest item: {error}") from error
 
 
 _is_none = partial(is_, None)

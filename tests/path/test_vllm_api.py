@@ -187,7 +187,7 @@ def test_what_is_replaced_is_in_the_table() -> None:
     {
         "_get_prompt_updates": "layout= and update= of the modality",
         "_get_mm_fields_config": "fields= of the modality",
-        "_call_hf_processor": "process= of the modality, or override call_hf",
+        "_call_hf_processor": "process= of the modality",
         "_get_mm_hashes": "cacheable= of the modality",
         "_get_cache_missing_items": "cacheable= of the modality",
         "_postprocess_prompt": "prompt= of the spec",
@@ -202,7 +202,7 @@ def test_a_hook_that_nothing_calls_is_refused(name: str, place: str, base: type)
         with pytest.raises(SpecError) as refused:
             type("Own", bases, own)
         assert str(refused.value) == f"{sentence}State {place}."
-    type("Own", (base,), {"call_hf": None, "_placed": None, "apply": None})
+    type("Own", (base,), {"item": None, "_placed": None, "apply": None})
 
 
 def test_only_the_adapters_know_a_version() -> None:

@@ -466,8 +466,6 @@ REQUESTS = [
     ("spec.m, limit_mm_per_prompt: expected …, got width=3. …",
      lambda: bound(item=LENGTHS).largest(sizes={"width": 3})),
     ("spec.prompt: expected a prompt …, got ValueError: 7 is not …", lambda: rewritten(lambda s: s.prompt.index(7))),
-    ("spec.prompt: expected a prompt, since …",
-     lambda: plan_of(modality(layout=embed(5) * fields.x[0], process=hf())).spell({"m": ZEROS})),
     ("spec.prompt: expected the layout …", lambda: plan_of(modality(update=replace(9))).unexpand([9], {"m": ZEROS})),
     ("spec.prompt: expected token ids, got a text. The model has no …", lambda: SPEC.bind(CONFIG).expand("text", {})),
     ("spec.prompt[1]: expected a token id …, got -1. Check the tokenizer.", lambda: PLAN.preview([1, -1], {})),
@@ -541,6 +539,17 @@ ROWS = [
     *rows(InputError, ITEM, lambda data: parse(Video(largest=(2, 4, 4)), data), VIDEOS),
     *rows(InputError, ITEM, lambda data: parse(Audio(largest=4), data), SOUNDS),
     *rows(InputError, "", lambda call: call(), REQUESTS),
+    *rows(
+        SpecError,
+        "",
+        lambda call: call(),
+        [
+            (
+                "spec, process: expected a Hugging Face processor for hf(), got none. Bind the spec with processor=.",
+                lambda: preview({"m": ZEROS}, process=hf()),
+            ),
+        ],
+    ),
     *rows(TooManyRows, "", lambda call: call(), LARGER),
     *rows(NotFound, "", lambda call: call(), MISSING),
 ]

@@ -255,8 +255,9 @@ def test_the_largest_item_by_what_is_processed():
         bound(process=hf(), **options)
     own = bound(process=lambda items, scope: {"x": [[9 - len(value)] for value in items]}, **options)
     assert own.largest()[1] == 8
-    called = bound(process=hf(), layout=embed(5) * fields.x[0])
-    assert called.largest(lambda value: {"x": [3]})[1] == 3
+    by_hf = modality(process=hf(), layout=embed(5) * fields.x[0])
+    called = plan_of(by_hf, processor=lambda **items: {"x": [[3]]}).modalities["m"]
+    assert called.largest()[1] == 3
     assert [b.needs_hf for b in (called, own, bound(process=hf()))] == [True, False, False]
     assert bound(process=hf()).largest()[1] == 1, "nothing is processed where the layout does not read it"
     derives = {"x": batched(), "n": derived(fields.half * 2), "half": derived(item.length + 1, hidden=True)}

@@ -118,7 +118,7 @@ def test_embeddings_come_with_what_their_layout_reads():
     rows, grids = torch.rand(7, 3), torch.tensor([[1, 3], [1, 2]])
     for form in (grids, grids.tolist(), list(grids), grids.numpy()):
         sent = encode({"m": {"m_embeds": rows, "grid": form}})["m"]
-        taken, _ = plan.intake.take(decoded(sent, kind=plan.item, beside=plan.intake.companions), 3)
+        taken, *_ = plan.intake.take(decoded(sent, kind=plan.item, beside=plan.intake.companions), 3)
         assert [(len(own.rows), own["grid"].tolist()) for own in taken] == [(4, [1, 3]), (3, [1, 2])]
 
 
