@@ -2,9 +2,10 @@
 
 The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles`
 that both take. A request is parsed and processed as vLLM's renderer does it. The time in the
-Hugging Face processor (the call of `InputProcessingContext.call_hf_processor`) is taken apart,
-since it is not the library's: `own` is all the rest, vLLM's base classes included. Times are those
-of the one thread on its core, so that other processes of the machine take no part in them.
+Hugging Face processor (the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's
+`Callee`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's base classes
+included. Times are those of the one thread on its core, so that other processes of the machine take
+no part in them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from time import thread_time as clock
 from typing import Annotated, Any
 
 import typer
+
+from mmkit.bound.calls import Callee
 
 from . import measure
 
@@ -42,6 +45,7 @@ PARTS = {
     "startup": "start-up",
 }
 SIDES = ("generated", "hand_written")
+_CALL = Callee.__call__
 
 
 @dataclass
@@ -52,8 +56,9 @@ class Side:
     in_hf: float = 0.0
 
     def __post_init__(self) -> None:
+        is_generated = hasattr(self.processor, "plan")
         context = self.processor.info.ctx
-        call = context.call_hf_processor
+        call: Any = _CALL if is_generated else context.call_hf_processor
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = clock()
@@ -62,7 +67,10 @@ class Side:
             finally:
                 self.in_hf += clock() - start
 
-        object.__setattr__(context, "call_hf_processor", timed)
+        if is_generated:
+            Callee.__call__ = timed  # type: ignore[method-assign]
+        else:
+            object.__setattr__(context, "call_hf_processor", timed)
 
 
 def main(
@@ -219,14 +227,17 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     sent = Request(prompt, vllm_path.parsed(processor, data), {}, kwargs, None)
     counts = {name: len(own) for name, own in sent.items.data.items()}
     taken = {name: sent.items.taken(name, range(count)) for name, count in counts.items()}
-    parts = processor._process(taken, kwargs)
-    modalities = processor._configured(kwargs).modalities
+    plan = processor._configured(kwargs)
+    parts = plan.process(taken)
 
     def call() -> Any:
-        entries = {}
+        entries: dict[str, list[Any]] = {}
         for name, fields in parts.items():
-            layouts = processor._layouts(sent, modalities[name], taken[name], fields)
-            entries[name] = [(None, own) for own in layouts]
+            modality, entries[name] = plan.modalities[name], []
+            layouts = modality.layouts(taken[name], fields, may_be_larger=bool(kwargs))
+            for part, own in zip(fields, layouts, strict=True):
+                modality.check_positions(part, own.alternatives)
+                entries[name].append((None, own))
         return processor._placed(sent, counts, entries)
 
     return call

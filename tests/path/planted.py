@@ -419,9 +419,9 @@ def target_of_another_position(inherited, request, counts, entries):
     return inherited(request, counts, kept)
 
 
-def receiver_gets_other_data(inherited, request, some, missing):
+def receiver_gets_other_data(inherited, plan, request, some, missing):
     first = {name: request.items.taken(name, range(len(own.values))) for name, own in some.items()}
-    return inherited(request, first, missing)
+    return inherited(plan, request, first, missing)
 
 
 _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
@@ -562,10 +562,10 @@ def expanded_prompt_refused(inherited, request, *rest):
     return inherited(request, *rest)
 
 
-def embeddings_that_raise(inherited, request, modality, own, parts):
-    if modality.name == "frames":
-        assert all(len(part["frames"]) for part in parts)
-    return inherited(request, modality, own, parts)
+def embeddings_that_raise(inherited, *request):
+    entries = inherited(*request)
+    assert all(len(fields["frames"].data) for fields, _ in filter(None, entries.get("frames", ())))
+    return entries
 
 
 def hash_of_the_file(inherited, request, uncached):
@@ -781,7 +781,7 @@ BUGS = [
         "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
         r"the raw item and its embeddings: ranges\['frames'\]"),
     Bug("embeds", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
-        "processor._layouts", embeddings_that_raise,
+        "processor._processed", embeddings_that_raise,
         r"embeddings of frames pass the parser, then KeyError: 'frames'"),
     Bug("embeds", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser.parsed",
         embeddings_taken_for_items,
