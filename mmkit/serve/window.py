@@ -49,28 +49,20 @@ class History(NamedTuple):
         Raises:
             InputError: there is none; the error of the last one.
         """
-        refused = self._refusal(check)
-        if refused is None:
-            return self
-        for number in range(1, len(self.items) + 1 if self.keep else 0):
-            behind = len(self.items) - number
-            if behind and behind + new > (self.keep or 0):
-                continue
+        for number in range(len(self.items) + 1 if self.keep else 1):
             left = self._after(number)
-            refused = left._refusal(check)
-            if refused is None:
+            if number and left.items and len(left.items) + new > (self.keep or 0):
+                continue
+            try:
+                check(len(left.ids), Counter(item.name for item in left.items))
                 return left
+            except InputError as error:
+                refused = error
         raise refused
 
-    def _refusal(self, check: Callable[[int, Counter[str]], object]) -> InputError | None:
-        try:
-            check(len(self.ids), Counter(item.name for item in self.items))
-        except InputError as error:
-            return error
-        return None
-
     def _after(self, number: int) -> History:
-        cut = self.items[number - 1].stop
+        """What is left behind so many items."""
+        cut = self.items[number - 1].stop if number else 0
         left = [i._replace(start=i.start - cut, stop=i.stop - cut) for i in self.items[number:]]
         return self._replace(ids=self.ids[cut:], items=left)
 

@@ -230,17 +230,18 @@ def frames(first: bytes, one: bytes) -> Callable[[Proxy], Any]:
     """Frames that make no message, as fast as they are taken; the answers are not read."""
 
     def flood(proxy: Proxy) -> Any:
-        count, end = 0, time.monotonic() + SECONDS
-        with raw(proxy) as connection:
-            connection.sendall(UPGRADE)
-            assert connection.recv(12) == b"HTTP/1.1 101"
-            connection.settimeout(2)
-            with suppress(OSError):
+        count, times, end = 0, 0, time.monotonic() + SECONDS
+        while time.monotonic() < end:  # who is cut off comes again
+            times += 1
+            with raw(proxy) as connection, suppress(OSError):
+                connection.sendall(UPGRADE)
+                assert connection.recv(12) == b"HTTP/1.1 101"
+                connection.settimeout(2)
                 connection.sendall(first)
                 while time.monotonic() < end:
                     connection.sendall(one * 2000)
                     count += 2000
-        return f"{count} frames"
+        return f"{count} frames in {times} connections"
 
     return flood
 
@@ -292,6 +293,8 @@ class Good:
         self.threads = [threading.Thread(target=self._again, args=args) for args in of]
         for thread in self.threads:
             thread.start()
+        while not all(self.seconds.values()):  # an attack may be over before the first answer
+            self.over.wait(0.01)
         return self
 
     def __exit__(self, *error: object) -> None:
