@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.terra import CHECKPOINT, learn
+from examples.terra import CHECKPOINT, learn, register
 from examples.terra import __main__ as demo
 from examples.terra.drafts import FRAME_TOKENS
 from examples.terra.drive import endless
@@ -27,6 +27,7 @@ WORLD = TownWorld()
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[ExitStack]:
+    register()
     with engines_in_this_process() as stack:
         yield stack
 

@@ -142,7 +142,7 @@ def test_over_http(checkpoint: Path, tmp_path: Path) -> None:
         Client(server.url, timeout=240) as client,
     ):
         action, table = client.modalities().outputs
-        assert (action.tokens, action.shape, action.dtype, action.png) == (7, [7], "float64", False)
+        assert (action.tokens, action.shape, action.dtype) == (7, [7], "float64")
         assert (table.tokens, table.shape, table.dtype) == (29, [4, 3, 2], "int64")
         for choice in client.generate(PROMPT, items, output="action", n=3, **wild).choices:
             assert (choice.output.shape, choice.output.dtype) == ((7,), np.float64)
