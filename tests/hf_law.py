@@ -1,7 +1,5 @@
 """The processors for transformers against vLLM's processing path: what both make of drawn requests.
 
-    python -m tests.hf_law llava qwen2_vl --examples 10000
-
 Ids, ranges with their masks, every value of every field, and what a model receives of them are equal, of token ids and
 of text; `unexpand` gives the prompt back. What one refuses, the other does, too.
 """
@@ -9,14 +7,10 @@ of text; `unexpand` gives the prompt back. What one refuses, the other does, too
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import torch
-import typer
 from transformers import AutoConfig
 
 from examples import terra
@@ -137,25 +131,3 @@ def _series_folder() -> tempfile.TemporaryDirectory[str]:
 
 EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": _terra, "series": _series}
 """Subjects of models that vLLM's authors did not write."""
-
-
-def main(systems: Annotated[list[str] | None, typer.Argument()] = None, examples: int = 10_000) -> None:
-    from tests.path.test_project_specs import SYSTEMS, subject
-
-    torch.set_num_threads(1)
-    failed = False
-    for name in systems or [*SYSTEMS, *EXAMPLES]:
-        start = time.perf_counter()
-        try:
-            took, refused = check(EXAMPLES[name]() if name in EXAMPLES else subject(name), examples)
-        except AssertionError as error:
-            print(f"{name}: {error}", flush=True)
-            failed = True
-        else:
-            seconds = time.perf_counter() - start
-            print(f"{name}: {took} taken, {refused} refused, 0 differences, {seconds:.0f} s", flush=True)
-    sys.exit(failed)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,13 +1,11 @@
 """The command `mmkit`: what it shows, checks and finds, and how it refuses."""
 
-import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import Qwen2Config
 from typer.testing import CliRunner
 from vllm import ModelRegistry
@@ -45,12 +43,12 @@ from mmkit import (
     embed,
     testing,
 )
-from mmkit.cli import app, check, doctor, forms, show
+from mmkit.cli import app, doctor, forms, show
 from mmkit.cli.common import UsageError
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
-from tests.language_models import CHATML, language_model
+from tests.language_models import language_model
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
@@ -322,14 +320,6 @@ def test_every_binding_error_at_once() -> None:
     assert output.endswith("broken: 5 errors, it cannot be bound.")
 
 
-def test_errors_of_a_prompt_and_of_an_absent_modality() -> None:
-    absent = modality("mark", embed(cfg.nothing), when=cfg.marked)
-    scope = Scope(cfg=SimpleNamespace(vocab_size=10, marked=False), kwargs={})
-    (error,) = check.binding_errors(ModelSpec("s", TWO["series"], absent, prompt=cfg.nothing), scope)
-    assert error.startswith("s.prompt:")
-    assert check.binding_errors(TWO, scope) == []
-
-
 def checked(target: str, laws: str, *options: object) -> tuple[int, str]:
     """Exit status and output of `mmkit check`."""
     here = ("-k", laws, "-p", "no:cacheprovider", "-p", "no:faulthandler", *options)
@@ -372,14 +362,6 @@ def test_expected_violations(tmp_path: Path) -> None:
     assert (status, "[XPASS(strict)] see issue 7" in output) == (1, True)
 
 
-def test_a_broken_kit(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = mock.Mock(side_effect=RuntimeError("the kit"))
-    monkeypatch.setitem(testing.LAWS, "ranges", dataclasses.replace(testing.LAWS["ranges"], check=broken))
-    status, output = checked(TERRA, "ranges")
-    assert (status, "1 error" in output) == (1, True)
-    assert "KitError: ranges: RuntimeError: the kit" in output
-
-
 # -- compare and examples --------------------------------------------------------------------------------------------
 
 
@@ -410,22 +392,6 @@ def test_examples(tmp_path: Path) -> None:
 
 
 # -- new, around a pretrained language model -----------------------------------------------------------------------
-
-
-def test_a_package_around_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps change the encoder and, by low ranks, the decoder's linear layers; the vocabulary grows by two."""
-    base = language_model(tmp_path / "base", Qwen2Config, chat_template=CHATML, tie_word_embeddings=True)
-    options = ("--modality", "series", "--into", tmp_path, "--language-model", base)
-    assert invoke("new", "around_qwen", *options)[0] == 0
-    monkeypatch.syspath_prepend(tmp_path / "around_qwen")
-    trained = import_module("around_qwen.train").train(tmp_path / "trained", steps=2)
-    before, after = (load_file(folder / "model.safetensors") for folder in (base, trained))
-    assert {*after} - {*before} == {"encoder.rows.weight", "encoder.rows.bias"}
-    words = "model.embed_tokens.weight"
-    assert torch.equal(after[words][:-2], before[words])
-    changed = {name for name in {*before} - {words} if not torch.equal(before[name], after[name])}
-    assert changed == {name for name in before if name.endswith("proj.weight")}
-    assert max(int(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-6)) for name in changed) <= 16
 
 
 @pytest.mark.parametrize(

@@ -305,25 +305,6 @@ def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_parts_of_flat_fields(dim: int) -> None:
-    """Of a list of tensors, and of a tensor along any dimension: what `preview` tells is what the model gets."""
-
-    def joined(items: Any, scope: Any) -> dict[str, Any]:
-        rows = torch.cat(list(items))
-        return {"values": torch.stack([rows, rows], dim=1).movedim(0, dim) if dim else list(rows)}
-
-    declared = {"values": flat(item.length, dim=dim)}
-    instance = processor(ModelSpec("flat", series(process=joined, fields=declared, layout=embed(tok["<row>"]))))
-    data = {"series": [torch.ones(2, 2), torch.arange(6.0).reshape(3, 2)]}
-    got = run(instance, "<series> <series>", data).fields["series"]
-    expected = instance.plan.preview(ids("<series> <series>"), data).fields["series"]
-    # vLLM splits a list into lists, the preview into tensors or lists
-    assert [torch.stack(list(one["values"])).tolist() for one in got] == [
-        torch.stack(list(one["values"])).tolist() for one in expected
-    ]
-
-
 def test_an_encoder_decoder_model() -> None:
     """The prompt of the decoder stands beside that of the encoder, with a cache and without."""
     spec = ModelSpec("plain", frames(update=insert(at="start")), decoder_prompt=lambda s: [s.tok["</s>"], *s.prompt])
@@ -345,12 +326,6 @@ def test_a_caller_may_reuse_its_buffer(make: Callable[[Any], Any]) -> None:
     run(instance, "<frame>", {"frames": make(buffer)}, caches=known)
     buffer += 1
     assert torch.equal(run(instance, "<frame>", FRAME, caches=known).fields["frames"][0]["frames"], ONES)
-
-
-def test_other_shapes_of_the_same_values_are_other_items() -> None:
-    instance = processor(plain(item=Tensor((between(1, 4), between(1, 4)))))
-    sent = [torch.ones(shape) for shape in ((1, 4), (2, 2), (4, 1))]
-    assert len({*run(instance, "<frame> <frame> <frame>", {"frames": sent}).hashes["frames"]}) == 3
 
 
 def test_embeddings_are_other_items_than_tensors_of_the_same_values() -> None:

@@ -153,12 +153,6 @@ def test_what_the_text_must_be(client: Client, options: dict[str, Any], pattern:
     assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
 
 
-def test_a_constraint_that_costs_too_much_is_refused(client: Client) -> None:
-    with pytest.raises(RequestError, match=r"structured_outputs: expected at most 16384 bytes") as caught:
-        client.generate(QUESTION, structured_outputs={"choice": [f"a cat {i}" for i in range(2000)]})
-    assert caught.value.code == 413
-
-
 def test_a_bias_is_added_to_logits(client: Client, tokenizer: Any) -> None:
     """In a session, too; a placeholder is not sampled with it either."""
     wanted = tokenizer.convert_tokens_to_ids("W")

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import vllm
-from vllm import SamplingParams
 from vllm.config import CompilationMode
 
 from examples.batch import Generate
@@ -68,16 +67,6 @@ def test_compiled_and_cached(terra: Any) -> None:
     frames, actions = stacked(range(300, 301))
     steps = list(terra.rollout(frames[:, :3], actions, 22))[1:]
     assert sum(s.cached_tokens for s in steps) >= 0.95 * sum(s.prompt_tokens for s in steps)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_placeholder_is_never_sampled(terra: Any, temperature: float) -> None:
-    """Not even when a caller pushes it as far as vLLM lets them."""
-    options = {"max_tokens": 256, "ignore_eos": True, "detokenize": False, "seed": 0, "logit_bias": {PAD: 100.0}}
-    sampling = SamplingParams(temperature=temperature, **options)
-    (result,) = terra.llm.generate([request(make_episode(0))], sampling, use_tqdm=False)
-    assert len(result.outputs[0].token_ids) == 256
-    assert PAD not in result.outputs[0].token_ids
 
 
 def test_batches_of_rollouts(terra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
