@@ -36,20 +36,20 @@ pytestmark = pytest.mark.timeout(600)
 TOKENS = 12
 
 
-def sharpened(*parts: nn.Module) -> None:
+def sharpened(*parts: nn.Module, seed: int = 0) -> None:
     """Random weights, larger than transformers' own start: each item and each position must count."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in [named for part in parts for named in part.named_parameters()]:
             if weight.ndim > 1 and "embed_positions" not in name:
                 weight.normal_(std=1.5 * weight[0].numel() ** -0.5)
 
 
-def stored(folder: Path, name: str, plain: Any, **changes: Any) -> Any:
+def stored(folder: Path, name: str, plain: Any, seed: int = 0, **changes: Any) -> Any:
     """The config and tokenizer of a system, with a model of random weights."""
     shutil.copytree(SYSTEMS[name].checkpoint, folder, dirs_exist_ok=True)
     model = plain(AutoConfig.from_pretrained(folder, **changes)).eval()
-    sharpened(model)
+    sharpened(model, seed=seed)
     model.save_pretrained(folder)
     return model
 
@@ -123,6 +123,7 @@ class ChatTS:
         ts = {"ts_token_start_index": PATCH_ID, "ts": {"max_sequence_length": LONGEST, "patch_size": PATCH}}
         config = Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=len(tokens), eos_token_id=1, **ts)
         self.model, self.patches = PlainQwen2(config).eval(), Patches(config.hidden_size)
+        self.model.generation_config.eos_token_id = None  # as the engine, which ignores it
         sharpened(self.model, self.patches)
         parts = {"": self.model, "ts_encoder.": self.patches}
         weights = {prefix + name: w for prefix, part in parts.items() for name, w in part.state_dict().items()}
@@ -144,8 +145,7 @@ class ChatTS:
             values = torch.from_numpy(centred / scale).float()
             told = f"[Offset: {-series.mean():.4f}|Scaled by: {scale:.4f}]"
             embeds += [self._embed(told), self.patches(values), self._embed(text)]
-        options: dict[str, Any] = {"do_sample": False, "suppress_tokens": [PATCH_ID]}
-        options |= {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+        options: dict[str, Any] = {"do_sample": False, "suppress_tokens": [PATCH_ID], "max_new_tokens": TOKENS}
         return self.model.generate(inputs_embeds=torch.cat(embeds)[None], **options)[0].tolist()
 
 
@@ -232,7 +232,7 @@ REQUESTS: list[Any] = [
 
 
 def test_qwen2_vl_as_by_vllms_own_class(engines: ExitStack, tmp_path: Path) -> None:
-    stored(tmp_path, "qwen2_vl", PlainQwen2VL)
+    stored(tmp_path, "qwen2_vl", PlainQwen2VL, seed=1)  # of which vLLM's class samples no placeholder
     theirs, *ours = (
         answer(started(engines, tmp_path, model, max_model_len=1024), REQUESTS)
         for model in (Qwen2VLForConditionalGeneration, WithTheSpec, WithTheMixin)

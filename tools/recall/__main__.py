@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tools.matrix.checks import PREFIX
 from tools.matrix.trees import ROOT, build, environment
 
-from .bugs import BUGS, Bug
+from .bugs import REPLAYS
 
 PAGE = ROOT / "docs" / "data" / "recall.md"
 SECONDS = 1200
@@ -44,9 +44,8 @@ def run(version: str, numbers: Iterable[int]) -> dict[tuple[int, str], dict[str,
 
 
 def failures(number: int, results: Results) -> list[str]:
-    """How the results are not what `BUGS` states of a bug."""
-    replayed = BUGS[number].replay
-    assert replayed is not None
+    """How the results are not what `REPLAYS` states of a bug."""
+    replayed = REPLAYS[number]
     nothing = {"status": "no result", "message": "the process ended"}
     found = results.get((number, replayed.affected), nothing)
     told = []
@@ -70,46 +69,18 @@ def failures(number: int, results: Results) -> list[str]:
     return told
 
 
-def row(number: int, bug: Bug) -> str:
-    """A row of the page's table."""
-    if bug.replay is not None:
-        law = bug.replay.law
-        how = f"replayed on {bug.replay.affected}; "
-        how += f"holds on {bug.replay.fixed}" if bug.replay.fixed else "holds on none up to 0.33.0"
-    elif bug.rebuilt:
-        law, how = "", f"rebuilt: {bug.rebuilt.replace('_', ' ')}"
-    else:
-        law, how = "", f"not caught: {bug.missed}"
-    return f"| {number} | {bug.issues} | {bug.symptom} | {law} | {how} |"
-
-
-def counts() -> str:
-    """The counts of the page."""
-    replayed = [bug.replay for bug in BUGS.values() if bug.replay is not None]
-    rebuilt = sum(bool(bug.rebuilt) for bug in BUGS.values())
-    fixed = sum(one.fixed is not None for one in replayed)
-    return (
-        f"Of {len(BUGS)} bugs {len(replayed)} are replayed, {rebuilt} are rebuilt, and "
-        f"{len(BUGS) - len(replayed) - rebuilt} are not caught. Of those that are replayed, "
-        f"{fixed} are fixed in a later release, and there the law holds."
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.recall", description="Replay public bugs of vLLM."
     )
-    replayable = [number for number, bug in BUGS.items() if bug.replay is not None]
     parser.add_argument(
-        "numbers", nargs="*", type=int, metavar="BUG", choices=[[], *replayable], help="all"
+        "numbers", nargs="*", type=int, metavar="BUG", choices=[[], *REPLAYS], help="all"
     )
-    numbers = parser.parse_args().numbers or replayable
+    numbers = parser.parse_args().numbers or list(REPLAYS)
     by_version: dict[str, list[int]] = defaultdict(list)
     for number in numbers:
-        replayed = BUGS[number].replay
-        for version in (replayed.affected, replayed.fixed) if replayed else ():
-            if version is not None:
-                by_version[version].append(number)
+        for version in filter(None, (REPLAYS[number].affected, REPLAYS[number].fixed)):
+            by_version[version].append(number)
     build(list(by_version))
     results: dict[tuple[int, str], dict[str, Any]] = {}
     for version, some in tqdm(by_version.items(), unit="release", disable=None):

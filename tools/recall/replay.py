@@ -1,4 +1,4 @@
-"""What runs in the tree of one release: laws on vLLM's own processors, for some of `bugs.BUGS`.
+"""What runs in the tree of one release: laws on vLLM's own processors, for some of `bugs.REPLAYS`.
 
     python -m tools.recall.replay 8 9
 
@@ -25,7 +25,7 @@ from hypothesis import Phase, settings
 
 from tools.matrix.checks import PREFIX, SETTINGS
 
-from .bugs import BUGS, Replay
+from .bugs import REPLAYS, Replay
 
 
 def main(numbers: list[int]) -> None:
@@ -39,17 +39,16 @@ def main(numbers: list[int]) -> None:
     settings.load_profile("recall")
     _as_transformers_5()
     for number in numbers:
-        result = {"bug": number, **_result(BUGS[number].replay)}
+        result = {"bug": number, **_result(REPLAYS[number])}
         print(PREFIX + json.dumps(result), flush=True)
 
 
-def _result(replayed: Replay | None) -> dict[str, Any]:
+def _result(replayed: Replay) -> dict[str, Any]:
     """What the law of a replay says here: `holds`, `violated`, `not applicable` or `error`."""
     from mmkit.testing import NotApplicable, Violation, check_law
     from mmkit.testing.laws import caches
     from tools.survey.laws import EVERY
 
-    assert replayed is not None
     try:
         subject = _subject(replayed)
     except Exception as error:
