@@ -19,7 +19,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
 from mmkit.testing import AudioSample, ImageSample, Request, TensorSample, VideoSample, vllm_path
@@ -168,15 +167,6 @@ LIVE = {
     "paligemma": Live(multiples(56, 2), [{"do_rescale": False}, {"do_normalize": False}, {"resample": 0}]),
     "phi3v": Live(multiples(336), [{"num_crops": 1}, {"num_crops": 2}], "<|image_{}|>", embeds=[1, 16, 27]),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors wait for threads longer than they are worked on."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------

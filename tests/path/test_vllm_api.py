@@ -34,11 +34,6 @@ Changes = dict[str, list[tuple[str, str]]]
 
 ARGUMENTS = r"(    def apply\(\n        self,\n        inputs: ProcessorInputs,\n        timing_ctx: TimingContext),"
 FUTURES: dict[str, tuple[Changes, str]] = {
-    "renamed": (
-        {PROCESSOR: [(r"\bget_dummy_inputs\b", "get_largest_inputs")]},
-        ", BaseMultiModalProcessor: expected a method get_dummy_inputs(seq_len, mm_counts, mm_options) to override, "
-        "got none.",
-    ),
     "several": (
         {
             PROCESSOR: [(ARGUMENTS, r"\1, priority: int,"), (r"\b_get_mm_fields_config\b", "_get_fields")],
