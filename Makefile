@@ -16,7 +16,6 @@ BENCHARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
 SURVEYARGS ?=
-RECALLARGS ?=
 MUTANTARGS ?=
 WHEELARGS ?=
 
@@ -39,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -119,9 +118,6 @@ matrix: $(VENV)/.installed
 
 survey: $(VENV)/.installed
 	$(BIN)/python -m tools.survey $(SURVEYARGS)
-
-recall: $(VENV)/.installed
-	$(BIN)/python -m tools.recall $(RECALLARGS)
 
 mutants: $(VENV)/.installed $(VENV)/.night
 	$(BIN)/python -m tools.mutants --jobs $(JOBS) --store out/mutants.json $(MUTANTARGS)

@@ -9,15 +9,11 @@ from torch import nn
 from mmkit import MmkitError, Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, plugin
 from mmkit.testing import Violation, check_law
 
-from .planted import HIDDEN, MIXED, ByHand, Derived, _Encoders, with_model
+from .planted import HIDDEN, MIXED, Derived, _Encoders, with_model
 
 
 class Series:
     def embed_series(self, values: Any, length: Any, version: Any) -> Any: ...
-
-
-class Whole(MultiModalModel, nn.Module):
-    def embed_multimodal(self, **fields: Any) -> Any: ...
 
 
 CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
@@ -66,13 +62,6 @@ def test_raw_input_comes_to_forward() -> None:
     assert str(refused.value) == f"raw, Robot.forward: {expected}"
 
 
-@pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived), (Whole,)])
-def test_a_class_that_can(bases: tuple[type, ...]) -> None:
-    from mmkit.model.checks import check_class
-
-    check_class(MIXED, type("Robot", bases, {"embed_frames": lambda self, **fields: None}))
-
-
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
@@ -119,8 +108,3 @@ def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatc
         "MMKIT_MODULES, no_such_package.model: expected a module that every process can import, got No module named "
         "'no_such_package'. Install its package, or set PYTHONPATH."
     )
-
-
-def test_a_model_hides_the_logits_of_one_shard() -> None:
-    """vLLM would sample from them, and pass by the mask of placeholder ids."""
-    assert not hasattr(MultiModalModel.__new__(MultiModalModel), "compute_logits_local")
