@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import torch
 from psutil import CONN_ESTABLISHED
 from safetensors.torch import load_file, save_file
 

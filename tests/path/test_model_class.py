@@ -108,3 +108,8 @@ def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatc
         "MMKIT_MODULES, no_such_package.model: expected a module that every process can import, got No module named "
         "'no_such_package'. Install its package, or set PYTHONPATH."
     )
+
+
+def test_a_model_hides_the_logits_of_one_shard() -> None:
+    """vLLM would sample from them, and pass by the mask of placeholder ids."""
+    assert not hasattr(MultiModalModel.__new__(MultiModalModel), "compute_logits_local")
