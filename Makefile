@@ -49,7 +49,7 @@ help:
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
 	@echo "make evening those of them that continuous integration runs"
-	@echo "make page    the test of Terra's page in a browser, which needs chromium and chromedriver"
+	@echo "make page    the test of Terra's page in a browser, which needs chromium, chromedriver and nginx"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"

@@ -6,18 +6,15 @@ of text; `unexpand` gives the prompt back. What one refuses, the other does, too
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
 from typing import Any
 
-from transformers import AutoConfig
-
-from examples import terra
-from examples.series.configuration import WavesConfig
+from examples import series, terra
 from examples.series.spec import WAVES
-from examples.series.untrained import make_tokenizer
 from examples.terra.spec import TERRA
+from mmkit import ModelSpec
 from mmkit.bound.placeholders import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import differences
@@ -110,24 +107,14 @@ def check(subject: Subject, examples: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _terra() -> Subject:
-    terra.register()
-    return of_spec(TERRA, terra.CHECKPOINT)
+def _example(package: ModuleType, spec: ModelSpec) -> Subject:
+    """Of the package's committed checkpoint."""
+    package.register()
+    return of_spec(spec, package.CHECKPOINT)
 
 
-def _series() -> Subject:
-    AutoConfig.register("waves", WavesConfig, exist_ok=True)
-    return of_spec(WAVES, _series_folder().name)
-
-
-@functools.cache
-def _series_folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(folder.name)
-    WavesConfig(vocab_size=len(tokenizer), architectures=["WavesForCausalLM"]).save_pretrained(folder.name)
-    return folder
-
-
-EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": _terra, "series": _series}
+EXAMPLES: Mapping[str, Callable[[], Subject]] = {
+    "terra": partial(_example, terra, TERRA),
+    "series": partial(_example, series, WAVES),
+}
 """Subjects of models that vLLM's authors did not write."""

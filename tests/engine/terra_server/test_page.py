@@ -148,6 +148,8 @@ def test_two_players_drive_and_a_lost_connection_resumes(proxy: Proxy, tmp_path:
         assert first.pixels != before[0]
         assert second.pixels != before[1]
         assert first.pixels != second.pixels
+        # docs/terra.md shows one like it
+        assert first.browser.save_screenshot(str(tmp_path / "terra-page.png"))
         # its console is silent: nothing failed, and nothing was asked of anybody else
         assert not first.browser.get_log("browser")
 
