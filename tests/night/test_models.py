@@ -2,7 +2,7 @@
 Qwen2-VL as by vLLM's own class, whose M-RoPE positions follow from the grids that the spec states."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.gallery.whisper import WHISPER
 from examples.llava_like.offline import answer, engine
 from mmkit import MultiModalModel
-from tests.engine.processes import engines_in_this_process
 from tests.oracles import SYSTEMS
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,13 +51,6 @@ def stored(folder: Path, name: str, plain: Any, seed: int = 0, **changes: Any) -
     sharpened(model, seed=seed)
     model.save_pretrained(folder)
     return model
-
-
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setenv("MMKIT_MODULES", __name__)  # for the processes of a test alone
-    with engines_in_this_process() as stack:
-        yield stack
 
 
 def started(engines: ExitStack, folder: Path, model: type, **options: Any) -> Any:

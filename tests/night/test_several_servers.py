@@ -202,10 +202,12 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         # what nobody has encoded, and what comes in a session, it encodes itself
         assert frame(generator, 4, uuids={"actions": ["a", "b", "c"]}) == expected[4][0]
         assert frames(generator, 0) == expected[0]
-        frame(encoder, 5, max_tokens=1)
+        prompt, items = context(2)
+        unheard = {"actions": items["actions"] + np.float32(0.001)}  # which neither has in a cache
+        encoder.generate(prompt, unheard, **{**FRAME, "max_tokens": 1})
         for path in encoded.rglob("*.safetensors"):
-            save_file({name: 10 - rows for name, rows in load_file(path).items()}, path)
-        assert frame(generator, 5) != expected[5][0]
+            save_file({name: 30 * rows.flip(-1) for name, rows in load_file(path).items()}, path)
+        assert generator.generate(prompt, unheard, **FRAME).choices[0].token_ids != expected[2][0]
 
 
 def test_two_processes_of_one_copy(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Terra's engines that draft frames, the demo, how good the world is, and the policy that learns in the dream."""
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.terra import CHECKPOINT, learn, register
+from examples.terra import CHECKPOINT, learn
 from examples.terra import __main__ as demo
 from examples.terra.drafts import FRAME_TOKENS
 from examples.terra.drive import endless
@@ -19,17 +18,9 @@ from examples.terra.drive.judge import followed, judge
 from examples.terra.drive.simulator import record
 from examples.terra.environment import TrueTown
 from examples.terra.worlds import CONTEXT_FRAMES, TownWorld
-from tests.engine.processes import engines_in_this_process
 from tests.engine.terra.rollouts import PAD, engine, expected, generate, stacked
 
 WORLD = TownWorld()
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[ExitStack]:
-    register()
-    with engines_in_this_process() as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 one by one."""
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from vllm import SamplingParams
 
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.offline import engine
-from examples.vla import register
 from examples.vla.checkpoint import STATISTICS, make_checkpoint
 from examples.vla.spec import BINS, CENTRES
 from mmkit import InputError
 from mmkit.model import sampling_params
 from mmkit.serve import Client
 from mmkit.serve.process import Server
-from tests.engine.processes import engines_in_this_process
 
 from .vla import OVERRIDES, WITH_TABLES
 
@@ -39,13 +36,6 @@ LOW, HIGH = (np.array(STATISTICS[name]) for name in ("q01", "q99"))
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("vla"))
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[ExitStack]:
-    register()
-    with engines_in_this_process() as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

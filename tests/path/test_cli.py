@@ -14,7 +14,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 from safetensors.torch import save_file
@@ -41,7 +40,7 @@ from mmkit import (
     embed,
     testing,
 )
-from mmkit.cli import app, doctor, forms, show
+from mmkit.cli import app, doctor, forms
 from mmkit.cli.common import UsageError
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.plan import Plan
@@ -149,15 +148,6 @@ def test_pictures(name: str, tmp_path: Path) -> None:
     svg = made.read_text()
     assert "url(" not in svg.replace("url(#", "")
     assert svg == (ROOT / "docs" / "images" / f"show-{name}.svg").read_text()
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4), st.lists(st.sampled_from("abc"), max_size=4))
-def test_folded_words_are_the_words(part: list[str], times: int, rest: list[str]) -> None:
-    """In blocks; the pictures show that they are short."""
-    text = " ".join(show.folded(part * times + rest))
-    while (unfolded := re.sub(r"(\w|\([^()]*\)) ×(\d+)", lambda m: f"{m[1].strip('()')} " * int(m[2]), text)) != text:
-        text = unfolded
-    assert text.split() == part * times + rest
 
 
 KINDS = {

@@ -14,7 +14,6 @@ from examples.llava_like.checkpoint import make_checkpoint
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import testing
-from mmkit.errors import MmkitError
 
 FEW = ("--mmkit-examples", "4", "-k", "ranges or cache or text")
 
@@ -41,11 +40,6 @@ def test_check_reports_each_law() -> None:
     assert first == "terra"
     assert needs_model.endswith("  not applicable: needs the model: say model=True")
     assert summary == "  2 held, 0 violated, 2 neither"
-
-
-def test_an_unknown_law() -> None:
-    with pytest.raises(MmkitError, match=r"^laws: expected some of ranges, text, .*, outputs, got 'L2'\.$"):
-        testing.check(TERRA, CHECKPOINT, laws=["L2"])
 
 
 def test_what_vllm_has(tmp_path: Path) -> None:
