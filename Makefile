@@ -16,7 +16,6 @@ BENCHARGS ?=
 VERSIONS ?=
 MATRIXARGS ?=
 SURVEYARGS ?=
-RECALLARGS ?=
 MUTANTARGS ?=
 WHEELARGS ?=
 
@@ -39,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey recall mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv demo serve-demo drive drive-demo test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -50,7 +49,7 @@ help:
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
 	@echo "make evening those of them that continuous integration runs"
-	@echo "make page    the test of Terra's page in a browser, which needs chromium and chromedriver"
+	@echo "make page    the test of Terra's page in a browser, which needs chromium, chromedriver and nginx"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
@@ -119,9 +118,6 @@ matrix: $(VENV)/.installed
 
 survey: $(VENV)/.installed
 	$(BIN)/python -m tools.survey $(SURVEYARGS)
-
-recall: $(VENV)/.installed
-	$(BIN)/python -m tools.recall $(RECALLARGS)
 
 mutants: $(VENV)/.installed $(VENV)/.night
 	$(BIN)/python -m tools.mutants --jobs $(JOBS) --store out/mutants.json $(MUTANTARGS)

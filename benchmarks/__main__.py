@@ -15,9 +15,7 @@ ALL = (
     "startup",
     "overhead",
     "render",
-    "stages",
     "terra_cpu",
-    "terra_session",
     "serve_load",
     "terra_gpu",
 )

@@ -58,18 +58,9 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"serve_load{'_stream' if stream else ''}.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
-    print(
-        f"{'clients':>8} {'direct':>14} {'door':>14} {'ratio':>18} {'p50 door':>10} "
-        f"{'p99 door':>10}"
-    )
     for row in report["rows"]:
-        low, high = row["ratio_range"]
-        print(
-            f"{row['clients']:>8} {row['direct']['requests_per_second']:>10.1f} r/s"
-            f" {row['door']['requests_per_second']:>10.1f} r/s {row['ratio']:>6.3f} "
-            f"({low:.2f}-{high:.2f})"
-            f" {row['door']['p50_ms']:>7.0f} ms {row['door']['p99_ms']:>7.0f} ms"
-        )
+        rates = " and ".join(f"{row[kind]['requests_per_second']:.1f} ({kind})" for kind in KINDS)
+        print(f"{row['clients']} clients: {rates} requests/s, ratio {row['ratio']:.3f}")
 
 
 def drawn(count: int) -> list[tuple[list[int], np.ndarray]]:

@@ -42,7 +42,6 @@ def main(
         "rounds": rounds,
         "import_ms": {name: spread(values) for name, values in taken.items()},
     }
-    report["without_vllm"] = without_vllm()
     report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
     rows = [(f"importing {name}", ms) for name, ms in report["import_ms"].items()]
     rows += [(f"the classes of {name}", ms) for name, ms in report["classes_ms"].items()]
@@ -56,20 +55,6 @@ def main(
 def spread(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {"median": ordered[len(ordered) // 2], "least": ordered[0], "most": ordered[-1]}
-
-
-def without_vllm() -> bool:
-    """Whether importing mmkit leaves vLLM and transformers alone."""
-    code = (
-        "import sys, mmkit; print(bool({'vllm', 'transformers'} & {n.split('.')[0] for n in "
-        "sys.modules}))"
-    )
-    return (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "False\n"
-    )
 
 
 def classes(rounds: int) -> dict[str, list[float]]:

@@ -24,9 +24,8 @@ every position so far,
     bytes per step = weights + streams * positions * layers * 2 * kv heads * head size * bytes per
     number
 
-so a frame cannot take less than the sum of its steps' bytes by the bandwidth. The bandwidth is the
-device's own: memory clock times bus width, twice per clock; and, beside it, that of copying 2 GiB,
-as measured here.
+so a frame cannot take less than the sum of its steps' bytes by the bandwidth, that of copying
+2 GiB, as measured here.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def main(
     for row in rows:
         if (base := reference.get(row["streams"])) and "error" not in row:
             row["times_hf"] = row["frames_per_second"] / base["frames_per_second"]
-    columns = ["part", "streams", "frames/s", "ms per step", "of the bound", "of the measured one"]
+    columns = ["part", "streams", "frames/s", "ms per step", "of the bound"]
     name = "terra_gpu_tiny" if tiny else "terra_gpu"
     report = {"frames": frames, "rows": rows}
     measure.store(name, report, [*columns, "times HF", "prefix cache"], [*map(shown, rows)])
@@ -109,15 +108,13 @@ def main(
 
 def shown(row: dict[str, Any]) -> list[str]:
     if "error" in row:
-        return [row["part"], str(row["streams"]), row["error"][-60:], "", "", "", "", ""]
-    bound = row["of_bound"]
+        return [row["part"], str(row["streams"]), row["error"][-60:], "", "", "", ""]
     return [
         row["part"],
         str(row["streams"]),
         f"{row['frames_per_second']:.2f}",
         f"{row['ms_per_step']:.2f}",
-        "" if bound is None else f"{bound:.0%}",
-        f"{row['of_measured_bound']:.0%}",
+        f"{row['of_bound']:.0%}",
         f"{row['times_hf']:.1f}" if "times_hf" in row else "",
         "" if row["cached"] is None else f"{row['cached']:.1%}",
     ]
@@ -170,7 +167,7 @@ def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict
         # the first frame of a rollout finds nothing in the cache, by intention
         if len(seconds) > 1:
             cached, prompts = cached + hits, prompts + length
-    bandwidth, measured = device_bandwidth(), copying_bandwidth()
+    bandwidth = copying_bandwidth()
     least = sum(frame_bytes(cfg, streams, CONTEXT + number) for number in range(frames))
     return {
         "part": kind,
@@ -179,10 +176,8 @@ def run(kind: str, streams: int, frames: int, tiny: bool, memory: float) -> dict
         "frames": frames,
         "frames_per_second": streams * frames / sum(seconds),
         "ms_per_step": 1000 * sum(seconds) / frames / cfg.num_image_patches,
-        "of_bound": None if bandwidth is None else least / bandwidth / sum(seconds),
-        "of_measured_bound": least / measured / sum(seconds),
-        "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
-        "measured_bandwidth_gb_s": measured / 1e9,
+        "of_bound": least / bandwidth / sum(seconds),
+        "bandwidth_gb_s": bandwidth / 1e9,
         "cached": cached / prompts if prompts else None,
         "seconds_of_each_frame": [round(taken, 4) for taken in seconds],
     }
@@ -274,18 +269,6 @@ def frame_bytes(cfg: Any, streams: int, known: int) -> float:
     steps, begin = cfg.num_image_patches, known * cfg.num_spatio_embeddings
     positions = steps * begin + steps * (steps - 1) / 2
     return steps * read_parameters(cfg) * width + streams * positions * position
-
-
-def device_bandwidth() -> float | None:
-    """Bytes per second as the device states them; None where there is no GPU or it does not say."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    gpu = torch.cuda.get_device_properties(0)
-    # kHz, bits
-    clock, width = getattr(gpu, "memory_clock_rate", 0), getattr(gpu, "memory_bus_width", 0)
-    return 2 * clock * 1e3 * width / 8 or None
 
 
 def copying_bandwidth(size: int = 2**31, rounds: int = 20) -> float:

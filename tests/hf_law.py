@@ -1,29 +1,20 @@
 """The processors for transformers against vLLM's processing path: what both make of drawn requests.
 
-    python -m tests.hf_law llava qwen2_vl --examples 10000
-
 Ids, ranges with their masks, every value of every field, and what a model receives of them are equal, of token ids and
 of text; `unexpand` gives the prompt back. What one refuses, the other does, too.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from functools import partial
+from types import ModuleType
+from typing import Any
 
-import torch
-import typer
-from transformers import AutoConfig
-
-from examples import terra
-from examples.series.configuration import WavesConfig
+from examples import series, terra
 from examples.series.spec import WAVES
-from examples.series.untrained import make_tokenizer
 from examples.terra.spec import TERRA
+from mmkit import ModelSpec
 from mmkit.bound.placeholders import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import differences
@@ -116,46 +107,14 @@ def check(subject: Subject, examples: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _terra() -> Subject:
-    terra.register()
-    return of_spec(TERRA, terra.CHECKPOINT)
+def _example(package: ModuleType, spec: ModelSpec) -> Subject:
+    """Of the package's committed checkpoint."""
+    package.register()
+    return of_spec(spec, package.CHECKPOINT)
 
 
-def _series() -> Subject:
-    AutoConfig.register("waves", WavesConfig, exist_ok=True)
-    return of_spec(WAVES, _series_folder().name)
-
-
-@functools.cache
-def _series_folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="mmkit-test-")  # removed when the interpreter exits
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(folder.name)
-    WavesConfig(vocab_size=len(tokenizer), architectures=["WavesForCausalLM"]).save_pretrained(folder.name)
-    return folder
-
-
-EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": _terra, "series": _series}
+EXAMPLES: Mapping[str, Callable[[], Subject]] = {
+    "terra": partial(_example, terra, TERRA),
+    "series": partial(_example, series, WAVES),
+}
 """Subjects of models that vLLM's authors did not write."""
-
-
-def main(systems: Annotated[list[str] | None, typer.Argument()] = None, examples: int = 10_000) -> None:
-    from tests.path.test_project_specs import SYSTEMS, subject
-
-    torch.set_num_threads(1)
-    failed = False
-    for name in systems or [*SYSTEMS, *EXAMPLES]:
-        start = time.perf_counter()
-        try:
-            took, refused = check(EXAMPLES[name]() if name in EXAMPLES else subject(name), examples)
-        except AssertionError as error:
-            print(f"{name}: {error}", flush=True)
-            failed = True
-        else:
-            seconds = time.perf_counter() - start
-            print(f"{name}: {took} taken, {refused} refused, 0 differences, {seconds:.0f} s", flush=True)
-    sys.exit(failed)
-
-
-if __name__ == "__main__":
-    typer.run(main)

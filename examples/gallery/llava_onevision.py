@@ -53,8 +53,9 @@ tower, sizes = cfg.vision_config, cfg.image_grid_pinpoints
 side = tower.image_size // tower.patch_size
 most = most_views(cfg.vision_aspect_ratio)
 best = best_size(item.height, item.width, sizes)
-tiles = unpadded(item.height, item.width, *(side * (best[i] // tower.image_size) for i in (0, 1)))
-grid = reduced(tiles, side, most)
+rows, columns = (best[i] // tower.image_size for i in (0, 1))
+grid = reduced(unpadded(item.height, item.width, side * rows, side * columns), side, most)
+tile = (3, tower.image_size, tower.image_size)
 view = side**2 - where(cfg.vision_feature_select_strategy == "default", 1, 0)
 pooled = ceil_div(side, cfg.get("spatial_pool_stride", 2))
 
@@ -65,7 +66,7 @@ LLAVA_ONEVISION = ModelSpec(
         item=Image(largest=largest(sizes, tower.patch_size, side, most)),
         placeholder=cfg.image_token_index,
         tokens=view + grid[0] * grid[1] + grid[0],
-        fields={"pixel_values": batched(), "image_sizes": batched(keep_on_cpu=True)},
+        fields={"pixel_values": batched(shape=(1 + rows * columns, *tile)), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,
     ),
@@ -74,7 +75,7 @@ LLAVA_ONEVISION = ModelSpec(
         item=Video(largest=(32, tower.image_size, tower.image_size)),
         placeholder=cfg.video_token_index,
         tokens=item.frames * pooled**2 + 1,
-        fields={"pixel_values_videos": batched()},
+        fields={"pixel_values_videos": batched(shape=(item.frames, *tile))},
         process=hf(proc.video_processor, one_by_one=True),
         embeds=embed(cfg.video_token_index) * item.rows,
     ),

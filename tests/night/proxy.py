@@ -25,6 +25,14 @@ http {{
 """
 
 
+def command(folder: Path, servers: str) -> list[str]:
+    """What starts an nginx of these servers, whose files lie in a folder."""
+    paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
+    (folder / "mmkit.conf").write_text(servers)
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
+    return [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+
+
 class Proxy:
     """A running nginx with the configuration of deploy/, whose ports and keys are those of a test.
 
@@ -45,11 +53,8 @@ class Proxy:
         }.items():
             assert word in given
             given = given.replace(word, ours)
-        paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
         (folder / "keys").write_text(f'"Bearer {KEY}" 1;\n')
-        (folder / "mmkit.conf").write_text(given)
-        (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
-        self._command = [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(self.log)]
+        self._command = command(folder, given)
 
     def __enter__(self) -> Proxy:
         self.process = subprocess.Popen(self._command)

@@ -25,7 +25,7 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
     assert [row["part"] for row in rows] == list(terra_gpu.PARTS)
     for row in rows:
         assert row["frames_per_second"] > 0
-        assert 0 < row["of_measured_bound"] < 1
+        assert 0 < row["of_bound"] < 1
         assert row["times_hf"] > 0
         assert (row["cached"] or 0) > 0 or row["part"] == "hf"
 
@@ -37,15 +37,6 @@ def test_terra_on_a_cpu(tmp_path: Path) -> None:
     assert row["steps"]["hf"] == row["steps"]["none"] == 64
     assert row["steps"]["frames"] < row["steps"]["ngrams"] < 48
     assert row["cached"] > 0
-
-
-def test_a_session_without_end(tmp_path: Path) -> None:
-    options = ["--frames", "225", "--keep", "20", "--others", "24", "--other-frames", "225"]
-    long, other = results(tmp_path, "terra_session", *options)["rows"]
-    assert (long["every"], other["every"]) == (5, 1)
-    assert long["again"] < other["again"]
-    assert long["first_cpu_ms"] > 0 < long["last_cpu_ms"]
-    assert long["engine_mib"][1] < long["engine_mib"][0] * 1.1
 
 
 def test_overhead_of_one_model(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The LLaVA-like model beside vLLM's own class: ids, the spec on that class, features of vLLM that
 ask something of the model class (`python -m tools.features` runs all of them on both sides), render processes."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from examples.llava_like import register
 from examples.llava_like.cases import Case, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
-from tests.engine.processes import engines_in_this_process
 from tools.features import parts
 from tools.features.rows import FEATURES, Side
 
@@ -28,13 +25,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cases(checkpoint: Path) -> list[Case]:
     return make_cases(AutoTokenizer.from_pretrained(checkpoint), 60)
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[ExitStack]:
-    register()
-    with engines_in_this_process() as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ SHORT = {"data": "AAAA", "dtype": "float32", "shape": [2, 1]}
 REFUSED = [
     (SERIES_PART | {"series": [[1.0]] * 65}, "series[0]: expected a (1..64, 1) float32 tensor"),
     (SERIES_PART | {"series": SHORT}, "items.series[0].data: expected 8 bytes"),
-    (SERIES_PART | {"series": {"dat": 1}}, "items.series[0]: expected nested lists of numbers"),
+    (SERIES_PART | {"series": {"dat": 1}}, "items.series[0].dat: expected one of data, dtype, shape"),
     (SERIES_PART | {"series": None}, "['series'][0] is empty but multi_modal_uuids['series'][0] is missing."),
     (SERIES_PART, 'the item of a part "series" as its "series", got none'),
     (IMAGE_PART, "expected modalities among ['series'], got 'image'"),

@@ -1,6 +1,7 @@
 """Servers of several processes, with Terra: what a client sees of one, it sees of all."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import torch
 from psutil import CONN_ESTABLISHED
-from safetensors.torch import load_file, save_file
 
 from benchmarks.vllm_bench import requests
 from examples.terra import CHECKPOINT
@@ -23,8 +22,9 @@ from mmkit.serve import Client, RequestError, ServerGone
 from mmkit.serve.process import Server
 from mmkit.testing import of_spec
 from tests.engine.processes import run
+from tests.engine.terra import rollouts
 from tests.engine.terra_server.clients import WAIT, ends, scraped
-from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
+from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
 from tests.night.soak import metrics, rollout, terra_server
 
 pytestmark = pytest.mark.timeout(1800)
@@ -203,10 +203,18 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         # what nobody has encoded, and what comes in a session, it encodes itself
         assert frame(generator, 4, uuids={"actions": ["a", "b", "c"]}) == expected[4][0]
         assert frames(generator, 0) == expected[0]
-        frame(encoder, 5, max_tokens=1)
-        for path in encoded.rglob("*.safetensors"):
-            save_file({name: torch.zeros_like(rows) for name, rows in load_file(path).items()}, path)
-        assert frame(generator, 5) != expected[5][0]
+        # rows of other actions in the place of those that it asks for
+        prompt, files = context(2)[0], []
+        for change in (0.001, -3):
+            files.append({*encoded.rglob("*.safetensors")})
+            changed = {"actions": ACTIONS[2, :3] * (change > 0) + np.float32(change)}
+            encoder.generate(prompt, changed, **{**FRAME, "max_tokens": 1})
+        (other,) = {*encoded.rglob("*.safetensors")} - files[1]
+        for path in files[1] - files[0]:
+            shutil.copy(other, path)
+        answer = generator.generate(prompt, {"actions": ACTIONS[2, :3] + np.float32(0.001)}, **FRAME)
+        standing = rollouts.expected(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
+        assert answer.choices[0].token_ids == standing != expected[2][0]
 
 
 def test_two_processes_of_one_copy(tmp_path: Path) -> None:

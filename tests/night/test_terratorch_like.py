@@ -4,11 +4,9 @@ import pytest
 import torch
 from vllm import LLM
 
-from examples.terratorch_like import register
 from examples.terratorch_like.checkpoint import make_checkpoint
 from mmkit.serve import Client, RequestError
 from mmkit.serve.process import Server
-from tests.engine.processes import engines_in_this_process
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,16 +25,14 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ask(checkpoint):
+def ask(checkpoint, engines):
     """Gives a function of several requests at once."""
-    register()
-    with engines_in_this_process() as engines:
-        options = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4}
-        llm = LLM(str(checkpoint), runner="pooling", skip_tokenizer_init=True, **options)
-        engines.callback(llm.llm_engine.engine_core.shutdown)
-        yield lambda requests: [
-            result.outputs.data for result in llm.encode(requests, pooling_task="plugin", use_tqdm=False)
-        ]
+    options = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4}
+    llm = LLM(str(checkpoint), runner="pooling", skip_tokenizer_init=True, **options)
+    engines.callback(llm.llm_engine.engine_core.shutdown)
+    return lambda requests: [
+        result.outputs.data for result in llm.encode(requests, pooling_task="plugin", use_tqdm=False)
+    ]
 
 
 def request(image, prompt=(1,)):

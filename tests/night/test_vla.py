@@ -2,7 +2,6 @@
 one by one."""
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from vllm import SamplingParams
 
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.offline import engine
-from examples.vla import register
 from examples.vla.checkpoint import STATISTICS, make_checkpoint
 from examples.vla.spec import BINS, CENTRES
 from mmkit import InputError
 from mmkit.model import sampling_params
 from mmkit.serve import Client
 from mmkit.serve.process import Server
-from tests.engine.processes import engines_in_this_process
 
 from .vla import OVERRIDES, WITH_TABLES
 
@@ -39,13 +36,6 @@ LOW, HIGH = (np.array(STATISTICS[name]) for name in ("q01", "q99"))
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("vla"))
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[ExitStack]:
-    register()
-    with engines_in_this_process() as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +132,7 @@ def test_over_http(checkpoint: Path, tmp_path: Path) -> None:
         Client(server.url, timeout=240) as client,
     ):
         action, table = client.modalities().outputs
-        assert (action.tokens, action.shape, action.dtype, action.png) == (7, [7], "float64", False)
+        assert (action.tokens, action.shape, action.dtype) == (7, [7], "float64")
         assert (table.tokens, table.shape, table.dtype) == (29, [4, 3, 2], "int64")
         for choice in client.generate(PROMPT, items, output="action", n=3, **wild).choices:
             assert (choice.output.shape, choice.output.dtype) == ((7,), np.float64)

@@ -47,8 +47,6 @@ CONTENTS: dict[str, Any] = {
     "an unknown name": [{"type": "image_url", "image_url": None, "uuid": "other"}],
     "embeddings": [embeddings(ROWS, HIDDEN), {"type": "text", "text": "what?"}],
     "a part of no kind": [{"type": "series", "series": [[0.5]]}],
-    "a part of ours": [{"type": "image", "image": {"data": "", "dtype": "float32", "shape": [0]}}],
-    "a video": [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}],
 }
 BODIES: dict[str, dict[str, Any]] = {
     **{name: {"messages": [{"role": "user", "content": content}]} for name, content in CONTENTS.items()},

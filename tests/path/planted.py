@@ -1,8 +1,7 @@
 """Planted bugs: what people get wrong in a processor, a spec or a model, each with the law that must catch it.
 
 A bug changes one thing in a correct base: `MIXED` (two modalities, text, kwargs) or `ROBOT` (ids only, placeholders
-written by the caller) over a made-up checkpoint. ``python -m tests.path.planted`` writes
-the table of them, docs/data/planted-bugs.md.
+written by the caller) over a made-up checkpoint. docs/data/planted-bugs.md tells what each mistake is.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import json
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +22,6 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMultiModal
@@ -56,7 +53,7 @@ from mmkit.layout import Placeholder
 from mmkit.model.positions import get_mrope_input_positions
 from mmkit.model.sound import largest_magnitude
 from mmkit.placement import Placement
-from mmkit.testing import LAWS, ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
+from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
 from tests.profiles import profile
@@ -282,7 +279,7 @@ class Bug:
 
     Attributes:
         law: the law that must catch it.
-        sentence: what is wrong.
+        name: as docs/data/planted-bugs.md has it.
         hook: what is overridden: a method, as ``processor.METHOD`` (or info, parser, model); a modality, ``series`` or
             ``frames``; or its function, as ``frames.process``. ``subject`` for what no single hook makes.
         change: the new method, which gets the inherited one and its arguments; what returns the changes of a modality;
@@ -293,7 +290,6 @@ class Bug:
 
     law: str
     name: str
-    sentence: str
     hook: str
     change: Callable[..., Any]
     message: str
@@ -651,214 +647,167 @@ ELSEWHERE = r"token \d+ is at \[\d+, \d+, \d+\], and in Qwen2VLModel at \[\d+, \
 CACHED = "without a cache and with one in one process: "
 
 BUGS = [
-    Bug("counts", "layout_longer_than_the_rows",
-        "The layout has three positions for an item, the encoder two rows.", "frames",
-        layout_longer_than_the_rows, r"frames\[0\] has 2 encoder rows and 3 embed positions", model=ByHand),
-    Bug("counts", "layout_longer_than_the_rows_of_a_mixin",
-        "The same by the size of the raw item, in a model class whose mixin checks rows.", "frames",
+    Bug("counts", "layout_longer_than_the_rows", "frames", layout_longer_than_the_rows,
+        r"frames\[0\] has 2 encoder rows and 3 embed positions", model=ByHand),
+    Bug("counts", "layout_longer_than_the_rows_of_a_mixin", "frames",
         lambda: {"layout": embed(tok["<pad>"]) * (item.length + 1), "embeds": embed(tok["<pad>"]) * item.rows},
         r"mixed\.frames, embed_frames, item 0: expected 3 encoder rows, got 2", model=Derived),
-    Bug("counts", "literal_in_the_mask",
-        "The mask marks a literal token before the placeholders as one of them.", "series",
+    Bug("counts", "literal_in_the_mask", "series",
         lambda: {"layout": embed(tok["<open>"]) + embed(tok["<row>"]) * fields.length + tok["<close>"]},
         r"series\[0\] has 1 encoder rows and 2 embed positions", model=ByHand),
-    Bug("counts", "one_output_fewer_than_items", "The encoder returns no rows for the last item of a batch.",
-        "model.embed_multimodal", lambda inherited, **fields: inherited(**fields)[:-1],
-        r"0 encoder outputs for 1 items of (frames|series)"),
-    Bug("counts", "rows_of_another_width", "The encoder's rows are not as wide as the language model's.",
-        "model.embed_multimodal", lambda inherited, **fields: [row[:, 1:] for row in inherited(**fields)],
+    Bug("counts", "one_output_fewer_than_items", "model.embed_multimodal",
+        lambda inherited, **fields: inherited(**fields)[:-1], r"0 encoder outputs for 1 items of (frames|series)"),
+    Bug("counts", "rows_of_another_width", "model.embed_multimodal",
+        lambda inherited, **fields: [row[:, 1:] for row in inherited(**fields)],
         r"\[0\] has rows of shape \(7,\), and the model takes \(8,\)"),
-    Bug("ranges", "range_off_by_one", "Ranges begin one position late.", PLACING,
-        _placed_otherwise(lambda at, _: replace(at, start=at.start + 1)),
+    Bug("ranges", "range_off_by_one", PLACING, _placed_otherwise(lambda at, _: replace(at, start=at.start + 1)),
         r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"),
-    Bug("ranges", "overlapping_ranges", "All items of a modality get the range of the first.", PLACING,
+    Bug("ranges", "overlapping_ranges", PLACING,
         _placed_otherwise(lambda at, placed: replace(at, start=of_the_first(at, placed))),
         r"\[\d\] (at \d+ begins inside the range before it, which ends at \d+|are \[.*\], its layout is \[)"),
-    Bug("ranges", "end_of_the_prompt_dropped",
-        "Text after the last item is cut off.", PLACING, end_of_the_prompt_dropped,
-        OUTSIDE),
-    Bug("ranges", "prompt_in_lower_case", "The prompt becomes text, in lower case, and ids again.",
-        PLACING, _prompted(prompt_in_lower_case), OUTSIDE),
-    Bug("ranges", "ids_that_are_not_the_layout", "The placeholders have another id than the layout.",
-        PLACING, ids_that_are_not_the_layout,
+    Bug("ranges", "end_of_the_prompt_dropped", PLACING, end_of_the_prompt_dropped, OUTSIDE),
+    Bug("ranges", "prompt_in_lower_case", PLACING, _prompted(prompt_in_lower_case), OUTSIDE),
+    Bug("ranges", "ids_that_are_not_the_layout", PLACING, ids_that_are_not_the_layout,
         r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
-    Bug("ranges", "numbers_ignored", "Numbered placeholders get the items in the order of the prompt.", PLACING,
-        _prompted(numbered_in_order), r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ",
-        spec=BY_NUMBER),
-    Bug("ranges", "mask_lost", "The mask of a layout with literal tokens is dropped: all positions receive rows.",
-        PLACING, _placed_otherwise(all_embed),
+    Bug("ranges", "numbers_ignored", PLACING, _prompted(numbered_in_order),
+        r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
+    Bug("ranges", "mask_lost", PLACING, _placed_otherwise(all_embed),
         r"the mask of series\[0\] is not that of its layout"),
-    Bug("cache", "items_swapped_after_a_hit", "If an item is cached, the items change their order.",
-        "processor._exchanged", items_swapped_after_a_hit,
+    Bug("cache", "items_swapped_after_a_hit", "processor._exchanged", items_swapped_after_a_hit,
         r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: "),
-    Bug("cache", "kwargs_missing_in_the_cache_key", "The cache returns an item that was processed under other kwargs.",
-        HASHES, kwargs_missing_in_the_cache_key, f"(?s){CACHED}(fields|ids).*kwargs="),
-    Bug("cache", "target_of_another_position",
-        "A cached item is searched by its number in an earlier request.",
-        PLACING, target_of_another_position,
+    Bug("cache", "kwargs_missing_in_the_cache_key", HASHES, kwargs_missing_in_the_cache_key,
+        f"(?s){CACHED}(fields|ids).*kwargs="),
+    Bug("cache", "target_of_another_position", PLACING, target_of_another_position,
         r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
         spec=BY_NUMBER),
-    Bug("cache", "receiver_gets_other_data",
-        "The first items of a request are processed instead of the missing ones.",
-        PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
-    Bug("cache", "buffer_written_again",
-        "The process function returns views of a buffer that the next request overwrites.", "frames.process",
-        buffer_written_again, CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
-    Bug("text", "text_without_special_tokens",
-        "The processor tokenizes a text without its begin token.",
-        "processor.__call__", text_without_special_tokens,
+    Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
+    Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
+        CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
+    Bug("text", "text_without_special_tokens", "processor.__call__", text_without_special_tokens,
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
-    Bug("text", "text_in_lower_case", "Texts are tokenized in lower case; ids are not changed.",
-        "info.get_default_tok_params", lambda inherited: replace(inherited(), do_lower_case=True),
+    Bug("text", "text_in_lower_case", "info.get_default_tok_params",
+        lambda inherited: replace(inherited(), do_lower_case=True),
         r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
-    Bug("text", "text_begun_twice",
-        "The processor gives a text two begin tokens.",
-        "processor.__call__", text_begun_twice,
+    Bug("text", "text_begun_twice", "processor.__call__", text_begun_twice,
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
-    Bug("independence", "padded_to_the_batch", "Items are padded to the longest of the request.", "series",
+    Bug("independence", "padded_to_the_batch", "series",
         lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
         r"series\[\d\] alone and in this request: \['values'\]: torch.float32 \(\d, 2\) and torch.float32 \(\d, 2\)"),
-    Bug("independence", "normalised_over_the_batch",
-        "Values are divided by the largest of the request.", "frames.process",
-        normalised_over_the_batch, r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
-    Bug("independence", "field_of_the_index",
-        "A field holds the item's number, and cacheable= says that items may be kept.",
-        "frames", field_of_the_index, r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
-    Bug("worst_case", "stated_maximum_too_small",
-        "The stated maximum is one row less than the largest item has.", STATED,
-        _stated(-1), r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
-    Bug("worst_case", "stated_maximum_too_large", "The stated maximum is one row more than any item has.", STATED,
-        _stated(+1), r"(5 rows are stated for series, and the dummy item has 4|3 rows .* for frames, and .* has 2)"),
-    Bug("worst_case", "largest_of_fewer_rows", "The stated largest item has fewer rows than another, which is refused.",
-        "series", lambda: {"item": Tensor(shape=(between(1, 4), 2), bound=8.0, largest=(3, 2))},
+    Bug("independence", "normalised_over_the_batch", "frames.process", normalised_over_the_batch,
+        r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
+    Bug("independence", "field_of_the_index", "frames", field_of_the_index,
+        r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
+    Bug("worst_case", "stated_maximum_too_small", STATED, _stated(-1),
+        r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
+    Bug("worst_case", "stated_maximum_too_large", STATED, _stated(+1),
+        r"(5 rows are stated for series, and the dummy item has 4|3 rows .* for frames, and .* has 2)"),
+    Bug("worst_case", "largest_of_fewer_rows", "series",
+        lambda: {"item": Tensor(shape=(between(1, 4), 2), bound=8.0, largest=(3, 2))},
         r"is refused: .* at most 3 encoder row\(s\), as the stated largest item has, got 4"),
-    Bug("worst_case", "dummy_of_several_modalities",
-        "The dummy inputs need all modalities at once; the start asks for one at a time.",
-        "dummy_inputs.get_dummy_mm_data", dummy_of_several_modalities, r"KeyError: '(series|frames)'"),
-    Bug("identity", "hash_of_the_shape", "The hash of an item is that of its shape.", HASHES, hash_of_the_shape,
-        r"TensorSample\(seed=1, .*\) has the same hash"),
-    Bug("identity", "hash_of_the_container",
-        "Equal values in a list, a float64 array and a float32 tensor have different hashes.",
-        "parser.parsed", hash_of_the_container, r"the same content as (ndarray|list) has another hash"),
-    Bug("identity", "hash_of_the_file", "An image has the hash of its file, before its decoding.", "subject",
-        lambda: llava_with("_hashed", hash_of_the_file),
+    Bug("worst_case", "dummy_of_several_modalities", "dummy_inputs.get_dummy_mm_data", dummy_of_several_modalities,
+        r"KeyError: '(series|frames)'"),
+    Bug("identity", "hash_of_the_shape", HASHES, hash_of_the_shape, r"TensorSample\(seed=1, .*\) has the same hash"),
+    Bug("identity", "hash_of_the_container", "parser.parsed", hash_of_the_container,
+        r"the same content as (ndarray|list) has another hash"),
+    Bug("identity", "hash_of_the_file", "subject", lambda: llava_with("_hashed", hash_of_the_file),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
-    Bug("round_trip", "field_left_out", "A declared field does not reach the model.",
-        "processor.item", field_left_out,
+    Bug("round_trip", "field_left_out", "processor.item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
-    Bug("independence", "flat_sizes_in_the_wrong_order", "A flat field is split by the sizes of the items in reverse.",
-        PROCESSING, _split(lambda rows, sizes: rows.split(sizes[::-1])),
+    Bug("independence", "flat_sizes_in_the_wrong_order", PROCESSING,
+        _split(lambda rows, sizes: rows.split(sizes[::-1])),
         r"series\[\d\] alone and in this request: \['values'\]: .*\(\d, 2\) and .*\(\d, 2\)"),
-    Bug("independence", "split_along_another_dimension", "A flat field is split along its second dimension.",
-        PROCESSING, _split(lambda rows, sizes: rows.chunk(len(sizes), dim=1) if len(sizes) == 2 else rows.split(sizes)),
+    Bug("independence", "split_along_another_dimension", PROCESSING,
+        _split(lambda rows, sizes: rows.chunk(len(sizes), dim=1) if len(sizes) == 2 else rows.split(sizes)),
         r"series\[\d\] alone and in this request: \['values'\]: .*"),
-    Bug("refusal", "surplus_items_accepted", "Items without a placeholder are dropped silently.", "processor.apply",
-        surplus_items_accepted, r"one item of frames too many: accepted"),
-    Bug("refusal", "missing_items_accepted", "Placeholders without an item are dropped silently.", "processor.apply",
-        missing_items_accepted, r"one item of frames too few: accepted"),
-    Bug("refusal", "nan_accepted", "NaN becomes zero.", "parser.parsed",
+    Bug("refusal", "surplus_items_accepted", "processor.apply", surplus_items_accepted,
+        r"one item of frames too many: accepted"),
+    Bug("refusal", "missing_items_accepted", "processor.apply", missing_items_accepted,
+        r"one item of frames too few: accepted"),
+    Bug("refusal", "nan_accepted", "parser.parsed",
         lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.nan_to_num()),
         r"NaN in an item of (series|frames): accepted"),
-    Bug("refusal", "unknown_modality_ignored", "Data of an unknown modality is dropped silently.",
-        "info.parse_mm_data", unknown_modality_ignored, r"an unknown modality: accepted"),
-    Bug("refusal", "message_without_modality", "The message of a refusal names no modality.",
-        "info.parse_mm_data", message_without_modality,
+    Bug("refusal", "unknown_modality_ignored", "info.parse_mm_data", unknown_modality_ignored,
+        r"an unknown modality: accepted"),
+    Bug("refusal", "message_without_modality", "info.parse_mm_data", message_without_modality,
         r": the message names no modality: request: expected well-formed items"),
-    Bug("refusal", "refused_by_a_crash", "Nothing checks malformed items, and torch's error reaches the caller.",
-        "parser.parsed", lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
+    Bug("refusal", "refused_by_a_crash", "parser.parsed",
+        lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
         r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),
-    Bug("idempotence", "double_expansion",
-        "The layout begins with its own target, and an expanded one is expanded again.",
-        PLACING, targets_replaced_without_a_look, r"\d+ ids became \d+",
+    Bug("idempotence", "double_expansion", PLACING, targets_replaced_without_a_look, r"\d+ ids became \d+",
         spec=ModelSpec("double", frames(layout=tok["<frame>"] + embed(tok["<pad>"]) * 2))),
-    Bug("idempotence", "turn_ended_again", "Every prompt gets a last token, also one that ends with it.", "subject",
+    Bug("idempotence", "turn_ended_again", "subject",
         lambda: mixed(ModelSpec("mixed", series(), frames(), prompt=lambda s: [*s.prompt, ID["</s>"]])),
         r"\d+ ids became \d+"),
-    Bug("idempotence", "expanded_prompt_refused",
-        "Prompts with placeholder ids are refused, also those that vLLM returns.",
-        PLACING, expanded_prompt_refused, r"refused with InputError: mixed\.frames"),
-    Bug("embeds", "embeddings_with_another_range", "The layout of embeddings has a token more than that of raw items.",
-        "frames", lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
+    Bug("idempotence", "expanded_prompt_refused", PLACING, expanded_prompt_refused,
+        r"refused with InputError: mixed\.frames"),
+    Bug("embeds", "embeddings_with_another_range", "frames",
+        lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
         r"the raw item and its embeddings: ranges\['frames'\]"),
-    Bug("embeds", "embeddings_that_raise", "The prompt update reads a field that embeddings do not have.",
-        "processor._processed", embeddings_that_raise,
+    Bug("embeds", "embeddings_that_raise", "processor._processed", embeddings_that_raise,
         r"embeddings of frames pass the parser, then KeyError: 'frames'"),
-    Bug("embeds", "embeddings_refused", "The spec takes embeddings and the parser does not.", "parser.parsed",
-        embeddings_taken_for_items,
+    Bug("embeds", "embeddings_refused", "parser.parsed", embeddings_taken_for_items,
         r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames"),
-    Bug("safety", "placeholders_sampled", "The logits of placeholder ids are not masked.", "model.masked",
-        lambda inherited, logits: logits, r"placeholder ids \[4, 5\] can be sampled"),
-    Bug("safety", "placeholders_of_one_modality_sampled",
-        "The mask of logits lacks the second modality's placeholder.", "model.masked",
+    Bug("safety", "placeholders_sampled", "model.masked", lambda inherited, logits: logits,
+        r"placeholder ids \[4, 5\] can be sampled"),
+    Bug("safety", "placeholders_of_one_modality_sampled", "model.masked",
         lambda inherited, logits: logits.index_fill(-1, torch.tensor(ID["<pad>"]), -torch.inf),
         r"placeholder ids \[5\] can be sampled"),
-    Bug("safety", "crash_outside_the_vocabulary", "Ids go to the embedding table unchecked.", "model.known",
-        lambda inherited, input_ids: input_ids, r"ids \[4, 5, -1, 32, 2147483647\] in a prompt: IndexError"),
-    Bug("safety", "bare_placeholders_as_nan",
-        "Placeholders are NaN before their rows come, also those without an item.",
-        "model.embed_input_ids", bare_placeholders_as_nan, r"ids \[4, 5, -1, 32, 2147483647\] are embedded as NaN"),
-    Bug("containment", "rows_that_are_not_finite", "Nothing checks the encoder's rows.", "model.sound",
-        lambda inherited, rows: rows, r"in torch.float32, beside an item of (nan|-?inf), the language model gets NaN"),
-    Bug("containment", "rows_too_large_for_the_dtype",
-        "Finite rows are accepted although the first sum of the residual stream is infinite.",
-        "model.sound", lambda inherited, rows: [row.nan_to_num() for row in rows],
+    Bug("safety", "crash_outside_the_vocabulary", "model.known", lambda inherited, input_ids: input_ids,
+        r"ids \[4, 5, -1, 32, 2147483647\] in a prompt: IndexError"),
+    Bug("safety", "bare_placeholders_as_nan", "model.embed_input_ids", bare_placeholders_as_nan,
+        r"ids \[4, 5, -1, 32, 2147483647\] are embedded as NaN"),
+    Bug("containment", "rows_that_are_not_finite", "model.sound", lambda inherited, rows: rows,
+        r"in torch.float32, beside an item of (nan|-?inf), the language model gets NaN"),
+    Bug("containment", "rows_too_large_for_the_dtype", "model.sound",
+        lambda inherited, rows: [row.nan_to_num() for row in rows],
         r"the language model gets [\d.e+]+ and can take (16384|9.0072e\+15)"),
-    Bug("containment", "one_bad_item_spoils_the_batch", "If one item's rows are not finite, all items become zeros.",
-        "model.sound",
+    Bug("containment", "one_bad_item_spoils_the_batch", "model.sound",
         lambda inherited, rows: rows if torch.cat(rows).isfinite().all() else [torch.zeros_like(row) for row in rows],
         r"(series|frames)\[0\] has other rows than alone"),
-    Bug("containment", "normalised_over_a_batch_of_requests",
-        "The encoder scales its rows over the items of all requests in a batch.",
-        "model.sound", lambda inherited, rows: inherited([row / torch.cat(rows).norm() for row in rows]),
+    Bug("containment", "normalised_over_a_batch_of_requests", "model.sound",
+        lambda inherited, rows: inherited([row / torch.cat(rows).norm() for row in rows]),
         r"(series|frames)\[0\] has other rows than alone"),
-    Bug("strangers", "items_of_one_length", "The encoder stacks its rows, as if all items of a batch had one length.",
-        "model.embed_multimodal", lambda inherited, **fields: list(torch.stack(list(inherited(**fields)))),
+    Bug("strangers", "items_of_one_length", "model.embed_multimodal",
+        lambda inherited, **fields: list(torch.stack(list(inherited(**fields)))),
         r"items of series of two requests in one batch: RuntimeError: stack expects each tensor to be equal size"),
-    Bug("strangers", "statistics_of_the_batch", "The encoder subtracts the mean of the whole batch.",
-        "model.sound", lambda inherited, rows: inherited([row - torch.cat(rows).mean() for row in rows]),
+    Bug("strangers", "statistics_of_the_batch", "model.sound",
+        lambda inherited, rows: inherited([row - torch.cat(rows).mean() for row in rows]),
         r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
-    Bug("strangers", "rows_in_another_order", "The encoder sorts its items and does not restore their order.",
-        "model.sound", lambda inherited, rows: inherited(sorted(rows, key=lambda row: float(row[0, 0]))),
+    Bug("strangers", "rows_in_another_order", "model.sound",
+        lambda inherited, rows: inherited(sorted(rows, key=lambda row: float(row[0, 0]))),
         r"items of (series|frames) of two requests in one batch: number \d has other rows than alone"),
-    Bug("strangers", "embeddings_of_one_length",
-        "Embeddings are stacked, as if all of a batch had one length.", "series",
+    Bug("strangers", "embeddings_of_one_length", "series",
         lambda: {"embeds": tok["<open>"] + embed(tok["<row>"]) * item.rows + tok["<close>"]},
-        r"items of series of two requests in one batch: RuntimeError: stack expects each",
-        model=OneLength),
-    Bug("reference", "token_that_the_reference_lacks",
-        "An item ends with a token that the model never saw in training.",
-        "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 16 + tok["</s>"]),
+        r"items of series of two requests in one batch: RuntimeError: stack expects each", model=OneLength),
+    Bug("reference", "token_that_the_reference_lacks", "subject",
+        lambda: another_llava(layout=embed(cfg.image_token_index) * 16 + tok["</s>"]),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: "),
-    Bug("reference", "positions_beside_the_reference",
-        "The layout has one position more than the processor of transformers.",
-        "subject", lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
+    Bug("reference", "positions_beside_the_reference", "subject",
+        lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
-    Bug("reference", "channels_in_another_order", "The channels of an image are blue, green and red.", "subject",
+    Bug("reference", "channels_in_another_order", "subject",
         lambda: another_llava(process=colours(lambda pixels: pixels.flip(-3))),
         r"of '.*<image>.*': the field 'pixel_values' has other values"),
-    Bug("positions", "height_and_width_swapped", "The grid of an image is numbered along its columns.", "subject",
-        lambda: another_qwen("image", lambda t, h, w: (t, w, h)), ELSEWHERE),
-    Bug("positions", "next_token_one_too_far", "Generated tokens begin one position too far.", "subject",
+    Bug("positions", "height_and_width_swapped", "subject", lambda: another_qwen("image", lambda t, h, w: (t, w, h)),
+        ELSEWHERE),
+    Bug("positions", "next_token_one_too_far", "subject",
         lambda: another_qwen(change=lambda inherited, *given: (inherited(*given)[0], inherited(*given)[1] + 1)),
         r"the token after the prompt is at \d+, and in Qwen2VLModel at \d+"),
-    Bug("positions", "second_item_numbered_as_text", "Only the first item of a request gets a grid.", "subject",
+    Bug("positions", "second_item_numbered_as_text", "subject",
         lambda: another_qwen(change=lambda inherited, ids, items: inherited(ids, items[:1])),
         r"token \d+ is at \[(\d+), \1, \1\], and in Qwen2VLModel at \["),
-    Bug("positions", "positions_of_what_follows",
-        "The number of later items changes the positions of the first.", "subject",
-        lambda: another_qwen(change=items_of_the_whole_prompt),
+    Bug("positions", "positions_of_what_follows", "subject", lambda: another_qwen(change=items_of_the_whole_prompt),
         r"token \d+ is at \[.*\], and of the first \d+ alone at \["),
-    Bug("outputs", "columns_taken_for_rows",
-        "A picture is decoded row by row, and encoded column by column.", "subject",
+    Bug("outputs", "columns_taken_for_rows", "subject",
         with_pixels(encode=lambda array, _: array.T.reshape(-1) + BLACK),
         r"before and after encode and decode: array: values differ"),
-    Bug("outputs", "more_ids_than_shades", "The layout allows an id that the table of shades lacks.", "subject",
+    Bug("outputs", "more_ids_than_shades", "subject",
         with_pixels(decode=lambda ids, _: _SHADES[ids.reshape(2, 3) - BLACK],
                     encode=lambda array, _: np.searchsorted(_SHADES, array.reshape(-1)) + BLACK),
         r"mixed\.outputs\.pixels, decode: expected .* IndexError: index 7 is out of bounds"),
-    Bug("outputs", "picture_kept_in_one_place", "All pictures are decoded into one array.", "subject",
-        with_pixels(decode=picture_kept_in_one_place), r"before and after other ids are decoded: array: values differ"),
-    Bug("outputs", "black_rows_cut_off", "A picture ends at its last row that is not black.", "subject",
+    Bug("outputs", "picture_kept_in_one_place", "subject", with_pixels(decode=picture_kept_in_one_place),
+        r"before and after other ids are decoded: array: values differ"),
+    Bug("outputs", "black_rows_cut_off", "subject",
         with_pixels(decode=black_rows_cut_off, encode=lambda array, _: np.full(6, BLACK)),
         r"int64 \(\d, 3\), and of the smallest ids int64 \(0, 3\)"),
 ]  # fmt: skip
@@ -877,49 +826,3 @@ def violation(law: str, subject: Subject, examples: int, *, shrink: bool = False
         except NotApplicable:
             pass
     return None
-
-
-def others(bug: Bug, examples: int) -> list[str]:
-    """The other laws that catch a bug, of those that need no model. These are not asked about the bugs
-    of models, whose processors are correct."""
-    if LAWS[bug.law].needs_model:
-        return []
-    subject = bug.subject()
-    asked = [number for number, law in LAWS.items() if number != bug.law and not law.needs_model]
-    return [number for number in asked if violation(number, subject, examples) is not None]
-
-
-def brief(message: str) -> str:
-    """What a violation says, without the law and the request."""
-    text = re.sub(r"^\w+: ", "", message).split("\n")[0]
-    return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-HEADING = """\
-# Planted bugs
-
-Mistakes that people make in a processor, a spec or a model, each planted in correct code: the law that must catch it,
-that law's message, and the other laws that see it. Every law catches one or more, and the
-correct code passes all laws.
-[test_planted_bugs.py](../../tests/path/test_planted_bugs.py) checks every row, `python -m tests.path.planted` writes
-this page.
-
-| bug | mistake | law | message | also caught by |
-| --- | --- | --- | --- | --- |
-"""
-
-
-def page(examples: int = 60) -> str:
-    """All bugs, in markdown."""
-    lines = []
-    for bug in tqdm(BUGS):
-        sentence = brief(violation(bug.law, bug.subject(), examples, shrink=True) or "nothing").replace("|", "\\|")
-        also = ", ".join(others(bug, examples))
-        lines.append(f"| {bug.name.replace('_', ' ')} | {bug.sentence} | {bug.law} | `{sentence}` | {also} |\n")
-    return HEADING + "".join(lines)
-
-
-if __name__ == "__main__":
-    from tests.path import planted as module  # the classes must be importable from other processes
-
-    (Path(__file__).parents[2] / "docs/data/planted-bugs.md").write_text(module.page())

@@ -27,14 +27,3 @@ def test_parameters_are_counted_right():
     assert terra_gpu.parameters(tiny) == sum(parameter.numel() for parameter in model.parameters())
     assert terra_gpu.read_parameters(tiny) == terra_gpu.parameters(tiny) - model.model.embed_tokens.weight.numel()
     assert terra_gpu.parameters(terra_gpu.config(tiny=False)) == pytest.approx(2.04e9, rel=0.01)
-
-
-def test_bytes_are_those_of_each_step():
-    tiny, streams, known = terra_gpu.config(tiny=True), 3, 4
-    head = tiny.hidden_size // tiny.num_attention_heads
-    least = 0
-    for step in range(tiny.num_image_patches):
-        positions = known * tiny.num_spatio_embeddings + step
-        cache = tiny.num_hidden_layers * 2 * tiny.num_key_value_heads * head * positions * 4
-        least += terra_gpu.read_parameters(tiny) * 4 + streams * cache
-    assert terra_gpu.frame_bytes(tiny, streams, known) == least

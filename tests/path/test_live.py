@@ -19,12 +19,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
 from mmkit.testing import AudioSample, ImageSample, Request, TensorSample, VideoSample, vllm_path
 from mmkit.testing.compare import Given, compare
-from mmkit.testing.differences import differences
 from mmkit.testing.vllm_path import Caches
 from tests.oracles import SYSTEMS, hand_written, processor
 from tests.profiles import scaled
@@ -171,15 +169,6 @@ LIVE = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors wait for threads longer than they are worked on."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # -- comparison --------------------------------------------------------------------------------------------------------
 
 
@@ -293,40 +282,3 @@ def test_only_the_spec_refuses(name: str, request_: Request, message: str) -> No
     assert not isinstance(hand, str), "the hand-written class refuses it too"
     assert isinstance(ours, str)
     assert message in ours
-
-
-def test_deepseek_counts_with_the_processor_of_the_request() -> None:
-    """The hand-written class counts with the default options: the model makes more rows than there are places."""
-    request = request_of("deepseek_vl2", IMAGE, downsample_ratio=1)
-    hand, ours = (ask(side, request) for side in sides("deepseek_vl2"))
-    columns, rows = hand.fields["image"][0]["images_spatial_crop"].tolist()
-    side = 64 // 14
-    places = [outcome.ranges["image"][0][1] for outcome in (hand, ours)]
-    assert places[0] < places[1] == side * (side + 1) + 1 + rows * side * (columns * side + 1)
-
-
-def test_deepseek_hashes_what_an_image_becomes() -> None:
-    """Of more than two images none is tiled, and the engine keeps encoder rows by hash. The hand-written class brings
-    the untiled image into the engine's cache, and the next request for the image alone gets its one tile for the places
-    of two."""
-    single, several = (request_of("deepseek_vl2", *[ImageSample(0, 128, 64)] * n) for n in (1, 3))
-    tiles = []
-    for side in sides("deepseek_vl2"):
-        caches = Caches(side, 0.1, pair=True)
-        last = [ask(side, request, caches) for request in (single, several, single)][-1]
-        tiles.append(last.fields["image"][0]["images_spatial_crop"].tolist())
-    assert tiles == [[1, 1], [2, 1]]
-
-
-def test_qwen2_vl_takes_embeddings_with_their_grids() -> None:
-    """The rows of all images as one tensor."""
-    data = {"image": {"image_embeds": rows_of(7).value(), "image_grid_thw": torch.tensor([[1, 4, 4], [1, 2, 6]])}}
-    hand, ours = (vllm_path.run(side, "<|image_pad|> and <|image_pad|>", data) for side in sides("qwen2_vl"))
-    assert not differences(replace(hand, hashes={}), replace(ours, hashes={}))
-    assert [len(item["image_embeds"]) for item in ours.fields["image"]] == [4, 3]
-
-
-@pytest.mark.parametrize(("name", "theirs", "spec"), [("phi3v", [1], []), ("paligemma", [], [9])])
-def test_an_empty_prompt_without_items(name: str, theirs: list[int], spec: list[int]) -> None:
-    """vLLM asks no processor about it, so that it is for the spec alone to say what becomes of it."""
-    assert [ask(side, Request([], {})).ids for side in sides(name)] == [theirs, spec]

@@ -9,15 +9,11 @@ from torch import nn
 from mmkit import MmkitError, Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, plugin
 from mmkit.testing import Violation, check_law
 
-from .planted import HIDDEN, MIXED, ByHand, Derived, _Encoders, with_model
+from .planted import HIDDEN, MIXED, Derived, _Encoders, with_model
 
 
 class Series:
     def embed_series(self, values: Any, length: Any, version: Any) -> Any: ...
-
-
-class Whole(MultiModalModel, nn.Module):
-    def embed_multimodal(self, **fields: Any) -> Any: ...
 
 
 CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
@@ -64,13 +60,6 @@ def test_raw_input_comes_to_forward() -> None:
         check_class(raw, Robot)
     expected = "expected the fields (pixels) as parameters, got (input_ids, pixels, mask)."
     assert str(refused.value) == f"raw, Robot.forward: {expected}"
-
-
-@pytest.mark.parametrize("bases", [(ByHand,), (Series, Derived), (Whole,)])
-def test_a_class_that_can(bases: tuple[type, ...]) -> None:
-    from mmkit.model.checks import check_class
-
-    check_class(MIXED, type("Robot", bases, {"embed_frames": lambda self, **fields: None}))
 
 
 @pytest.mark.parametrize(

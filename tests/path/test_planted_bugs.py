@@ -21,7 +21,7 @@ EXAMPLES = 80
 def test_bugs_are_caught(bug: Bug) -> None:
     """By the law that names them, in a message that says what is wrong, with a request that can be copied."""
     message = violation(bug.law, bug.subject(), EXAMPLES)
-    assert message is not None, f"{bug.law} does not see that: {bug.sentence}"
+    assert message is not None, f"{bug.law} does not see it"
     assert message.startswith(f"{bug.law}: ")
     assert re.search(bug.message, message), message
     assert len(message.split("\n")[0]) < 600
@@ -71,10 +71,9 @@ def test_names_are_unique() -> None:
 
 
 def test_the_table_in_the_docs_is_complete() -> None:
-    """`python -m tests.path.planted` writes it."""
     page = (ROOT / "docs/data/planted-bugs.md").read_text()
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (\w+) \| `", page, re.MULTILINE)
-    assert rows == [(bug.name.replace("_", " "), bug.sentence, bug.law) for bug in BUGS]
+    rows = re.findall(r"^\| (.+?) \| .+? \| (\w+) \| `(.+?)` \|", page, re.MULTILINE)
+    assert [row[:2] for row in rows] == [(bug.name.replace("_", " "), bug.law) for bug in BUGS]
 
 
 def test_numbered_placeholders_pass() -> None:

@@ -1,4 +1,5 @@
-"""M-RoPE positions that follow from the grid of a spec, against those of vLLM's own classes."""
+"""M-RoPE positions that follow from the grid of a spec and a scale of time, against those of vLLM's own class. The law
+`positions` has those of the gallery, against transformers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from vllm.model_executor.models.interfaces import supports_mrope
+from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.multimodal.inputs import PlaceholderRange
 
 from mmkit import (
@@ -22,91 +24,56 @@ from mmkit import (
     batched,
     between,
     cfg,
-    each,
     embed,
     fields,
     later,
-    literal,
 )
 from mmkit.model.positions import get_mrope_input_positions
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
+VISION = SimpleNamespace(spatial_merge_size=MERGE, tokens_per_second=25)
 CONFIG = SimpleNamespace(
-    vocab_size=100,
-    video_token_id=VIDEO,
-    vision_start_token_id=START,
-    vision_end_token_id=END,
-    vision_config=SimpleNamespace(spatial_merge_size=MERGE, tokens_per_second=25),
+    vocab_size=100, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END, vision_config=VISION
 )
 
 
-def media(name: str, token: int, *, frames: bool = False, scale: Any = None) -> Modality:
-    """A modality as Qwen-VL has it: processed elsewhere, sized by its grid of patches."""
+def media(name: str, token: int, *scale: Any) -> Modality:
+    """A modality as Qwen2.5-VL has it: processed elsewhere, sized by its grid of patches."""
     grid = fields[f"{name}_grid_thw"]
     t, h, w = grid[0], grid[1] // cfg.vision_config.spatial_merge_size, grid[2] // cfg.vision_config.spatial_merge_size
-    layout = embed(token) * (t * h * w)
-    if frames:
-        layout = each(t, lambda i: literal(50, 51) + START + embed(token) * (h * w) + END)
-    declared = {f"{name}_grid_thw": batched()}
-    if scale is not None:
-        declared["second_per_grid_ts"] = batched()
+    declared = {f"{name}_grid_thw": batched(), **({"second_per_grid_ts": batched()} if scale else {})}
     return Modality(
         name,
         item=Tensor((between(1, 4),)),
-        layout=layout,
+        layout=embed(token) * (t * h * w),
         update=already_expanded(),
         fields=declared,
         process=lambda items, scope: {key: [torch.tensor([1, MERGE, MERGE])] * len(items) for key in declared},
-        positions=(t, h, w) if scale is None else (t, h, w, scale),
+        positions=(t, h, w, *scale),
     )
 
 
 SECONDS = later(float)(fields.second_per_grid_ts) * cfg.vision_config.tokens_per_second
-SPECS = {
-    "qwen2_vl": ModelSpec("qwen2_vl", media("image", IMAGE), media("video", VIDEO)),
-    "qwen2_5_vl": ModelSpec("qwen2_5_vl", media("image", IMAGE), media("video", VIDEO, scale=SECONDS)),
-    "qwen3_vl": ModelSpec("qwen3_vl", media("image", IMAGE), media("video", VIDEO, frames=True)),
-}
+SPEC = ModelSpec("qwen2_5_vl", media("image", IMAGE), media("video", VIDEO, SECONDS))
 SIDES = st.integers(1, 5)
-ITEMS = st.tuples(st.just("image"), st.just(1), SIDES, SIDES) | st.tuples(
-    st.just("video"), st.integers(1, 4), SIDES, SIDES
-)
+IMAGES = st.tuples(st.just("image"), st.just(1), SIDES, SIDES)
+VIDEOS = st.tuples(st.just("video"), st.integers(1, 4), SIDES, SIDES)
 SCALES = st.sampled_from([1.0, 0.5, 2.0, 0.04, 1 / 3, 0.7])
 
 
-def theirs(name: str, tokens: list[int], features: list[Any]) -> Any:
-    from vllm.model_executor.models import qwen2_5_vl, qwen2_vl, qwen3_vl
-
-    if name == "qwen3_vl":
-        cls: Any = qwen3_vl.Qwen3VLForConditionalGeneration
-        return cls.get_mrope_input_positions(
-            SimpleNamespace(config=CONFIG, _get_mrope_input_positions=cls._get_mrope_input_positions), tokens, features
-        )
-    cls = qwen2_vl.Qwen2VLForConditionalGeneration
-    if name == "qwen2_5_vl":
-        cls = qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
-    model = SimpleNamespace(config=CONFIG)
-    if name == "qwen2_vl":  # its config has no such scale
-        vision = SimpleNamespace(spatial_merge_size=MERGE)
-        model.config = SimpleNamespace(**{**vars(CONFIG), "vision_config": vision})
-    model.iter_mm_grid_thw = lambda features: cls.iter_mm_grid_thw(model, features)
-    return cls.get_mrope_input_positions(model, tokens, features)
-
-
-@pytest.mark.parametrize("name", SPECS)
-@given(sent=st.lists(st.tuples(st.integers(0, 3), ITEMS, SCALES), max_size=5), rest=st.integers(0, 3))
-def test_as_vllms_own_class(name: str, sent: Any, rest: int) -> None:
-    plan = SPECS[name].bind(CONFIG)
+@given(sent=st.lists(st.tuples(st.integers(0, 3), IMAGES | VIDEOS, SCALES), max_size=5), rest=st.integers(0, 3))
+def test_as_vllms_own_class(sent: Any, rest: int) -> None:
+    plan = SPEC.bind(CONFIG)
     tokens: list[int] = []
     features: list[Any] = []
     for text, (kind, t, h, w), seconds in sent:
         modality = plan.modalities[kind]
         data = {f"{kind}_grid_thw": torch.tensor([t, h * MERGE, w * MERGE])}
-        if "second_per_grid_ts" in modality.fields:
+        if kind == "video":
             data["second_per_grid_ts"] = torch.tensor(seconds)
         layout = modality.placeholders.preferred(modality.scope(SimpleNamespace(), 0, data))
-        tokens += [60] * text + [START] * (name != "qwen3_vl" or kind == "image")
+        tokens += [60] * text + [START]
         place = PlaceholderRange(len(tokens), len(layout), layout.is_embed)
         elements = {key: SimpleNamespace(data=value) for key, value in data.items()}
         features.append(SimpleNamespace(modality=kind, mm_position=place, data=elements))
@@ -114,7 +81,10 @@ def test_as_vllms_own_class(name: str, sent: Any, rest: int) -> None:
     tokens += [60] * rest or [60]
     model: Any = SimpleNamespace(mm_plan=plan)
     positions, delta = get_mrope_input_positions(model, tokens, features[::-1])
-    expected, their_delta = theirs(name, tokens, features)
+    cls: Any = Qwen2_5_VLForConditionalGeneration
+    theirs = SimpleNamespace(config=CONFIG)
+    theirs.iter_mm_grid_thw = lambda features: cls.iter_mm_grid_thw(theirs, features)
+    expected, their_delta = cls.get_mrope_input_positions(theirs, tokens, features)
     np.testing.assert_array_equal(positions, expected)
     assert (positions.dtype, delta) == (torch.int64, their_delta)
 
@@ -125,20 +95,18 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
         def embed_video(self, **fields: Any) -> Any: ...
 
     with_grid, own = type("WithGrid", (Encoders,), {}), type("Own", (Encoders,), {"get_mrope_input_positions": len})
-    plain = SPECS["qwen2_vl"].model_copy(
-        update={"modalities": [m.model_copy(update={"positions": None}) for m in SPECS["qwen2_vl"].modalities]}
-    )
-    without = plain.register(type("Without", (Encoders,), {}))
+    plain = [modality.model_copy(update={"positions": None}) for modality in SPEC.modalities]
+    without = SPEC.model_copy(update={"modalities": plain}).register(type("Without", (Encoders,), {}))
     assert not supports_mrope(without)
-    assert supports_mrope(SPECS["qwen2_vl"].register(with_grid))
-    assert SPECS["qwen2_vl"].register(own).get_mrope_input_positions is len
+    assert supports_mrope(SPEC.register(with_grid))
+    assert SPEC.register(own).get_mrope_input_positions is len
 
 
 def test_a_grid_of_other_rows_is_refused() -> None:
-    modality = SPECS["qwen2_vl"].bind(CONFIG).modalities["image"]
+    modality = SPEC.bind(CONFIG).modalities["image"]
     assert modality.positions is not None
     with pytest.raises(SpecError) as refused:
         modality.positions.grids({"image_grid_thw": torch.tensor([1, 4, 4])}, [1, 1, 0, 1, 1])
     assert str(refused.value) == (
-        "qwen2_vl.image, positions: layout: expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
+        "qwen2_5_vl.image, positions: layout: expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
     )

@@ -101,23 +101,6 @@ def test_prompt_updates_are_those_of_the_naive_reference(sample: SpecSample, dat
     assert starts == {(name, i): start for name, i, start, _ in places}
 
 
-@MANY
-@given(specs(), st.data())
-def test_counts_and_ids_are_those_of_the_description(sample: SpecSample, data: Any) -> None:
-    """counts and ranges: every item has the ids, the mask and the number of rows that its description says."""
-    subject = subject_of(sample)
-    request = data.draw(subject.requests())
-    outcome = subject.run(request)
-    for modality in sample.modalities:
-        for i, item in enumerate(request.items.get(modality.name, ())):
-            expected = layout_of(modality, item.shape[0])
-            offset, length, mask = outcome.ranges[modality.name][i]
-            assert outcome.ids[offset : offset + length] == [token for token, _ in expected]
-            assert list(mask) == [embeds for _, embeds in expected]
-            fields = outcome.fields[modality.name][i]
-            assert fields[f"{modality.name}_data"].tolist() == item.tensor().tolist()
-
-
 @pytest.mark.parametrize(
     "number",
     ["ranges", "text", "independence", "worst_case", "identity", "round_trip", "refusal", "idempotence", "embeds"],

@@ -60,11 +60,6 @@ EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
         "0.28",
         "vLLM normalises pixels on the device from 0.28 on, and the stored results are later ones",
     ),
-    "llava_onevision, reference": (
-        "transformers",
-        "5",
-        "the processor of transformers 4 counts thin images otherwise",
-    ),
     "qwen2_audio, reference": (
         "transformers",
         "5.19",

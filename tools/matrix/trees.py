@@ -318,10 +318,7 @@ def main(
     build(versions or ())
     for version in versions or RELEASES:
         tree = facts(version)
-        changed = f", {len(tree['patches'])} patches" if tree["patches"] else ""
-        print(
-            f"{version:8} kernels {tree['kernels']}, transformers {tree['transformers']}{changed}"
-        )
+        print(f"{version:8} kernels {tree['kernels']}, transformers {tree['transformers']}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Laws about vLLM itself, on its own processors: its doors, names of items, and its caches between
-requests that are in flight together."""
+"""Laws about vLLM itself, on its own processors: its doors, and names of items."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmkit.testing import LAWS, Case, Request
 from mmkit.testing.law import law
-from mmkit.testing.vllm_path import Caches, Miss, outcome, render, run
+from mmkit.testing.vllm_path import Caches, run
 
 from .doors import TEMPLATE, Doors, renderer_from_config, with_server_kwargs
 
@@ -129,91 +127,7 @@ def names(case: Case) -> None:
             case.same(replace(alone, hashes={}), replace(named, hashes={}), what)
 
 
-# -- requests in flight together, for make recall alone --------------------------------------------
-
-
-@law(
-    "of requests that are rendered one after the other, some reach the engine in another order or "
-    "never, and later ones give what they give alone",
-    cost=5,
-)
-def lost(case: Case) -> None:
-    processor, few = case.subject.processor, case.subject.of_few(case.draw, most=1)
-    requests = case.draw(st.lists(few, min_size=3, max_size=6))
-    alone = [case.subject.run(request) for request in requests]
-    caches = Caches(processor, 1e6, pair=True)
-    rendered = [
-        render(processor, list(one.prompt), one.data(), dict(one.kwargs), caches.sender)
-        for one in requests
-    ]
-    numbers = list(range(len(requests)))
-    arriving = case.draw(st.permutations(numbers))[: case.draw(st.sampled_from(numbers))]
-    for number in [*arriving, *case.draw(st.permutations(numbers))]:
-        case.request = requests[number]
-        result, rendered[number] = rendered[number], None
-        there = case.attempt(_arrived, case, result, caches)
-        if not there:
-            case.fail(f"after others in flight: {there}")
-        case.same(alone[number], there, "alone and after others in flight")
-
-
-def _arrived(case: Case, result: Any, caches: Caches) -> Any:
-    """A rendered request, or one that is sent again, as the engine has it. From 0.28 on vLLM asks
-    again for items that the engine lacks."""
-    try:
-        return outcome(result, caches) if result is not None else _sent(case, caches)
-    except Exception as error:
-        if Miss is None or not isinstance(error, Miss):
-            raise
-        caches.forget(error.mm_hashes)
-        return _sent(case, caches)
-
-
-def _sent(case: Case, caches: Caches) -> Any:
-    assert case.request is not None
-    return case.subject.run(case.request, caches)
-
-
-@law(
-    "a request gives what it gives alone while another thread, with the same caches, processes "
-    "another one",
-    cost=5,
-)
-def shared(case: Case) -> None:
-    subject = case.subject
-    few = subject.of_few(case.draw, most=1)
-    request, other = case.draw(few), case.draw(few)
-    case.request, case.before = request, f" beside {other!r}"
-    alone = subject.run(request), subject.run(other)
-    caches = Caches(subject.processor, max(one.gib for one in alone), pair=True)
-    subject.run(request, caches)
-    step = case.draw(st.integers(0, 5))
-    _interrupt(caches.sender, step, lambda: subject.run(other, caches))
-    there, when = case.attempt(subject.run, request, caches), "while another thread has another one"
-    if not there:
-        case.fail(f"{when}, before step {step} of the sender's cache: {there}")
-    case.same(alone[0], there, f"alone and {when}")
-
-
-def _interrupt(cache: Any, step: int, other: Callable[[], Any]) -> None:
-    """Before some call of a cache, as another thread would, something else happens."""
-    calls = iter(range(step, -1, -1))
-
-    def interrupted(method: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if next(calls, None) == 0:
-                other()
-            return method(*arguments, **options)
-
-        return call
-
-    for name in dir(type(cache)):
-        method = getattr(cache, name)
-        if not name.startswith("_") and callable(method):
-            setattr(cache, name, interrupted(method))
-
-
-EVERY = LAWS | {own.name: own for own in (doors, names, lost, shared)}
+EVERY = LAWS | {own.name: own for own in (doors, names)}
 SURVEYED = [
     name
     for name, own in LAWS.items()

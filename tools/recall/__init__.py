@@ -1,1 +1,0 @@
-"""Public bugs of vLLM under the laws: `python -m tools.recall`, or `make recall`."""
