@@ -27,7 +27,7 @@ from examples.terra.spec import TERRA
 from mmkit.bound.placeholders import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import differences
-from mmkit.testing.drawing import for_each
+from mmkit.testing.strategies import for_each
 from mmkit.training import Processor
 
 

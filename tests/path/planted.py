@@ -351,6 +351,12 @@ def black_rows_cut_off(ids, scope):
     return rows[rows.any(axis=1)]
 
 
+def fast_path_for_several(items, scope):
+    frames = torch.stack(items)
+    scaled = frames / 3 if len(items) == 1 else frames.bfloat16().div(3).float()
+    return {"frames": scaled}
+
+
 def with_pixels(**functions: Any) -> Callable[[], Subject]:
     return lambda: mixed(MIXED.model_copy(update={"outputs": [pixels(**functions)]}))
 
@@ -721,6 +727,9 @@ BUGS = [
     Bug("independence", "normalised_over_the_batch",
         "Values are divided by the largest of the request.", "frames.process",
         normalised_over_the_batch, r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
+    Bug("independence", "fast_path_for_several",
+        "Several items are scaled at once, in bfloat16; one alone in float32.", "frames.process",
+        fast_path_for_several, r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
     Bug("independence", "field_of_the_index",
         "A field holds the item's number, and cacheable= says that items may be kept.",
         "frames", field_of_the_index, r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
