@@ -46,7 +46,7 @@ def main(numbers: list[int]) -> None:
 def _result(replayed: Replay | None) -> dict[str, Any]:
     """What the law of a replay says here: `holds`, `violated`, `not applicable` or `error`."""
     from mmkit.testing import NotApplicable, Violation, check_law
-    from mmkit.testing.laws import caches
+    from mmkit.testing.laws import outcomes
     from tools.survey.laws import EVERY
 
     assert replayed is not None
@@ -57,7 +57,7 @@ def _result(replayed: Replay | None) -> dict[str, Any]:
         return {"status": "error", "message": f"{type(error).__name__}: {error}"[:400]}
     start, status, message = time.perf_counter(), "holds", ""
     try:
-        with mock.patch.object(caches, "STEPS", replayed.steps or caches.STEPS):
+        with mock.patch.object(outcomes, "STEPS", replayed.steps or outcomes.STEPS):
             check_law(EVERY[replayed.law], subject, examples=replayed.examples, database=False)
     except NotApplicable as reason:
         status, message = "not applicable", str(reason)

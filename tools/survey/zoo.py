@@ -924,9 +924,11 @@ def minicpmv4_6() -> Sequence[Any]:
 
 # --- vLLM's Transformers modelling backend
 
-SERVED = [name for name, entry in ZOO.items() if hasattr(hf, entry.architecture)]
-SERVED.remove("whisper")  # an encoder with a decoder
-"""The entries whose models that backend can run: those that transformers has."""
+REFUSED = ("whisper", "blip2", "gemma3n", "qwen3_omni")
+"""What that backend does not serve, and says so: an encoder with a decoder, and processors of
+transformers that do not tell where their placeholders are."""
+
+SERVED = [name for name, e in ZOO.items() if hasattr(hf, e.architecture) and name not in REFUSED]
 
 ZOO |= {
     f"transformers/{name}": replace(
