@@ -294,15 +294,12 @@ def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
     sides = [_size(*end) for end in ends]
     bound = _INTEGERS if kind.bound is None else kind.bound
     least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)
-    return st.builds(
-        TensorSample,
-        SEEDS,
-        st.tuples(*sides),
-        st.just(kind.dtype),
-        st.just(float(most)),
-        st.sampled_from(containers(kind.dtype, [side for side, _ in ends])),
-        st.just(least),
-    )
+    forms = st.sampled_from(containers(kind.dtype, [side for side, _ in ends]))
+
+    def sample(seed: int, shape: tuple[int, ...], form: str) -> Sample:
+        return TensorSample(seed, shape, kind.dtype, float(most), form, least)
+
+    return st.builds(sample, SEEDS, st.tuples(*sides), forms)
 
 
 @items.register
