@@ -25,7 +25,7 @@ from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
 from ..vllm_api.items import embeds_size
 from .law import NotApplicable
-from .vllm_path import Data, Outcome, features, in_prompt_order, parsed
+from .vllm_path import Outcome, features, in_prompt_order
 
 
 @contextmanager
@@ -136,10 +136,10 @@ def embeddings(
     return [list(rows), {f"{name}_embeds": list(rows)}]
 
 
-def parsed_embeddings(processor: Any, name: str, data: Data) -> Any:
-    """A caller's data as vLLM's items; None where what was sent for embeddings, for example a
-    mapping, is taken for items."""
-    items = parsed(processor, data)
+def parsed_embeddings(processor: Any, name: str, sent: Any) -> Any:
+    """What a caller sends for embeddings as vLLM's items; None where it is taken for raw items, for
+    example a mapping for a list of its keys."""
+    items = processor.data_parser.parse_mm_data({name: sent})
     return items if isinstance(items[name], EmbeddingItems | DictEmbeddingItems) else None
 
 

@@ -26,14 +26,14 @@ PATTERNS = {
     r"the Hugging Face processor and vLLM, of .*\\n",
     11: r"outside the ranges",
     12: r"outside the ranges",
-    13: r"IndexError: index -1 is out of "
-    r"bounds|^(?!names).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
+    13: r"IndexError: index -1 is out of bounds|the Hugging Face processor and vLLM, of .*: ids: |"
+    r"^(?!names).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
     14: r"has an item of \d+ rows",
     15: r"has an item of \d+ rows",
     16: r"video has an item of \d+ rows",
     17: r"rows are stated for \w+, and the dummy item has \d\d",
     18: r"expected sequence of length \d+ at dim",
-    19: r"\['pixel_values'\]: torch.float32|^doors: options of a request",
+    19: r"\['pixel_values'\]: torch.float32|^doors: options of a request|^reference: .*: ids: ",
     20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone "
     r"and",
     21: r"\['(pixel_values|audio_features)'\]",

@@ -180,7 +180,7 @@ def embeds(case: Case) -> None:
     refusals: list[str] = []
     for form in forms:
         data, how = {**request.data(), name: form}, f"(sent as a {type(form).__name__})"
-        read = case.attempt(parsed_embeddings, processor, name, data)
+        read = case.attempt(parsed_embeddings, processor, name, form)
         if not read:
             reason = "taken for something else" if read is None else str(read.error)
             if plan is not None:
