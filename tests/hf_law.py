@@ -18,7 +18,7 @@ from mmkit import ModelSpec
 from mmkit.bound.placeholders import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import differences
-from mmkit.testing.drawing import for_each
+from mmkit.testing.strategies import for_each
 from mmkit.training import Processor
 
 

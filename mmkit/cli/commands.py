@@ -135,7 +135,7 @@ def new(
 @app.command()
 def examples(into: Annotated[Path, Argument(metavar="DIR")] = Path(".")) -> None:
     """Copy the examples, with their checkpoints, into a folder `examples`."""
-    from .examples import examples as write
+    from .new import examples as write
 
     folder = write(into)
     typer.echo(

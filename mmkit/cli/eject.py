@@ -11,7 +11,7 @@ from importlib.metadata import distribution
 from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 from ..errors import DISTRIBUTION, MmkitError
 from ..plugin import find_in_working_directory
@@ -78,13 +78,7 @@ def eject(package: str) -> list[Path]:
     if not needed:
         raise MmkitError(package, "a package that imports mmkit", "one that does not")
     absent = {"cli", *(name for name in ON_DEMAND if f"{MMKIT}.{name}" not in needed)}
-
-    def left_out(parent: str, names: list[str]) -> set[str]:
-        return (
-            absent & {*names} if Path(parent) == ROOT else {n for n in names if n == "__pycache__"}
-        )
-
-    copytree(ROOT, copy, ignore=left_out)
+    copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", *absent))
     init, own = copy / "__init__.py", distribution(DISTRIBUTION)
     header = _HEADER.format(version=own.version, package=package, folder=FOLDER)
     init.write_text(header + init.read_text(encoding="utf-8"), encoding="utf-8")

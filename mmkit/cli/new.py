@@ -1,17 +1,18 @@
 """``mmkit new``: a package for a model with a modality of its own, which is trained, served, and
-passes its own tests as it is."""
+passes its own tests as it is; ``mmkit examples``: those, to run and to change."""
 
 from __future__ import annotations
 
 import keyword
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from string import Template
 
 from ..errors import MmkitError
 from ..generate import class_prefix
-from .common import checkpoint, needs_vllm, reason
+from .common import checkpoint, needs_vllm, reason, shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")
 """The kinds of items; each has templates of its own beside the common ones."""
@@ -69,9 +70,6 @@ def new(
     if kind not in KINDS:
         raise MmkitError("kind", f"one of {', '.join(KINDS)}", repr(kind))
     folder = Path(into) / name
-    if folder.exists():
-        remedy = "Choose another name, or remove it."
-        raise MmkitError(str(folder), "no such folder yet", "one", remedy)
     values = {
         "package": name,
         "Prefix": class_prefix(name),
@@ -79,18 +77,33 @@ def new(
         "modality": modality,
         **(_FRESH if language_model is None else _pretrained(Path(language_model))),
     }
-    templates = files(__package__) / "templates"
-    parts = ("common", "fresh" if language_model is None else "pretrained", kind)
-    for path, template in [one for part in parts for one in _templates(templates / part)]:
-        target = folder / Template(path).substitute(values)
-        text = Template(template.read_text(encoding="utf-8")).substitute(values)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            expected, got = "a folder that can be written", str(error.strerror or error).lower()
-            raise MmkitError(str(folder), expected, got, "Choose another place.") from error
+    templates = Path(__file__).parent / "templates"
+    with _new_folder(folder):
+        for part in ("common", "fresh" if language_model is None else "pretrained", kind):
+            for template in sorted((templates / part).rglob(f"*{_SUFFIX}")):
+                path = template.relative_to(templates / part).with_suffix("")
+                target = folder.joinpath(*[name if p == "package" else p for p in path.parts])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                text = Template(template.read_text(encoding="utf-8")).substitute(values)
+                target.write_text(text, encoding="utf-8")
     return folder
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Write a folder, in the block, which is not there yet.
+
+    Raises:
+        MmkitError: it is there, or cannot be written.
+    """
+    if folder.exists():
+        remedy = "Choose another place, or remove it."
+        raise MmkitError(str(folder), "no such folder yet", "one", remedy)
+    try:
+        yield
+    except OSError as error:
+        expected, remedy = "a folder that can be written", "Choose another place."
+        raise MmkitError(str(folder), expected, reason(error), remedy) from error
 
 
 def _pretrained(folder: Path) -> dict[str, str]:
@@ -136,13 +149,19 @@ def _pretrained(folder: Path) -> dict[str, str]:
     }
 
 
-def _templates(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
-    """The template files below a folder, each with the path of the file that it becomes."""
-    templates = []
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        path = prefix + ("$package" if entry.name == "package" else entry.name)
-        if entry.is_dir():
-            templates += _templates(entry, f"{path}/")
-        elif path.endswith(_SUFFIX):
-            templates.append((path.removesuffix(_SUFFIX), entry))
-    return templates
+def examples(into: Path | str = ".") -> Path:
+    """Copy the examples, with their checkpoints, 9 MB.
+
+    Args:
+        into: where the folder ``examples`` goes.
+
+    Returns:
+        The folder.
+
+    Raises:
+        MmkitError: the folder is there already, or cannot be written.
+    """
+    folder = Path(into) / "examples"
+    with _new_folder(folder):
+        copytree(shipped("examples"), folder, ignore=ignore_patterns("__pycache__"))
+    return folder

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
-from itertools import cycle, groupby
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -251,45 +251,29 @@ def _table() -> Table:
 
 # -- a long sequence in few words ------------------------------------------------------------------
 
-_LONGEST_BLOCK = 24
-"""The words of one row or tile; longer periods are searched in vain at a cost."""
+_RUN, _BLOCKS = re.compile(r"(?s)(.)\1+"), re.compile(r"(?s)(.{2,24}?)\1+")
+"""A word, a character here, or a block of words, at least twice. Longer blocks are searched in vain
+at a cost."""
 
 
 def folded(words: Iterable[str]) -> list[str]:
     """Words in which repetitions are told: ``31 31 7 31 31 7`` as ``(31 ×2 7) ×2``."""
-    runs = [_times([word], sum(1 for _ in same)) for word, same in groupby(words)]
-    return _blocks([word for run in runs for word in run])
+    numbers: dict[str, int] = {}
 
+    def character(word: str) -> str:
+        return chr(numbers.setdefault(word, len(numbers)))
 
-def _blocks(words: list[str]) -> list[str]:
-    short: list[str] = []
-    at = 0
-    while at < len(words):
-        length, count = _repetition(words, at)
-        body = words[at : at + length]
-        short += _times(_blocks(body), count) if count > 1 else body
-        at += length * count
-    return short if short == words else _blocks(short)
+    def told(match: re.Match[str]) -> str:
+        known, block = [*numbers], match[1]
+        body = " ".join(known[ord(one)] for one in block)
+        body = body if len(block) == 1 else f"({body})"
+        return character(f"{body} ×{len(match[0]) // len(block)}")
 
-
-def _times(body: list[str], count: int) -> list[str]:
-    if count == 1:
-        return body
-    text = body[0] if len(body) == 1 else f"({' '.join(body)})"
-    return [f"{text} ×{count}"]
-
-
-def _repetition(words: list[str], start: int) -> tuple[int, int]:
-    """Length of the block that starts here and covers most by repetition, and how often it stands
-    there."""
-    best = 1, 1
-    for length in range(1, min(_LONGEST_BLOCK, (len(words) - start) // 2) + 1):
-        block, count = words[start : start + length], 1
-        while words[(at := start + count * length) : at + length] == block:
-            count += 1
-        if count > 1 and length * count > best[0] * best[1]:
-            best = length, count
-    return best
+    text, before = _RUN.sub(told, "".join(map(character, words))), ""
+    while text != before:
+        text, before = _BLOCKS.sub(told, text), text
+    known = [*numbers]
+    return [known[ord(one)] for one in text]
 
 
 # -- the command -----------------------------------------------------------------------------------

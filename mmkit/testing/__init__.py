@@ -16,8 +16,8 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 
 from __future__ import annotations
 
-from .checks import Report, Result, Status, check, check_law, parametrize
-from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation
+from .checks import Report, Result, check, check_law, parametrize
+from .law import Case, KitError, Law, NotApplicable, NotDrawn, Status, Violation
 from .laws import LAWS
 from .strategies import (
     AudioSample,

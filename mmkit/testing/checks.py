@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,9 +17,9 @@ from hypothesis.errors import Unsatisfiable
 
 from ..errors import MmkitError
 from ..model_spec import ModelSpec
-from .drawing import for_each
-from .law import Case, KitError, Law, NotApplicable, NotDrawn, Violation, judged
+from .law import Case, KitError, Law, NotApplicable, NotDrawn, Status, Violation, judged
 from .laws import LAWS
+from .strategies import for_each
 from .subject import Subject, of_spec
 from .vllm_model import loaded_model
 
@@ -28,8 +29,6 @@ _FEW = 20
 Hypothesis' own health checks look at the first fifty draws and at a clock, which is the processor's
 here, so they are off; this share is of all draws.
 """
-
-Status = Literal["holds", "violated", "not applicable", "not drawn", "kit error"]
 
 
 def check_law(
@@ -56,16 +55,17 @@ def check_law(
     if not subject.limits:
         without = " and ".join(subject.undrawn) or "some modality"
         raise NotDrawn(f"give samples= a strategy for items of {without}")
-    if law.needs_model and subject.plan is not None and subject.plan.spec.is_raw:
-        raise NotApplicable("the items take no positions: forward gets their fields, not rows")
-    most = max(1, (examples or settings().max_examples) // law.cost)
-    options: dict[str, Any] = {"max_examples": most, **({} if database else {"database": None})}
-    if not law.needs_model:
-        return _check(Case(law, subject), options)
-    config = subject.processor.info.ctx.model_config
-    for dtype in law.dtypes:
+    models: list[Any] = [nullcontext()]
+    if law.needs_model:
+        if subject.plan is not None and subject.plan.spec.is_raw:
+            raise NotApplicable("the items take no positions: forward gets their fields, not rows")
+        config = subject.processor.info.ctx.model_config
+        models = [loaded_model(config, dtype=dtype) for dtype in law.dtypes]
+    options: dict[str, Any] = {} if database else {"database": None}
+    options["max_examples"] = max(1, (examples or settings().max_examples) // law.cost)
+    for model in models:
         case = Case(law, subject)
-        with judged(case), loaded_model(config, dtype=dtype) as case.model:
+        with judged(case), model as case.model:
             _check(case, options)
 
 
@@ -89,12 +89,11 @@ def _check(case: Case, options: dict[str, Any]) -> None:
         replace(case, data=data).check()
         said += 1
 
-    with judged(case):
-        try:
-            for_each(st.data(), once, **options)
-        except Unsatisfiable as error:
-            of = f"none of {drawn} drawn requests is one" if drawn else "no request was found"
-            raise NotDrawn(f"{of} about which this law says anything") from error
+    try:
+        for_each(st.data(), once, **options)
+    except Unsatisfiable as error:
+        of = f"none of {drawn} drawn requests is one" if drawn else "no request was found"
+        raise NotDrawn(f"{of} about which this law says anything") from error
     if said * _FEW < drawn:
         raise NotDrawn(f"holds on {said} of {drawn} drawn requests")
 
@@ -109,30 +108,21 @@ class Result:
             subject; ``not drawn``: the law said something about too few of the drawn requests;
             ``kit error``: an exception of mmkit's own code, which says nothing about the subject.
         detail: the observation, the reason, or the traceback of a kit error.
-        expected: the reason why a violation is known; empty for laws that should hold.
     """
 
     law: str
     status: Status
     detail: str = ""
-    expected: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the law is violated, or holds although a violation is known, or mmkit's own code
-        failed."""
-        return self.status in ("holds" if self.expected else "violated", "kit error")
 
     @property
     def sentence(self) -> str:
-        """The status, the known violation if there is one, and the detail."""
-        known = f" (expected to be violated: {self.expected})" if self.expected else ""
-        return f"{self.status}{known}" + (f": {self.detail}" if self.detail else "")
+        """The status, and the detail."""
+        return self.status + (f": {self.detail}" if self.detail else "")
 
 
 @dataclass
 class Report:
-    """The results of all laws; true if none failed.
+    """The results of all laws; true if none is violated, and mmkit's own code did not fail.
 
     Attributes:
         subject: title of the report.
@@ -143,12 +133,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return not any(result.failed for result in self.results)
-
-    @property
-    def violations(self) -> list[Result]:
-        """The results of the laws that do not hold."""
-        return [result for result in self.results if result.status == "violated"]
+        return not any(result.status in ("violated", "kit error") for result in self.results)
 
     @property
     def summary(self) -> str:
@@ -170,7 +155,6 @@ def check(
     laws: Iterable[str] | None = None,
     model: bool = False,
     examples: int | None = None,
-    expected: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Report:
     """Check the laws on a spec, or on any processor.
@@ -183,31 +167,27 @@ def check(
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
-        expected: laws that are known to be violated, with the reason or a link; a law among them
-            that holds is a failure.
         options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
             classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
             runs code that the folder brings.
 
     Returns:
-        One result per law; false if a law failed, or mmkit's own code did.
+        One result per law; false if a law is violated, or mmkit's own code failed.
 
     Raises:
         SpecError: the spec does not fit the checkpoint.
         MmkitError: an unknown law.
     """
-    reasons = {law_of(name).name: why for name, why in (expected or {}).items()}
     chosen = [law_of(name) for name in (LAWS if laws is None else laws)]
     subject = _opened(subject, model_dir, options)
     without = f", without items of {' and '.join(subject.undrawn)}" if subject.undrawn else ""
-    report = Report(subject.title + without)
-    for law in chosen:
-        if law.needs_model and not model:
-            result = Result(law.name, "not applicable", "needs the model: say model=True")
-        else:
-            result = _result(law, subject, examples)
-        report.results.append(replace(result, expected=reasons.get(law.name, "")))
-    return report
+    results = [
+        _result(law, subject, examples)
+        if model or not law.needs_model
+        else Result(law.name, "not applicable", "needs the model: say model=True")
+        for law in chosen
+    ]
+    return Report(subject.title + without, results)
 
 
 def _opened(
@@ -219,14 +199,11 @@ def _opened(
 def _result(law: Law, subject: Subject, examples: int | None) -> Result:
     try:
         check_law(law, subject, examples=examples)
-    except NotDrawn as share:
-        return Result(law.name, "not drawn", str(share))
-    except NotApplicable as reason:
-        return Result(law.name, "not applicable", str(reason))
-    except Violation as violation:
-        return Result(law.name, "violated", str(violation).removeprefix(f"{law.name}: "))
-    except KitError as error:
-        return Result(law.name, "kit error", "".join(traceback.format_exception(error)))
+    except (Violation, NotApplicable, KitError) as verdict:
+        said = str(verdict).removeprefix(f"{law.name}: ")
+        if isinstance(verdict, KitError):
+            said = "".join(traceback.format_exception(verdict))
+        return Result(law.name, verdict.status, said)
     return Result(law.name, "holds")
 
 
@@ -240,36 +217,40 @@ def parametrize(
     **options: Any,
 ) -> Any:
     """A pytest decorator: one test per law. The test function receives `check`, and calls it. The
-    arguments are those of `check`; a law in `expected` is a strict `xfail`."""
+    arguments are those of `check`; `expected` has laws that are known to be violated, each with the
+    reason or a link: a strict `xfail`."""
     import pytest
 
     made = cache(partial(_opened, subject, model_dir, options))
-
-    def run(law: Law) -> None:
-        check_or_skip(law, made(), examples)
-
+    laws = [law for law in LAWS.values() if model or not law.needs_model]
     checks = [
-        pytest.param(partial(run, law), id=law.name, marks=marks_of(law, expected or {}))
-        for law in LAWS.values()
-        if model or not law.needs_model
+        pytest.param(
+            partial(check_in_test, law, made, examples),
+            id=law.name,
+            marks=marks_of(law, expected or {}),
+        )
+        for law in laws
     ]
     return pytest.mark.parametrize("check", checks)
 
 
-def check_or_skip(law: Law, subject: Subject, examples: int | None) -> None:
-    """`check_law` in a test of pytest, which is skipped where the law has nothing to say."""
+def check_in_test(law: Law, subject: Callable[[], Subject], examples: int | None) -> None:
+    """`check_law` in a test of pytest, which is skipped where the law has nothing to say, and shows
+    a violation without the code that found it."""
     import pytest
 
     try:
-        check_law(law, subject, examples=examples)
+        check_law(law, subject(), examples=examples)
     except NotApplicable as reason:
         pytest.skip(str(reason))
+    except Violation as violation:
+        pytest.fail(str(violation), pytrace=False)
 
 
 def marks_of(law: Law, expected: Mapping[str, str]) -> list[Any]:
     """The mark of a law that is known to be violated."""
     import pytest
 
-    if law.name not in expected:
-        return []
-    return [pytest.mark.xfail(strict=True, raises=Violation, reason=expected[law.name])]
+    raised = pytest.fail.Exception
+    known = [expected[law.name]] if law.name in expected else []
+    return [pytest.mark.xfail(strict=True, raises=raised, reason=reason) for reason in known]

@@ -8,7 +8,7 @@ value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,7 @@ from ..errors import SpecError
 from ..model_spec import ModelSpec
 from . import vllm_path
 from .differences import differences
-from .drawing import for_each
-from .strategies import Request
+from .strategies import Request, for_each
 from .subject import of_spec as subject_of
 
 
@@ -82,7 +81,6 @@ def compare(
     examples: int = 100,
     given_requests: Iterable[Given] = (),
     known: Sequence[str] = (),
-    progress: Callable[[Comparison], None] = lambda _: None,
     **options: Any,
 ) -> Comparison:
     """Compare the generated processor with that of a model class that vLLM, or a plugin, has.
@@ -97,7 +95,6 @@ def compare(
         given_requests: requests to compare first.
         known: regular expressions; a difference in whose sentence one of them is found is counted,
             and passed over. The sentence has the request, too.
-        progress: called after each request.
         options: for `mmkit.testing.of_spec`: `kwargs` and `samples` to draw from, options of vLLM's
             ModelConfig.
 
@@ -125,7 +122,6 @@ def compare(
             if not any(re.search(pattern, sentence) for pattern in known):
                 raise Difference(sentence)
             comparison.known += 1
-        progress(comparison)
 
     def canonical(request: Request) -> dict[str, list[Any]]:
         """The items in canonical form: hand-written classes interpret other forms differently."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +13,26 @@ import torch
 from .vllm_path import Outcome
 
 
-def differences(one: Any, other: Any, where: str = "") -> str | None:
-    """The first difference of two outcomes, or of parts of outcomes; None if they are equal."""
+def equal(one: Any, other: Any) -> bool:
+    """Whether tensors or arrays of one form have the same values, NaN where NaN is."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def near(one: Any, other: Any) -> bool:
+    """Whether tensors or arrays are equal: integers exactly, others up to 64 units in the last
+    place of the largest value, as where sums are taken in another order."""
+    one, other = torch.as_tensor(one), torch.as_tensor(other)
+    if not one.is_floating_point() or one.shape != other.shape or not one.numel():
+        return torch.equal(one, other)
+    bound = 64 * torch.finfo(one.dtype).eps * float(one.nan_to_num().abs().amax())
+    return torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)
+
+
+def differences(
+    one: Any, other: Any, where: str = "", alike: Callable[[Any, Any], bool] = equal
+) -> str | None:
+    """The first difference of two outcomes, or of parts of outcomes; None if they are equal, or, if
+    they are tensors or arrays of one form, `alike`."""
     pairs: list[tuple[str, Any, Any]]
     match one, other:
         case Outcome(), Outcome():
@@ -24,7 +42,7 @@ def differences(one: Any, other: Any, where: str = "") -> str | None:
             forms = [_form(value) for value in (one, other)]
             if forms[0] != forms[1]:
                 return f"{where}: {forms[0]} and {forms[1]}"
-            return None if _equal_values(one, other) else f"{where}: values differ"
+            return None if alike(one, other) else f"{where}: values differ"
         case dict(), dict():
             if set(one) != set(other):
                 return f"{where}: {sorted(map(str, one))} and {sorted(map(str, other))}"
@@ -40,17 +58,8 @@ def differences(one: Any, other: Any, where: str = "") -> str | None:
             return f"{where}: a one-shot iterator, which caches and batches read more than once"
         case _:
             return _unless(type(one) is type(other) and _alike(one, other), one, other, where)
-    found = (differences(a, b, place) for place, a, b in pairs)
+    found = (differences(a, b, place, alike) for place, a, b in pairs)
     return next(filter(None, found), None)
-
-
-def near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors are equal: integers exactly, others up to 64 units in the last place of the
-    largest value, as where sums are taken in another order."""
-    if not one.is_floating_point() or one.shape != other.shape or not one.numel():
-        return torch.equal(one, other)
-    bound = 64 * torch.finfo(one.dtype).eps * float(one.nan_to_num().abs().amax())
-    return torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)
 
 
 def brief(value: Any) -> str:
@@ -62,18 +71,6 @@ def brief(value: Any) -> str:
 def _form(value: Any) -> str:
     library = "numpy " if isinstance(value, np.ndarray) else ""
     return f"{library}{value.dtype} {tuple(value.shape)}"
-
-
-def _equal_values(one: Any, other: Any) -> bool:
-    """Whether tensors or arrays of one form are equal, NaN to NaN."""
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
-    if torch.equal(one, other):
-        return True
-    absent = one.isnan()
-    if not torch.equal(absent, other.isnan()):
-        return False
-    return torch.equal(one.masked_fill(absent, 0), other.masked_fill(absent, 0))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -12,8 +12,7 @@ import pytest
 from ..errors import MmkitError
 from ..model_spec import ModelSpec
 from ..plugin import named
-from .checks import check_or_skip, law_of, marks_of
-from .law import Violation
+from .checks import check_in_test, law_of, marks_of
 from .laws import LAWS
 from .subject import Subject, of_registered, of_spec
 
@@ -57,14 +56,8 @@ class LawTest(pytest.Item):
     """A law."""
 
     def runtest(self) -> None:
-        assert isinstance(self.parent, Laws)
-        examples = self.config.getoption("--mmkit-examples")
-        check_or_skip(LAWS[self.name], self.parent.subject, examples)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
-        if isinstance(excinfo.value, Violation):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo)
+        subject, examples = vars(self.parent)["subject"], self.config.getoption("--mmkit-examples")
+        check_in_test(LAWS[self.name], lambda: subject, examples)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name

@@ -6,7 +6,7 @@ again, so a failure can be copied into a test. `value()` is the item as a caller
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from io import BytesIO
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -63,11 +64,20 @@ def as_sample(drawn: Any) -> Sample:
     return drawn if isinstance(drawn, Sample) else PlainSample(0, drawn)
 
 
+_CONTAINERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "torch": lambda tensor: tensor,
+    "strided": lambda tensor: torch.stack([tensor, tensor], dim=-1)[..., 0],
+    "numpy": torch.Tensor.numpy,
+    "list": torch.Tensor.tolist,
+    "wide": lambda tensor: tensor.double().numpy(),
+}
+
+
 def containers(dtype: str, shape: Sequence[int]) -> list[str]:
     """The containers in which callers may send a tensor, for `TensorSample`. Numpy lacks bfloat16;
     an empty list has lost its shape."""
     refused = {"numpy": dtype == "bfloat16", "list": 0 in shape, "wide": dtype == "bool"}
-    return ["torch", "strided", *(name for name, wrong in refused.items() if not wrong)]
+    return [name for name in _CONTAINERS if not refused.get(name)]
 
 
 @dataclass(frozen=True)
@@ -96,17 +106,7 @@ class TensorSample(Sample):
         return (eighths / 8 * min(self.bound, 4.0)).to(dtype)
 
     def value(self) -> Any:
-        tensor = self.tensor()
-        match self.container:
-            case "numpy":
-                return tensor.numpy()
-            case "list":
-                return tensor.tolist()
-            case "wide":
-                return tensor.double().numpy()
-            case "strided":
-                return torch.stack([tensor, tensor], dim=-1)[..., 0]
-        return tensor
+        return _CONTAINERS[self.container](self.tensor())
 
     def same(self) -> list[Any]:
         return [
@@ -243,39 +243,31 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 
 @items.register
 def _images(kind: Image) -> SearchStrategy[Sample]:
-    sides = [side for size in kind.largest for side in size]
-    sizes = st.tuples(*[_sides(sides, end) for end in kind.bounds()]).map(kind.nearest)
     forms = ["pil", "numpy"] + ["chw"] * kind.only_pictures
-
-    def sample(seed: int, size: Any, form: str) -> Sample:
-        width, height = size
-        return ImageSample(seed, width, height, form)
-
-    return st.builds(sample, SEEDS, sizes, st.sampled_from(forms))
+    return _media(ImageSample, kind, (256, 256), st.sampled_from(forms))
 
 
 @items.register
 def _videos(kind: Video) -> SearchStrategy[Sample]:
-    lengths, sides = kind.bounds()[0], kind.bounds()[1:]
-    frames = _sides([size[0] for size in kind.largest], lengths, most=8)
-    of_frames = [side for size in kind.largest for side in size[1:]]
-    sizes = st.tuples(frames, *[_sides(of_frames, end, most=128) for end in sides])
-
-    def sample(seed: int, size: Any) -> Sample:
-        frames, width, height = size
-        return VideoSample(seed, frames, width, height, kind.metadata)
-
-    return st.builds(sample, SEEDS, sizes.map(kind.nearest))
+    return _media(VideoSample, kind, (8, 128, 128), st.just(kind.metadata))
 
 
 @items.register
 def _audio(kind: Audio) -> SearchStrategy[Sample]:
     rate = None if kind.rate is None else int(kind.rate)
-    lengths = _sides([length for (length,) in kind.largest], kind.bounds()[0], most=1 << 15)
-    return st.builds(AudioSample, SEEDS, lengths, st.just(rate))
+    return _media(AudioSample, kind, (1 << 15,), st.just(rate))
 
 
-def _sides(largest: Sequence[int], bound: Between, most: int = 256) -> SearchStrategy[int]:
+def _media(
+    sample: Callable[..., Sample], kind: Any, most: Sequence[int], more: SearchStrategy[Any]
+) -> SearchStrategy[Sample]:
+    """Samples of a seed, sizes and one other argument."""
+    ends = zip(zip(*kind.largest, strict=True), kind.bounds(), most, strict=True)
+    sizes = st.tuples(*[_sides(*end) for end in ends]).map(kind.nearest)
+    return st.builds(lambda seed, size, other: sample(seed, *size, other), SEEDS, sizes, more)
+
+
+def _sides(largest: Sequence[int], bound: Between, most: int) -> SearchStrategy[int]:
     """Sizes from the least to that of the largest item, boundary sizes often. Shrinks towards the
     least.
 
@@ -391,3 +383,32 @@ def prompts(
         return prompt
 
     return st.tuples(*[between] * (len(written) + 1)).map(list).map(joined)
+
+
+def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options: Any) -> None:
+    """Call a check with drawn values, for example the requests of a subject.
+
+    The settings are those of the current profile, but that a check may be slow, and raises one
+    error.
+
+    Args:
+        values: a strategy, for example `Subject.requests()`.
+        check: a function that raises where a value fails; the final error is that of the smallest
+            failing value.
+        options: Hypothesis settings, for example `max_examples`.
+    """
+    chosen: dict[str, Any] = {
+        "deadline": None,
+        "suppress_health_check": list(HealthCheck),
+        "report_multiple_bugs": False,  # a group of them has no message; the smallest is one
+        "phases": [phase for phase in settings().phases if phase is not Phase.explain],
+        "verbosity": Verbosity.quiet,  # what is wrong is said by the error
+        **options,
+    }
+
+    @settings(**chosen)
+    @given(values)
+    def holds(value: Any) -> None:
+        check(value)
+
+    holds()

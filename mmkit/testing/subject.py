@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
@@ -20,7 +21,6 @@ from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
-from .options import options_of
 from .strategies import Request, Sample, as_sample, items, prompts
 from .vllm_path import Caches, Outcome, Piece
 
@@ -211,15 +211,6 @@ def _drawn_samples(
     return {name: samples for name, samples in drawn.items() if samples}
 
 
-def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
-    """None, or one of the options that the Hugging Face processor names. Shrinks towards none."""
-    try:
-        options = options_of(processor.info.get_hf_processor())
-    except Exception:  # each processing info says in a way of its own that there is none
-        options = []
-    return st.sampled_from([_NONE, *options])
-
-
 def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) -> list[Piece]:
     # items that are accepted alone and refused together are for the law to find
     for parts in ([samples], [[one] for one in samples]):
@@ -244,6 +235,75 @@ def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
 
 
 _LIBRARIES = ("transformers", "torch", "torchvision", "numpy", "PIL")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+_PARTS = ("image_processor", "video_processor", "feature_extractor")
+
+_OTHERWISE: dict[str, Any] = {
+    "crop_to_patches": False,
+    "do_image_splitting": False,
+    "do_normalize": False,
+    "do_pan_and_scan": True,
+    "dynamic_image_size": False,
+    "max_crops": 2,
+    "max_dynamic_patch": 2,
+    "max_image_tokens": 8,
+    "max_patches": 2,
+    "max_slice_nums": 2,
+    "num_crops": 2,
+    "use_thumbnail": False,
+}
+"""Options by which callers change what an item becomes, and a value that few have as the default.
+What a processor was trained with (its patches, its mean) is none of them."""
+
+_HALVED = ("size", "min_pixels", "max_pixels", "max_image_size")
+"""Options with a half of their own value; of a mapping, a half of each."""
+
+
+def _options_of(hf_processor: Any) -> list[dict[str, Any]]:
+    """Options of a request that nobody has stated: those that a Hugging Face processor, or a part
+    of it, names, one at a time."""
+    parts = [hf_processor, *(getattr(hf_processor, name, None) for name in _PARTS)]
+    options = {name: value for part in parts if part is not None for name, value in _options(part)}
+    return [{name: options[name]} for name in sorted(options)]
+
+
+def _options(part: Any) -> Iterator[tuple[str, Any]]:
+    named = {*inspect.signature(getattr(part, "preprocess", part.__call__)).parameters}
+    for of_class in getattr(getattr(part, "valid_kwargs", None), "__mro__", ()):
+        named |= {*getattr(of_class, "__annotations__", {})}
+    for name in named & _OTHERWISE.keys():
+        yield name, _OTHERWISE[name]
+    for name in named.intersection(_HALVED):
+        half = _half(getattr(part, name, None))
+        if half:
+            yield name, half
+
+
+def _half(value: Any) -> Any:
+    """Half of a number, or of each number of sizes by name; None of anything else."""
+    if isinstance(value, int):
+        return value // 2
+    try:
+        sizes = dict(value)  # transformers has a class of its own for these
+    except TypeError:
+        return None
+    halves = {key: _half(size) for key, size in sizes.items() if size is not None}
+    return halves if all(halves.values()) else None
+
+
+def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
+    """None, or one of the options that the Hugging Face processor names. Shrinks towards none."""
+    try:
+        options = _options_of(processor.info.get_hf_processor())
+    except Exception:  # each processing info says in a way of its own that there is none
+        options = []
+    return st.sampled_from([_NONE, *options])
+
+
+# -- subjects --------------------------------------------------------------------------------------
 
 
 def of_spec(

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from vllm.config import ModelConfig
-from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader import utils as loading
 from vllm.multimodal import utils
 from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
+from vllm.utils.jsontree import json_map_leaves
 
 from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
 from ..vllm_api.items import embeds_size
-from .vllm_path import NotTaken, Outcome, feature
+from .law import NotApplicable
+from .vllm_path import Outcome, features, in_prompt_order
 
 
 @contextmanager
@@ -30,18 +34,9 @@ def loaded_model(
 ) -> Iterator[Any]:
     """The vLLM model of a checkpoint, on this machine's device, without an engine. Until it is
     gone, the processor of this configuration works for its dtype."""
+    from vllm import distributed
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import (
-        cleanup_dist_env_and_memory,
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.utils import (
-        initialize_model,
-        process_weights_after_loading,
-    )
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     vllm_config = EngineArgs(
@@ -56,23 +51,21 @@ def loaded_model(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    before, config.dtype = config.dtype, vllm_config.model_config.dtype
-    with set_current_vllm_config(vllm_config):
-        init_distributed_environment(1, 0, address, 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
+    of_model = patch.object(config, "dtype", vllm_config.model_config.dtype)
+    with of_model, set_current_vllm_config(vllm_config):
+        distributed.init_distributed_environment(1, 0, address, 0, "gloo")
+        distributed.ensure_model_parallel_initialized(1, 1)
         try:
             # as vLLM's loader does, which also wants an accelerator's allocator
             device = torch.device(vllm_config.device_config.device)
             with set_default_torch_dtype(config.dtype), device:
-                model = initialize_model(vllm_config=vllm_config)
-                get_model_loader(vllm_config.load_config).load_weights(
-                    model, vllm_config.model_config
-                )
-                process_weights_after_loading(model, vllm_config.model_config, device)
+                model = loading.initialize_model(vllm_config=vllm_config)
+                loader = get_model_loader(vllm_config.load_config)
+                loader.load_weights(model, vllm_config.model_config)
+                loading.process_weights_after_loading(model, vllm_config.model_config, device)
             yield model.eval()
         finally:
-            config.dtype = before
-            cleanup_dist_env_and_memory()
+            distributed.cleanup_dist_env_and_memory()
 
 
 def hidden_size(processor: Any) -> int:
@@ -101,13 +94,11 @@ def filled(item: Any, value: float) -> Any:
     """An item (vLLM's kwargs item) with a value in place of all of its floating ones."""
 
     def fill(data: Any) -> Any:
-        if isinstance(data, list):
-            return [fill(part) for part in data]
-        if isinstance(data, torch.Tensor) and data.is_floating_point():
-            return torch.full_like(data, value)
-        return data
+        is_floating = isinstance(data, torch.Tensor) and data.is_floating_point()
+        return torch.full_like(data, value) if is_floating else data
 
-    return type(item)({key: replace(e, data=fill(e.data)) for key, e in item.items()})
+    filled = {key: replace(e, data=json_map_leaves(fill, e.data)) for key, e in item.items()}
+    return type(item)(filled)
 
 
 def embedded(model: Any, modality: Any, item: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
@@ -134,33 +125,22 @@ def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def embeddings(
     processor: Any, name: str, rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Rows of items in every form that a hand-written processor's parser takes for embeddings.
+    """Rows of items in each form that a hand-written processor's parser may take for embeddings.
 
     It may declare a mapping, with more about each item; one that declares nothing takes a list, or
     a mapping all the same.
-
-    Raises:
-        Exception: the error with which the parser takes none.
     """
-    parser = processor.data_parser
-    declared = getattr(parser, "embedding_fields", {}).get(name)
-    forms: list[Any] = [list(rows), {f"{name}_embeds": list(rows)}]
+    declared = getattr(processor.data_parser, "embedding_fields", {}).get(name)
     if declared:
-        forms = [_as_declared(declared, rows, fields)]
-    taken: list[Any] = []
-    refusal: Exception | None = None
-    for form in forms:
-        try:
-            items = parser.parse_mm_data({name: form})[name]
-        except Exception as error:
-            refusal = refusal or error
-        else:
-            # not a mapping taken for a list of its keys
-            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
-                taken.append(form)
-    if not taken:
-        raise refusal or NotTaken(f"the parser takes embeddings of {name} for something else")
-    return taken
+        return [_as_declared(declared, rows, fields)]
+    return [list(rows), {f"{name}_embeds": list(rows)}]
+
+
+def parsed_embeddings(processor: Any, name: str, sent: Any) -> Any:
+    """What a caller sends for embeddings as vLLM's items; None where it is taken for raw items, for
+    example a mapping for a list of its keys."""
+    items = processor.data_parser.parse_mm_data({name: sent})
+    return items if isinstance(items[name], EmbeddingItems | DictEmbeddingItems) else None
 
 
 def _as_declared(
@@ -192,8 +172,12 @@ def _row(value: Any) -> torch.Tensor:
 # -- positions -------------------------------------------------------------------------------------
 
 
-class Rope:
-    """Computes positions of several dimensions for the tokens of a request.
+def rope(
+    processor: Any, plan: Any, config: Any
+) -> Callable[[list[int], Sequence[Any]], tuple[torch.Tensor, int]]:
+    """A function that computes positions of several dimensions, integers (dimensions, tokens), and
+    how far the position after the prompt is from its length, of ids and of items as `placed` makes
+    them.
 
     Positions that a spec declares are those of mmkit's model classes, whatever vLLM has for the
     checkpoint.
@@ -204,61 +188,43 @@ class Rope:
         config: what the model class takes for its config.
 
     Raises:
-        NotTaken: the model class has no method for them.
+        NotApplicable: tokens have positions of one dimension, the model class has no method for
+            others, or (by the function) they depend on more than the config.
     """
+    settings = processor.info.ctx.model_config
+    declares = plan is not None and any(m.positions is not None for m in plan.modalities.values())
+    if not (declares or settings.uses_mrope or getattr(settings, "uses_xdrope_dim", 0)):
+        raise NotApplicable("positions have one dimension")
+    model_class: Any = loading.get_model_cls(settings)
+    if declares and not issubclass(model_class, MultiModalModel):
+        mixin: Any = SimpleNamespace(mm_plan=plan)
+        return partial(get_mrope_input_positions, mixin)
+    model = model_class.__new__(model_class)
+    nn.Module.__init__(model)
+    model.config, model.model_config, model.mm_plan = config, settings, plan
+    method = getattr(model, "get_mrope_input_positions", None)
+    method = method or getattr(model, "get_xdrope_input_positions", None)
+    if method is None:
+        raise NotApplicable(f"{model_class.__name__} gives no positions of several dimensions")
 
-    def __init__(self, processor: Any, plan: Any, config: Any) -> None:
-        self.config = config
-        model_config = processor.info.ctx.model_config
-        self._class: Any = get_model_cls(model_config)
-        if _declares_positions(plan) and not issubclass(self._class, MultiModalModel):
-            mixin: Any = SimpleNamespace(mm_plan=plan)
-            self._method: Any = partial(get_mrope_input_positions, mixin)
-            return
-        model = self._class.__new__(self._class)
-        nn.Module.__init__(model)
-        model.config, model.model_config, model.mm_plan = config, model_config, plan
-        names = ("get_mrope_input_positions", "get_xdrope_input_positions")
-        methods = [getattr(model, name) for name in names if hasattr(model, name)]
-        if not methods:
-            raise NotTaken(f"{self._class.__name__} gives no positions of several dimensions")
-        self._method = methods[0]
-
-    def positions(self, ids: list[int], items: Sequence[Any]) -> tuple[torch.Tensor, int]:
-        """Of ids and of items as `placed` makes them, integers (dimensions, tokens), and how far
-        the position after the prompt is from its length.
-
-        Raises:
-            NotTaken: they depend on more than the config.
-        """
+    def positions(ids: list[int], items: Sequence[Any]) -> tuple[torch.Tensor, int]:
         try:
-            found = self._method(ids, items)
+            found = method(ids, items)
         except AttributeError as error:
-            if str(error).startswith(f"'{self._class.__name__}' object has no attribute"):
-                raise NotTaken(f"the positions want a loaded model: {error}") from error
+            if str(error).startswith(f"'{model_class.__name__}' object has no attribute"):
+                raise NotApplicable(f"the positions want a loaded model: {error}") from error
             raise
         # XD-RoPE goes on from the largest
         return found if isinstance(found, tuple) else (found, int(found.max()) + 1 - len(ids))
 
-
-def has_rope(processor: Any, plan: Any) -> bool:
-    """Whether tokens have positions of several dimensions, by the config or by the spec."""
-    config = processor.info.ctx.model_config
-    by_config = config.uses_mrope or getattr(config, "uses_xdrope_dim", 0)
-    return bool(by_config or _declares_positions(plan))
-
-
-def _declares_positions(plan: Any) -> bool:
-    """Whether the spec of a plan says what positions the tokens of its items have."""
-    return plan is not None and any(m.positions is not None for m in plan.modalities.values())
+    return positions
 
 
 def placed(outcome: Outcome) -> list[Any]:
     """The items of a request as vLLM's model has them, in the order of the prompt."""
-    items = []
-    for name, of_items in outcome.items.items():
-        for i, item in enumerate(of_items):
-            offset, length, mask = outcome.ranges[name][i]
-            place = PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))
-            items.append(feature(item, name, outcome.hashes[name][i], place))
-    return sorted(items, key=lambda item: item.mm_position.offset)
+    places = {name: [_place(*at) for at in own] for name, own in outcome.ranges.items()}
+    return in_prompt_order(features(outcome.items, outcome.hashes, places))
+
+
+def _place(offset: int, length: int, mask: Sequence[bool]) -> PlaceholderRange:
+    return PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -63,10 +64,6 @@ _TEXT_PROMPTS = (
 
 Data = Mapping[str, Any]
 """What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
-
-
-class NotTaken(ValueError):
-    """The code under test does not take what was asked of it; the sentence is the kit's."""
 
 
 # -- processors ------------------------------------------------------------------------------------
@@ -243,17 +240,9 @@ def render(
         return _applied(processor, inputs)
 
 
-@contextmanager
-def _holding(processor: Any, cache: Any) -> Iterator[None]:
+def _holding(processor: Any, cache: Any) -> Any:
     """A processor with another cache, where a processor has one."""
-    if not hasattr(processor, "cache"):
-        yield
-        return
-    before, processor.cache = processor.cache, cache
-    try:
-        yield
-    finally:
-        processor.cache = before
+    return patch.object(processor, "cache", cache) if hasattr(processor, "cache") else nullcontext()
 
 
 def _applied(processor: Any, inputs: Any) -> Any:
@@ -350,12 +339,9 @@ class Caches:
     def __init__(self, processor: Any, capacity_gib: float, *, pair: bool) -> None:
         config = processor.info.ctx.model_config
         multimodal = config.get_multimodal_config()
-        before, multimodal.mm_processor_cache_gb = multimodal.mm_processor_cache_gb, capacity_gib
-        try:
+        with patch.object(multimodal, "mm_processor_cache_gb", capacity_gib):
             self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
             self.receiver = _ReceiverCache(config) if pair else None
-        finally:
-            multimodal.mm_processor_cache_gb = before
 
     def forget(self, hashes: Sequence[str]) -> None:
         """The step of vLLM before it sends a request again whose items the engine lacks."""
@@ -366,29 +352,26 @@ class Caches:
         """The items as the engine has them."""
         if self.receiver is None:
             return items
-        hashes, places = result["mm_hashes"], result["mm_placeholders"]
-        features = {
-            (name, i): feature(item, name, hashes[name][i], places[name][i])
-            for name, of_items in items.items()
-            for i, item in enumerate(of_items)
-        }
-        order = sorted(features, key=lambda key: features[key].mm_position.offset)
-        received = self.receiver.get_and_update_features([features[key] for key in order])
-        data = {key: feature.data for key, feature in zip(order, received, strict=True)}
-        return {name: [data[name, i] for i in range(len(items[name]))] for name in items}
+        sent = features(items, result["mm_hashes"], result["mm_placeholders"])
+        self.receiver.get_and_update_features(in_prompt_order(sent))
+        return {name: [feature.data for feature in own] for name, own in sent.items()}
 
 
-def feature(item: Any, modality: str, item_hash: str, position: Any) -> Any:
-    """One item as the API server sends it to the engine."""
-    known = {
-        "data": item,
-        "modality": modality,
-        "identifier": item_hash,
-        "mm_position": position,
-        "mm_hash": item_hash,
+def features(items: Data, hashes: Data, places: Data) -> dict[str, list[MultiModalFeatureSpec]]:
+    """Items as the API server sends them to the engine, by modality, as hashes and ranges are."""
+    return {
+        name: [
+            MultiModalFeatureSpec(item, name, hashes[name][i], places[name][i])
+            for i, item in enumerate(own)
+        ]
+        for name, own in items.items()
     }
-    taken = {field.name for field in fields(MultiModalFeatureSpec)}
-    return MultiModalFeatureSpec(**{name: value for name, value in known.items() if name in taken})
+
+
+def in_prompt_order(features: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """The items of all modalities in the order of the prompt."""
+    every = [feature for own in features.values() for feature in own]
+    return sorted(every, key=lambda feature: feature.mm_position.offset)
 
 
 # -- parts of a request ----------------------------------------------------------------------------

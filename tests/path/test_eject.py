@@ -20,7 +20,7 @@ from mmkit.cli import app
 from mmkit.cli.eject import eject
 from mmkit.testing import Request, of_spec, vllm_path
 from mmkit.testing.differences import differences
-from mmkit.testing.drawing import for_each
+from mmkit.testing.strategies import for_each
 from tests import ROOT
 from tests.oracles import SYSTEMS
 from tests.profiles import scaled

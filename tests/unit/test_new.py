@@ -40,7 +40,7 @@ def test_what_it_writes_is_trained(kind: str, tmp_path: Path, monkeypatch: pytes
         ("mmkit", "x", None, "", "name: expected one that nothing else has, got 'mmkit'."),
         ("model", "x", "picture", "", "kind: expected one of series, vectors, image, audio, record, got 'picture'."),
         ("model", "x", None, "file", "expected a folder that can be written, got not a directory."),
-        ("there", "x", None, "", "there: expected no such folder yet, got one. Choose another name, or remove it."),
+        ("there", "x", None, "", "there: expected no such folder yet, got one. Choose another place, or remove it."),
     ],
 )
 def test_what_is_refused(name: str, modality: str, kind: str | None, into: str, sentence: str, tmp_path: Path) -> None:

@@ -103,10 +103,9 @@ def verdict(
             result.kit_error = str(error)
             break
         except Violation as error:
-            again = kind(str(error)) in result.unknown  # it does not happen each time
-            result.unknown.setdefault(kind(str(error)), str(error))
-            if again:
+            if known(str(error)):  # it does not happen each time
                 break
+            result.unknown[kind(str(error))] = str(error)
         else:
             if examples >= most or stated.cells.get((entry, law), set()) <= result.findings.keys():
                 break

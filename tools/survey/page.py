@@ -1,5 +1,5 @@
-"""What docs/data/laws-on-vllm.md and the page of its findings state, and how a violation is told to
-be one of them."""
+"""What docs/data/laws-on-vllm.md, the page of its findings and that of the Transformers backend
+state, and how a violation is told to be one of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 PATH = Path(__file__).parents[2] / "docs" / "data" / "laws-on-vllm.md"
 FINDINGS = PATH.with_name("laws-on-vllm-findings.md")
+BACKEND = PATH.with_name("laws-on-transformers.md")
 
 PATTERNS = {
     1: r"^idempotence: .*(\d+ ids became \d+|refused with|have other lengths)",
     2: r"one item of \w+ too few: accepted",
     3: r"in two processes: MultiModalCacheMissError",
-    4: r"the same content as ndarray has another",
+    4: r"the same content as (ndarray|Image) has another",
     5: r"embeddings of \w+ pass the parser, then ValueError: Failed to apply",
     6: r"pass the parser, then RuntimeError: Expected there to be \d+ \w+ items in keyword "
     r"arguments",
@@ -25,14 +26,14 @@ PATTERNS = {
     r"the Hugging Face processor and vLLM, of .*\\n",
     11: r"outside the ranges",
     12: r"outside the ranges",
-    13: r"IndexError: index -1 is out of "
-    r"bounds|^(?!names).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
+    13: r"IndexError: index -1 is out of bounds|the Hugging Face processor and vLLM, of .*: ids: |"
+    r"^(?!names).*\['(spatial_shapes|pixel_values|pixel_attention_mask)'\]",
     14: r"has an item of \d+ rows",
     15: r"has an item of \d+ rows",
     16: r"video has an item of \d+ rows",
     17: r"rows are stated for \w+, and the dummy item has \d\d",
     18: r"expected sequence of length \d+ at dim",
-    19: r"\['pixel_values'\]: torch.float32|^doors: options of a request",
+    19: r"\['pixel_values'\]: torch.float32|^doors: options of a request|^reference: .*: ids: ",
     20: r"\['(pixel_values(_flat)?|images_spatial_crop|image_num_patches)'\]|embed positions alone "
     r"and",
     21: r"\['(pixel_values|audio_features)'\]",
@@ -48,6 +49,22 @@ PATTERNS = {
     31: r"the Hugging Face processor and vLLM, of ",
     32: r"^doors: options of a request and, for the \w+ request, of the server",
     33: r"^doors: options of a request and, for the \w+ request, of the server",
+    36: r"\['pixel_values'\]: (values|.* and torch.float32 \(\d+, 1,)|"
+    r"'pixel_values' has other values",
+    37: r"InternVLProcessor returned .* cannot be split into",
+    38: r"has no attribute '_get_num_multimodal_tokens'|(Llama4|MiniCPMV4_6)Processor returned |"
+    r"'target_sizes' before and after|^cache: .*: ids: |torch.float32 \(1, 3, 14, 224\)",
+    39: r"FlakyStrategyDefinition|unexpected keyword argument 'min_pixels'",
+    40: r"the field 'second_per_grid_ts' has other values",
+    41: r"the Hugging Face processor and vLLM, of .*: ids: ",
+    42: r"\['labels'\]: ",
+    43: r"Failed to apply LlavaOnevisionProcessor",
+    44: r"Failed to apply AudioFlamingo3Processor",
+    45: r"has an item of \d+ rows",
+    46: r"rows are stated for \w+, and the dummy item has \d",
+    47: r"Unable to get max input length from|row\(s\) of `pixel_values_videos`",
+    48: r"Cannot merge different batch sizes for modality",
+    49: r"the Hugging Face processor and vLLM, of .*: ids: ",
 }
 """Of messages, for `re.search`, by finding. There is none for what no law without a model sees."""
 
@@ -76,7 +93,7 @@ class Page:
 
 
 def read() -> Page:
-    text = PATH.read_text()
+    text = PATH.read_text() + BACKEND.read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -86,6 +103,7 @@ def read() -> Page:
     shared = _section(FINDINGS.read_text(), "All models")
     everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", shared, re.MULTILINE)}
     head = next(row for row in rows if row[0] == "entry")
+    rows = [row for row in rows if row is head or row[0] != "entry"]
     entries = {
         row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))}
         for row in _below(rows, head)

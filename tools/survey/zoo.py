@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -103,7 +103,7 @@ def checkpoint(name: str) -> Path:
     entry = ZOO[name]
     if isinstance(entry.make, Path):
         return entry.make
-    folder = Path(tempfile.mkdtemp(prefix=f"zoo-{name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"zoo-{Path(name).name}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for part in entry.make():
         if isinstance(part, Mapping):
@@ -920,3 +920,19 @@ def minicpmv4_6() -> Sequence[Any]:
 
 
 # --- Reduced processors of two more remote checkpoints
+
+
+# --- vLLM's Transformers modelling backend
+
+REFUSED = ("whisper", "blip2", "gemma3n", "qwen3_omni")
+"""What that backend does not serve, and says so: an encoder with a decoder, and processors of
+transformers that do not tell where their placeholders are."""
+
+SERVED = [name for name, e in ZOO.items() if hasattr(hf, e.architecture) and name not in REFUSED]
+
+ZOO |= {
+    f"transformers/{name}": replace(
+        ZOO[name], options={**ZOO[name].options, "model_impl": "transformers"}
+    )
+    for name in SERVED
+}

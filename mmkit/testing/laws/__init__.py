@@ -8,9 +8,9 @@ law and the limits of its test.
 from __future__ import annotations
 
 from ..law import Law
-from . import caches, decoding, huggingface, items, models, outcomes
+from . import decoding, huggingface, items, models, outcomes
 
-_MODULES = (outcomes, caches, items, models, huggingface, decoding)
+_MODULES = (outcomes, items, models, huggingface, decoding)
 
 LAWS = {
     law.name: law for module in _MODULES for law in vars(module).values() if isinstance(law, Law)

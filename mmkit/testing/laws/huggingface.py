@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -20,8 +20,8 @@ from ..differences import near
 from ..law import Case, NotApplicable, law
 from ..strategies import Request
 from ..subject import Subject
-from ..vllm_model import Rope, has_rope, placed
-from ..vllm_path import Data, NotTaken, Outcome, run
+from ..vllm_model import placed, rope
+from ..vllm_path import Data, Outcome, run
 
 
 @law(
@@ -38,13 +38,7 @@ def reference(case: Case) -> None:
     text = tokenizer.decode(request.prompt)
     # transformers takes an array of three rows for one of three channels
     plain = {name: [one.same()[0] for one in some] for name, some in request.items.items() if some}
-    try:
-        result = processed(processor, text, plain, request.kwargs)
-    except Exception as error:
-        raise NotApplicable("the model has no Hugging Face processor") from error
-    if result is None:
-        reject()
-    theirs = result["input_ids"]
+    result = _processed(processor, text, plain, request.kwargs)
     outcome = case.attempt(run, processor, text, request.data(), request.kwargs)
     if not outcome:  # decoding may change what the ids mean
         reject()
@@ -54,10 +48,10 @@ def reference(case: Case) -> None:
         for start, _, mask in ranges
         for token in compress(outcome.ids[start:], mask)
     }
-    if rows.isdisjoint(theirs):
+    if rows.isdisjoint(result["input_ids"]):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
     where = f"the Hugging Face processor and vLLM, of {text!r}"
-    case.same(theirs, outcome.ids, where, "ids")
+    case.same(result["input_ids"], outcome.ids, where, "ids")
     if field := _other_field(result, outcome):
         case.fail(f"{where}: the field {field!r} has other values")
 
@@ -67,32 +61,26 @@ def reference(case: Case) -> None:
     "Face class, and generated tokens go on as there; what follows changes none of a prefix",
 )
 def positions(case: Case) -> None:
-    subject = case.subject
-    try:
-        rope, model = rope_of(subject)
-    except NotTaken as reason:
-        raise NotApplicable(str(reason)) from reason
-    request = case.request = _as_in_chat(case, rope.config, case.draw_request(least=1))
-    outcome = case.attempt(subject.run, request)
+    model, config, positions = rope_of(case.subject)
+    request = case.request = _as_in_chat(case, config, case.draw_request(least=1))
+    outcome = case.attempt(case.subject.run, request)
     if not outcome:  # what other laws are about
         reject()
     ids, items = outcome.ids, placed(outcome)
-    try:
-        ours, delta = rope.positions(ids, items)
-    except NotTaken as reason:
-        raise NotApplicable(str(reason)) from reason
+    ours, delta = positions(ids, items)
     if ours.ndim != 2 or ours.shape[1] != len(ids):
         case.fail(f"{len(ids)} tokens have positions of shape {tuple(ours.shape)}")
-    _check_text(case, ours, items)
-    for cut in sorted({end for item in items for end in _ends(item)}):
-        before = [item for item in items if _ends(item)[1] <= cut]
-        if cut and not any(start < cut < end for start, end in map(_ends, items)):
-            alone, _ = rope.positions(ids[:cut], before)
+    places = [item.mm_position for item in items]
+    ends = [(place.offset, place.offset + place.length) for place in places]
+    for cut in sorted({cut for own in ends for cut in own if cut}):
+        if not any(start < cut < end for start, end in ends):
+            before = [item for item, (_, end) in zip(items, ends, strict=True) if end <= cut]
+            alone, _ = positions(ids[:cut], before)
             _compare(case, ours[:, :cut], alone, f"of the first {cut} alone")
     if model is None:
         return
     try:
-        theirs, their_delta = positions_of(model, subject.processor, outcome, request.kwargs)
+        theirs, their_delta = _positions_of(model, outcome, request.kwargs)
     except Exception:  # each refuses in a way of its own
         reject()
     name = type(model).__name__
@@ -130,26 +118,6 @@ def _around(config: Any, name: str) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def _ends(item: Any) -> tuple[int, int]:
-    place = item.mm_position
-    return place.offset, place.offset + place.length
-
-
-def _check_text(case: Case, positions: torch.Tensor, items: Sequence[Any]) -> None:
-    """Between items a token is one further than that before, in all dimensions alike."""
-    in_items = {token for start, end in map(_ends, items) for token in range(start, end)}
-    for token in range(positions.shape[1]):
-        here = positions[:, token].tolist()
-        if token in in_items:
-            continue
-        if len({*here}) > 1:
-            case.fail(f"token {token}, of the text, is at {here}")
-        if token == 0 or token - 1 not in in_items:
-            expected = 0 if token == 0 else int(positions[0, token - 1]) + 1
-            if here[0] != expected:
-                case.fail(f"token {token}, of the text, is at {here[0]} and not at {expected}")
-
-
 def _compare(case: Case, ours: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
     if ours.shape != theirs.shape:
         case.fail(f"positions are {tuple(ours.shape)} and {where} {tuple(theirs.shape)}")
@@ -170,29 +138,29 @@ _FIELDS = {
 """The names of fields under which `get_rope_index` takes them, where they differ."""
 
 
-def processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str, Any] | None:
+def _processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str, Any]:
     """Ids and fields of a text with items by the model's own Hugging Face processor, with options
-    of the request; None where it does not take them.
+    of the request. Where it does not take them, another request is drawn.
 
     Raises:
-        Exception: of any kind, where the model has no such processor.
+        NotApplicable: the model has no such processor.
     """
-    hf_processor = processor.info.get_hf_processor(**kwargs)
+    try:
+        hf_processor = processor.info.get_hf_processor(**kwargs)
+    except Exception as error:  # each processing info says it in a way of its own
+        raise NotApplicable("the model has no Hugging Face processor") from error
     named: dict[str, Any] = {_KEYWORDS.get(name, name): values for name, values in data.items()}
     if any(isinstance(video, tuple) for video in named.get("videos", ())):
         videos, metadata = zip(*named["videos"], strict=True)
         # what vLLM alone asks its own loaders
         known = [{k: v for k, v in one.items() if k != "do_sample_frames"} for one in metadata]
-        sampled = {"video_metadata": known, "do_sample_frames": False}
-        named |= {"videos": list(videos), **sampled}
+        named |= {"videos": [*videos], "video_metadata": known, "do_sample_frames": False}
     try:
         result = dict(hf_processor(text=text, **{**kwargs, **named}))
-    except Exception:  # each refuses in a way of its own
-        return None
+    except Exception:
+        reject()
     ids = result["input_ids"]
-    ids = ids.tolist() if hasattr(ids, "tolist") else ids
-    is_batch = bool(ids) and isinstance(ids[0], list | tuple)
-    return {**result, "input_ids": list(ids[0]) if is_batch else list(ids)}
+    return {**result, "input_ids": torch.as_tensor(ids).flatten().tolist()}
 
 
 def _other_field(result: Mapping[str, Any], outcome: Outcome) -> str:
@@ -229,18 +197,17 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 @lru_cache(maxsize=1)
-def rope_of(subject: Subject) -> tuple[Rope, Any]:
-    """vLLM's way to compute positions of several dimensions, and the Hugging Face model that
-    computes them; None for the latter where transformers has none.
+def rope_of(subject: Subject) -> tuple[Any, Any, Callable[..., tuple[torch.Tensor, int]]]:
+    """The Hugging Face model that computes positions of several dimensions, None where transformers
+    has none; what the model class takes for its config; and vLLM's function for them.
 
     Raises:
-        NotTaken: tokens have positions of one dimension, or one of the two cannot be made.
+        NotApplicable: tokens have positions of one dimension, or one of the two cannot be made.
     """
-    if not has_rope(subject.processor, subject.plan):
-        raise NotTaken("positions have one dimension")
     config = subject.processor.info.ctx.model_config.hf_config
     model = _position_model(config)
-    return Rope(subject.processor, subject.plan, config if model is None else model.config), model
+    config = config if model is None else model.config
+    return model, config, rope(subject.processor, subject.plan, config)
 
 
 def _position_model(config: Any) -> Any:
@@ -251,7 +218,7 @@ def _position_model(config: Any) -> Any:
         config: of the whole model; its parts are looked through, too.
 
     Raises:
-        NotTaken: transformers makes no model of the config.
+        NotApplicable: transformers makes no model of the config.
     """
     package = type(config).__module__
     if not package.startswith("transformers.models."):
@@ -270,18 +237,15 @@ def _position_model(config: Any) -> Any:
                     with torch.device("meta"):
                         return cls(part)
                 except Exception as error:
-                    raise NotTaken(f"{cls.__name__}: {error}") from error
+                    raise NotApplicable(f"{cls.__name__}: {error}") from error
     return None
 
 
-def positions_of(
-    model: Any, processor: Any, outcome: Outcome, kwargs: Data
-) -> tuple[torch.Tensor, int]:
+def _positions_of(model: Any, outcome: Outcome, kwargs: Data) -> tuple[torch.Tensor, int]:
     """The positions of a processed request by a Hugging Face model.
 
     Args:
-        model: of `position_model`.
-        processor: vLLM's, whose Hugging Face processor says what kind each token is.
+        model: of `_position_model`.
         outcome: ids and fields of the request.
         kwargs: its `mm_processor_kwargs`, of which some models read positions, too.
 
@@ -293,9 +257,12 @@ def positions_of(
     """
     taken = inspect.signature(model.get_rope_index).parameters
     ids = torch.tensor([outcome.ids])
+    types = torch.zeros_like(ids)
+    for name, ranges in outcome.ranges.items():
+        for start, length, mask in ranges:
+            types[0, start : start + length] = MEDIA.get(name, 0) * torch.tensor(mask)
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if "mm_token_type_ids" in taken:
-        given["mm_token_type_ids"] = torch.tensor(_types(processor, outcome))
+    given |= {"mm_token_type_ids": types} if "mm_token_type_ids" in taken else {}
     for name in taken:
         for field in (name, *_FIELDS.get(name, ())):
             values = _joined(outcome, field)
@@ -304,19 +271,6 @@ def positions_of(
     given |= {name: value for name, value in kwargs.items() if name in taken}
     found, delta = model.get_rope_index(**given)
     return found[:, 0], int(delta)
-
-
-def _types(processor: Any, outcome: Outcome) -> list[list[int]]:
-    """The kind of each token."""
-    of_ids = getattr(processor.info.get_hf_processor(), "create_mm_token_type_ids", None)
-    if of_ids is not None:
-        return list(of_ids([outcome.ids]))
-    types = [0] * len(outcome.ids)
-    for name, ranges in outcome.ranges.items():
-        for start, _, mask in ranges:
-            for i, embeds in enumerate(mask, start):
-                types[i] = MEDIA.get(name, 0) * embeds
-    return [types]
 
 
 def _joined(outcome: Outcome, field: str) -> torch.Tensor | None:

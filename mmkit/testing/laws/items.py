@@ -17,13 +17,11 @@ from ..law import Case, NotApplicable, Refused, law
 from ..strategies import ImageSample, Request
 from ..subject import Subject
 from ..vllm_model import embeddings as forms_of
-from ..vllm_model import hidden_size
-from ..vllm_path import Outcome, decoded, most_rows, parsed, run
+from ..vllm_model import hidden_size, parsed_embeddings
+from ..vllm_path import Outcome, decoded, most_rows, run
 
 
-@law(
-    "no item has more encoder rows than stated, and the dummy item has as many as stated",
-)
+@law("no item has more encoder rows than stated, and the dummy item has as many as stated")
 def worst_case(case: Case) -> None:
     subject = case.subject
     name = case.draw(st.sampled_from(sorted(subject.limits)))
@@ -165,51 +163,51 @@ def embeddings(modality: Any, rows: Sequence[torch.Tensor], outcome: Any) -> dic
 def embeds(case: Case) -> None:
     subject = case.subject
     processor, plan = subject.processor, subject.plan
-    accepting = [
-        name
-        for name in subject.samples
-        if plan is None or plan.modalities[name].intake.takes_embeds
-    ]
-    if not accepting and plan is not None:
+    accepting = {*subject.samples}
+    if plan is not None:
+        accepting = {name for name, own in plan.modalities.items() if own.intake.takes_embeds}
+    if not accepting:
         raise NotApplicable("no modality takes embeddings")
-    hidden = hidden_size(processor)
     request = case.draw_request()
-    present = [name for name in request.items if name in accepting]
-    name = case.draw(st.sampled_from(present or accepting))
-    assume(name in request.items)
+    present = sorted({*request.items} & accepting)
+    assume(present)
+    name = case.draw(st.sampled_from(present))
     outcome = subject.run(request)
     if not outcome.ranges.get(name):
         raise NotApplicable(f"no position of the prompt stands for {name}")
-    rows = [torch.ones(sum(mask), hidden) for _, _, mask in outcome.ranges[name]]
-    if plan is not None:
-        forms: Any = [embeddings(plan.modalities[name], rows, outcome)]
-        read = case.attempt(parsed, processor, {**request.data(), name: forms[0]})
-        if isinstance(read, Refused):
-            refusal = f"the parser refuses them: {read.error}"
-            case.fail(f"the spec takes embeddings of {name}, and {refusal}")
-    else:
-        forms = case.attempt(forms_of, processor, name, rows, outcome.fields[name])
-        if isinstance(forms, Refused):
-            return _embeddings_refused(accepting, forms.error)
-    refusals: list[Exception] = []
+    rows = [torch.ones(sum(mask), hidden_size(processor)) for _, _, mask in outcome.ranges[name]]
+    forms = _forms(subject, name, rows, outcome)
+    refusals: list[str] = []
     for form in forms:
-        data = {**request.data(), name: form}
-        embedded = case.attempt(run, processor, request.prompt, data, request.kwargs)
-        if embedded:
-            case.same(outcome.ranges, embedded.ranges, "the raw item and its embeddings", "ranges")
+        data, how = {**request.data(), name: form}, f"(sent as a {type(form).__name__})"
+        read = case.attempt(parsed_embeddings, processor, name, form)
+        if not read:
+            reason = "taken for something else" if read is None else str(read.error)
+            if plan is not None:
+                case.fail(
+                    f"the spec takes embeddings of {name}, and the parser refuses them: {reason}"
+                )
+            refusals.append(reason)
+            continue
+        done = case.attempt(run, processor, request.prompt, data, request.kwargs)
+        if done:
+            case.same(outcome.ranges, done.ranges, "the raw item and its embeddings", "ranges")
             continue
         # a refusal that says so is one, whoever gives it; that of a generated class comes from its
         # parser
-        said = str(embedded.error).lower()
-        if plan is not None or not ("embedding" in said or "--enable-mm-embeds" in said):
-            how = f"(sent as a {type(form).__name__})"
-            case.fail(f"embeddings of {name} pass the parser, then {embedded} {how}")
-        refusals.append(embedded.error)
-    if len(refusals) == len(forms):
-        _embeddings_refused(accepting, refusals[0])
+        if plan is not None or not any(word in str(done).lower() for word in _SAYING_SO):
+            case.fail(f"embeddings of {name} pass the parser, then {done} {how}")
+        refusals.append(str(done.error))
+    if len(refusals) == len(forms) and len(accepting) == 1:  # another modality may take them
+        raise NotApplicable(f"embeddings are refused: {refusals[0]}")
 
 
-def _embeddings_refused(accepting: Sequence[str], error: Exception) -> None:
-    """The law has nothing to say, unless another modality may take them."""
-    if len(accepting) == 1:
-        raise NotApplicable(f"embeddings are refused: {error}") from error
+_SAYING_SO = ("embedding", "--enable-mm-embeds")
+
+
+def _forms(
+    subject: Subject, name: str, rows: list[torch.Tensor], outcome: Outcome
+) -> Sequence[Any]:
+    if subject.plan is not None:
+        return [embeddings(subject.plan.modalities[name], rows, outcome)]
+    return forms_of(subject.processor, name, rows, outcome.fields[name])
