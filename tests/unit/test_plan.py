@@ -227,6 +227,11 @@ def test_a_modality_may_be_absent():
     assert list(plan.modalities) == ["a"]
 
 
+def test_what_is_not_a_number_is_the_same_the_next_time():
+    own = bound(process=lambda items, scope: {"x": torch.full((len(items), 2), torch.nan)})
+    assert own.processing.run([torch.zeros(2, 2)])[0]["x"].isnan().all()
+
+
 def test_what_may_be_cached():
     by_count = bound(layout=embed(5) * item.count, cacheable=item.count <= 2)
     assert [by_count.may_cache(count) for count in (1, 2, 3, 2)] == [True, True, False, True]
@@ -372,6 +377,63 @@ def test_layouts_of_embeddings():
     assert plan_of(modality(embeds=embed(6))).embed_ids == {5, 6}
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from([True, flat(item.rows)]))
+def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, embeds):
+    """One by one, or all rows as one tensor; the model class gets the rows of each."""
+    told = {"n": batched(shape=(), dtype="int64"), "k": batched(shape=(1,), dtype="int64")}
+    layout = embed(5) * (fields.n + fields.k[0])
+    own = bound(layout=layout, fields=told, embeds=embeds, process=hf())
+    rows = [torch.full((n, 3), float(i)) for i, n in enumerate(sizes)]
+    sent = {"n": sizes, "k": [[0]] * len(sizes)}
+    for form in (rows, torch.cat(rows)):
+        taken, are_embeddings = own.intake.take({"m_embeds": form, **sent}, 3)
+        assert are_embeddings
+        assert [one.rows.tolist() for one in taken] == [one.tolist() for one in rows]
+        assert [(one["n"], one["k"]) for one in taken] == [(n, 0) for n in sizes]
+        batch = own.fields_and_embeds["m_embeds"].batch([one["m_embeds"] for one in taken])
+        received = own.intake.received({"m_embeds": batch, "n": torch.tensor(sizes), "k": torch.tensor(sent["k"])})
+        assert [one.tolist() for one in received] == [one.tolist() for one in rows]
+    assert own.intake.received({"n": sizes}) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=5))
+def test_a_grid_is_compared_with_the_layout_of_each_item(items):
+    """Also where several items share a layout that does not read the grid."""
+    grid = {"g": batched(shape=(2,), dtype="int64")}
+    own = bound(item=Tensor((between(1, 9),)), layout=embed(5) * item.length, fields=grid, process=hf(),
+                positions=(1, fields.g[0], fields.g[1]))  # fmt: skip
+    told = bound(layout=embed(5) * (fields.g[0] * fields.g[1]), fields=grid, process=hf(), positions=own.spec.positions)
+    for index, (height, width, length) in enumerate(items):
+        sent = {"g": torch.tensor([height, width])}
+        known = own.placeholders.alternatives(own.scope(torch.zeros(length), index, sent))
+        if height * width == length:
+            own.check_positions(sent, known)
+        else:
+            with pytest.raises(SpecError, match=rf"a grid of \(1, {height}, {width}\), got runs of \[{length}\]"):
+                own.check_positions(sent, known)
+        told.check_positions(sent, told.placeholders.alternatives(told.scope(torch.zeros(2, 2), index, sent)))
+    bound().check_positions({}, known)
+
+
+@pytest.mark.parametrize(
+    ("update", "layout", "written"),
+    [
+        (replace(tok["<image>"]), embed(5) * 2, [7]),
+        (NUMBERED, embed(5) * 2, [182]),
+        (replace(fields.x[0]), embed(5) * 2, [9]),
+        (already_expanded(), embed(5) * item.length, [5, 5]),
+        ([insert(at="start"), replace(9)], embed(5), []),
+    ],
+    ids=repr,
+)
+def test_what_a_caller_writes_for_an_item(update, layout, written):
+    own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
+    first, target, ids = own.written(torch.zeros(2, 2), 1, lambda value: {"x": [9]})
+    assert list(ids) == written
+    assert list(target) == (written if repr(update).startswith("replace") else [])
+    assert first == own.placeholders.updates[0]
+
+
 def test_functions_may_read_anything():
     opaque = bound(layout=lambda s: embed(5) * s.item.index + embed(5))
     scopes = [opaque.scope(torch.zeros(2, 2), index) for index in (0, 2)]
@@ -466,10 +528,10 @@ def test_a_buffer_that_is_written_again():
     def process(items, scope):
         return {"x": [buffer.copy_(value) for value in items]}
 
-    run = bound(process=process).processing.run
-    parts = [part["x"] for part in run([torch.full((2, 2), float(i)) for i in range(3)])]
-    run([torch.full((2, 2), 9.0)])
-    assert [part.unique().tolist() for part in parts] == [[0.0], [1.0], [2.0]]
+    for requests in ([[0, 1, 2], [9]], [[0], [1], [2, 9]]):
+        run = bound(process=process).processing.run
+        parts = [part["x"] for ids in requests for part in run([torch.full((2, 2), float(i)) for i in ids])]
+        assert [part.unique().tolist() for part in parts] == [[0.0], [1.0], [2.0], [9.0]]
 
 
 def test_what_is_called():
