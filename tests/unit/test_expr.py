@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, ceil_div, cfg, embed, fields, item, kwargs, later, maximum, minimum, proc, tok, where
-from mmkit.expr import Expr, Fields, Scope, evaluate, expression, fold, leaves, plain, same, structure
+from mmkit.expr import Expr, Fields, Scope, evaluate, expression, fold, leaves, plain, same
 from mmkit.vocabulary import Vocabulary
 
 from .common import NAMES, Tokenizer, leaves_of
@@ -114,15 +114,6 @@ def test_folding_first_changes_nothing(one):
     assert not any(leaf.root == "cfg" for leaf in leaves(folded)), "a config value is left to look up"
     if not any(leaf.root == "item" for leaf in one.reads):
         assert folded == one.value()
-
-
-@given(drawn(TOTAL + PARTIAL))
-def test_structure_survives_repr_pickle_and_hash(one):
-    again = eval(repr(one.expr), dict(NAMES))
-    assert same(again, one.expr)
-    assert hash(structure(again)) == hash(structure(one.expr))
-    assert repr(again) == repr(one.expr)
-    assert same(pickle.loads(pickle.dumps(one.expr)), one.expr)
 
 
 BINARY = [*COMPARISONS, operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]

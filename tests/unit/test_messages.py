@@ -7,6 +7,7 @@ are not.
 
 import math
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -283,7 +284,8 @@ BOUND = [
      dict(fields={"x": batched(), "n": derived(lambda scope: scope.item.index)})),
     ("layout: item.count has no value here: …", dict(layout=lambda scope: embed(5) * scope.item.count)),
     ("process: expected process to return the same x for an item, …, got another beside others. …",
-     dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)})),
+     dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)}),
+     dict(process=lambda items, scope: {"x": [value + len(items) / 100 for value in items]})),
     ("process: expected process to return the same x …, got another the next time. …",
      dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
     ("process: expected process to leave the items as they are, got another value in one of them. They are the …",
@@ -484,6 +486,7 @@ REQUESTS = [
     ("spec.prompt: expected token ids, got a text. The model has no …", lambda: SPEC.bind(CONFIG).expand("text", {})),
     ("spec.prompt[1]: expected a token id …, got -1. Check the tokenizer.", lambda: PLAN.preview([1, -1], {})),
     ("spec.prompt[2]: expected a token id from 0 to 199, got 200. …", lambda: PLAN.check_ids([1, 2, 200])),
+    ("spec.prompt[1]: expected a …, got ….", *[partial(PLAN.check_ids, [0, n]) for n in ("5", None, 2**99)]),
     ("spec.m[1]: expected …, got None. Send the item itself.",
      lambda: PLAN.spell({"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
     ("spec.m: expected items …, got ValueError: …. Name …",
@@ -531,7 +534,8 @@ LARGER = [
 MISSING = [
     ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write one placeholder per item, …",
      lambda: put([1], "replace", [3])),
-    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …", lambda: put([5, 5, 5], "in_place", [], count=2)),
+    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …",
+     lambda: put([5, 5, 5], "in_place", [], count=2)),
     ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in …", lambda: put([1], "replace", range(20))),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], "after", [7, 8])),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",

@@ -101,7 +101,7 @@ SOURCES = [
     "replace(tok['<image>'])", "replace((1, 2))", "insert(at='end')", "insert(after=tok.text('a'))",
     "already_expanded()", "ending_with(5)", "ending_with(tok['<image>'])", "hf()", "hf(text='a', one_by_one=True)",
     "hf(processor=proc.a, inputs={'a': 'b'}, outputs={'c': 'd'}, unpad={'x': (item.n, 2)}, kwargs={'n': cfg.n})",
-    "nothing", "literal((1, 2))", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "(literal(cfg.a) + cfg.b) * (cfg.n - 1)",
+    "nothing", "literal((1, 2))", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "(literal(1) + cfg.b) * (cfg.n - 1)",
     "embed(tok['<image>']) * 2", "select(tok.text('ab'), embed=7)", "any_id(1, cfg.n)", "literal(-cfg.a) + embed(5)",
     "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
 ]  # fmt: skip
