@@ -130,6 +130,7 @@ def test_operators_bind_as_in_python():
     for expr in (*pairs, *(outer(inner(a)) for outer, inner in product(UNARY, UNARY))):
         assert same(eval(repr(expr), dict(NAMES)), expr)
         assert ast.unparse(ast.parse(repr(expr))) == repr(expr)
+    assert all(repr(one(2, a)).startswith("2 ") for one in BINARY if one not in COMPARISONS)
 
 
 @pytest.mark.parametrize(

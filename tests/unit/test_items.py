@@ -138,7 +138,8 @@ def test_equal_values_have_one_form(kind, expected, forms):
 
 
 FORMS = [torch.clone, torch.Tensor.double, torch.Tensor.to_sparse, torch.nn.Parameter, np.asarray, torch.Tensor.tolist]
-FORMS += [lambda rows: rows.T.clone().T, lambda rows: rows[:, :1], lambda rows: torch.complex(rows, -rows).conj().imag]
+FORMS += [torch.Tensor.requires_grad_, lambda rows: rows.T.clone().T]
+FORMS += [lambda rows: rows[:, :1], lambda rows: torch.complex(rows, -rows).conj().imag]
 NUMBERS = st.sampled_from([0.0, -1.5, 65504.0, 65505.0, math.nan, -math.inf])
 
 
