@@ -2,7 +2,8 @@
 
     python -m tools.mutants --sample 400 --seed 16 --store out/mutants.json
 
-A place is a position of the source where an operator of cosmic-ray applies, outside of annotations.
+A place is a position of the source where an operator of cosmic-ray applies, but for those that no
+test can notice: annotations, what only a type checker reads, `strict=` of `zip`, `slots=`.
 The seed draws the places, and one mutant for each. First the tests run once, to see which of them
 pass through which line. Then every mutant has a process of its own, a fork of one that has imported
 what takes long: there the module is imported with the change, and the tests of its line run, the
@@ -49,6 +50,9 @@ PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Of None, booleans, small integers and classes, which is what is compared here, these say the
 same."""
+
+UNNOTICED = ("strict=True", "slots=True")
+"""Arguments of `zip` and `dataclass`: one asserts what holds already, the other saves memory."""
 
 BUDGET = 30
 """Seconds for the tests of one mutant, as measured while their lines were recorded."""
@@ -98,9 +102,9 @@ class Outcome:
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
-    """All mutants of a module, but for those of annotations, which no test can notice."""
+    """All mutants of a module, but for those that no test can notice."""
     source = (ROOT / module).read_text()
-    annotations = spans_of_annotations(source)
+    unnoticed = unnoticed_spans(source)
     nodes = list(ast_nodes(get_ast(source)))
     for name in sorted(plugins.operator_names()):
         kind = plugins.get_operator(name)
@@ -108,23 +112,25 @@ def mutants_of(module: str) -> Iterator[Mutant]:
             continue
         positions = (at for node in nodes for at in kind().mutation_positions(node))
         for occurrence, (start, _) in enumerate(positions):
-            if not any(first <= start < last for first, last in annotations):
+            if not any(first <= start < last for first, last in unnoticed):
                 yield Mutant(module, start, name, occurrence)
 
 
-def spans_of_annotations(source: str) -> list[tuple[Position, Position]]:
-    """Where annotations and type aliases stand."""
-    nodes = list(ast.walk(ast.parse(source)))
-    parts = [part for node in nodes for name in ("annotation", "returns")
-        if isinstance(part := getattr(node, name, None), ast.expr)]  # fmt: skip
-    aliases = [
-        node
-        for node in nodes
-        if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.dump(node.annotation)
-    ]
+def unnoticed_spans(source: str) -> list[tuple[Position, Position]]:
+    """Where annotations and type aliases stand, bodies of `if TYPE_CHECKING`, and `UNNOTICED`."""
+    parts: list[Any] = []
+    for node in ast.walk(ast.parse(source)):
+        parts += [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.dump(node.annotation):
+            parts.append(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            parts += node.body
+        if isinstance(node, ast.keyword) and ast.unparse(node) in UNNOTICED:
+            parts.append(node)
     return [
         ((it.lineno, it.col_offset), (it.end_lineno or 0, it.end_col_offset or 0))
-        for it in (*parts, *aliases)
+        for it in parts
+        if isinstance(it, ast.AST)
     ]
 
 
@@ -176,14 +182,13 @@ def without_parameters(name: str) -> str:
 def tests_of(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Seconds:
     """The shortest of the tests that pass through its statement, as many as `BUDGET` allows.
 
-    Of what runs at import, the tests of its module.
+    Of what runs at import, also that of a test, the tests of its module.
     """
     by_line = lines.contexts_by_lineno(str(ROOT / mutant.module))
-    of_statement = {
-        each for line in statement_around(mutant) for each in by_line.get(line, ()) if each
-    }
-    of_module = {each for of in by_line.values() for each in of if each}
-    chosen = sorted(of_statement or of_module, key=seconds.__getitem__)
+    through = {each for line in statement_around(mutant) for each in by_line.get(line, ())}
+    if not through or "" in through:
+        through = {each for of in by_line.values() for each in of}
+    chosen = sorted(through - {""}, key=seconds.__getitem__)
     total = accumulate(seconds[name] for name in chosen)
     return {name: seconds[name] for name, sum_ in zip(chosen, total, strict=True) if sum_ < BUDGET}
 

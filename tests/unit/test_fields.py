@@ -1,7 +1,6 @@
 """Fields: splitting and joining, stated shapes and dtypes, and what a plan makes of them."""
 
 import itertools
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, Tensor, batched, between, cfg, fields, flat, item
+from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
 from mmkit.expr import Scope
 from mmkit.field import packed
-
-from .common import NAMES
 
 WHERE = "spec.modality, fields['x']"
 
@@ -61,34 +58,19 @@ def test_flat_is_undone_by_concatenating(sizes, dim, surplus):
 
 
 @pytest.mark.parametrize("make", [batched, lambda **options: flat(item.n, **options)])
-def test_stated_shapes_and_dtypes_of_an_item(make):
-    field = make(dtype="float32", shape=(between(1, cfg.n), item.n))
+@pytest.mark.parametrize(("rows", "lengths"), [(between(1, cfg.n), (1, 2)), (cfg.n, (2,))])
+@pytest.mark.parametrize("columns", [item.n, 3])
+def test_stated_shapes_and_dtypes_of_an_item(make, rows, lengths, columns):
+    field = make(dtype="float32", shape=(rows, columns))
     scope = Scope(cfg=SimpleNamespace(n=2), item=SimpleNamespace(n=3))
     for bound in (field, field.bind(Scope(cfg=scope.cfg))):
-        for length in (1, 2):
+        for length in lengths:
             bound.check(torch.zeros(length, 3), scope, 0)
         with pytest.raises(SpecError, match=r"item 1: expected dtype float32, got torch\.float64"):
             bound.check(torch.zeros(2, 3, dtype=torch.float64), scope, 1)
         for shape in ((0, 3), (3, 3), (2, 2), (2,), (2, 3, 1), ()):
-            with pytest.raises(SpecError, match=r"item 1: expected shape \(1\.\.2, 3\) per item, got"):
+            with pytest.raises(SpecError, match=r"item 1: expected shape \((1\.\.)?2, 3\) per item, got"):
                 bound.check(torch.zeros(shape), scope, 1)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        batched(),
-        flat(fields.n * 2, dim=1, keep_on_cpu=True),
-        batched(shape=(), dtype="float32"),
-        batched(shape=(cfg.n, 3), keep_on_cpu=True),
-        flat(3, shape=[cfg.n]),
-    ],
-    ids=repr,
-)
-def test_structure(field):
-    again = eval(repr(field), dict(NAMES))
-    assert again == field == pickle.loads(pickle.dumps(field))
-    assert hash(again) == hash(field)
 
 
 def test_a_dtype_or_its_name():

@@ -137,6 +137,28 @@ def test_equal_values_have_one_form(kind, expected, forms):
         torch.set_warn_always(False)
 
 
+FORMS = [torch.clone, torch.Tensor.double, torch.Tensor.to_sparse, torch.nn.Parameter, np.asarray, torch.Tensor.tolist]
+FORMS += [torch.Tensor.requires_grad_, lambda rows: rows.T.clone().T]
+FORMS += [lambda rows: rows[:, :1], lambda rows: torch.complex(rows, -rows).conj().imag]
+NUMBERS = st.sampled_from([0.0, -1.5, 65504.0, 65505.0, math.nan, -math.inf])
+
+
+@given(st.lists(st.tuples(st.sampled_from(FORMS), NUMBERS, st.integers(1, 4)), min_size=1, max_size=3))
+def test_several_are_taken_as_each_alone(drawn):
+    """Whatever their form, their shape and their values, and whichever is at fault."""
+    kind = bound(shape=(between(1, 3), 2))
+    values = [make(torch.full((rows, 2), number)) for make, number, rows in drawn]
+
+    def outcome(canonical):
+        try:
+            return list(map(form, canonical()))
+        except InputError as error:
+            return str(error)
+
+    alone = outcome(lambda: [kind.canonical(value, f"{AT}[{i}]") for i, value in enumerate(values)])
+    assert outcome(lambda: kind.canonical_all(values, AT)) == alone
+
+
 @given(st.floats(-60000, 60000))
 def test_float64_is_rounded_to_nearest(value):
     assert_one_form(SCALAR, torch.from_numpy(np.array(value, "f4")), [value, np.float64(value), np.array(value)])
@@ -166,17 +188,18 @@ def test_other_images_stay_as_they_are():
         assert IMAGE.canonical(value, AT) is value
 
 
-def test_resampling():
+@pytest.mark.parametrize("rate", [8000, 32000])
+def test_resampling(rate):
     """By whichever library there is: as many seconds of the same tone, or a sentence."""
-    kind, times = Audio(largest=32000, rate=16000).bind(CONFIG), np.arange(16000) / 16000
-    sent = np.sin(2 * np.pi * 440 * times[::2]), 8000
+    kind = Audio(largest=32000, rate=16000).bind(CONFIG)
+    tone, wanted = (np.sin(2 * np.pi * 440 * np.arange(count) / count) for count in (rate, 16000))
     if any(map(find_spec, ("torchaudio", "soxr"))):
-        samples = kind.canonical(sent, AT)
+        samples = kind.canonical((tone, rate), AT)
         assert samples.shape == (16000,)
-        assert np.abs(samples - np.sin(2 * np.pi * 440 * times))[1000:-1000].max() < 0.01
+        assert np.abs(samples - wanted)[1000:-1000].max() < 0.01
     else:
-        with pytest.raises(InputError, match="got 8000 Hz, and no library that resamples"):
-            kind.canonical(sent, AT)
+        with pytest.raises(InputError, match=f"got {rate} Hz, and no library that resamples"):
+            kind.canonical((tone, rate), AT)
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -225,6 +248,7 @@ def test_bound_of_integers():
     kind = bound(shape=(2,), dtype="int64", bound=cfg.big)
     assert kind.canonical([100, -100], AT).tolist() == [100, -100]
     assert kind.canonical(np.array([7, 0], np.uint64), AT).tolist() == [7, 0]
+    assert bound(shape=(1,), dtype="int64").canonical([2.0**62], AT).tolist() == [2**62]
     for limit in (None, math.inf):
         for data in (np.array([-(2**63)]), [-(2**63)], [-(2.0**63)]):
             assert bound(shape=(1,), dtype="int64", bound=limit).canonical(data, AT).tolist() == [-(2**63)]
@@ -283,6 +307,7 @@ PAIRED = SimpleNamespace(media=(FRAMES, META)), (SimpleNamespace(media=FRAMES), 
         (IMAGE, 2, SHAPED, [[PICTURE, PICTURE], np.stack([PIXELS] * 2), torch.zeros(2, 3, 4, 5)]),
         (VIDEO, 0, SEEN, [[]]),
         (VIDEO, 1, SEEN, [(PICTURE, PICTURE), (FRAMES, None), [FRAMES], torch.zeros(2, 3, 4, 5)]),
+        (VIDEO, 1, dict(SEEN, frames=1), [(PICTURE,), [PICTURE], FRAMES[:1]]),
         (VIDEO, 1, SHOWN, [(FRAMES, META), *([pair] for pair in PAIRED)]),
         (replace(VIDEO, metadata=True), 1, SHOWN, [(FRAMES, META)]),
         (VIDEO, 2, SEEN, [np.stack([FRAMES] * 2), [list(FRAMES), list(FRAMES)]]),
@@ -330,6 +355,9 @@ def test_expressions_and_functions_in_declarations():
     for records, length in ((CELL.candidates(), 2), (CELL.small(), 1), (CELL.smallest(), 1)):
         assert [len(CELL.canonical(record, AT)["values"]) for record in records] == [length]
     assert CELL.bind(CONFIG) == CELL
+    assert MATRIX.schema() == {"shape": [2, 3], "dtype": "float32"}
+    indices = bound(shape=(between(1, cfg.n),), dtype="int64", bound=between(0, cfg.d))
+    assert indices.schema() == {"shape": [[1, 2]], "dtype": "int64", "values": [0, 3]}
     letters = Text(most=3, alphabet="CN").bind(CONFIG)
     assert (letters.candidates(), letters.small()) == (["CCC"], ["C"])
 

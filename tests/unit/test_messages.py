@@ -7,6 +7,7 @@ are not.
 
 import math
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +74,9 @@ OTHER, NAMESAKE = modality("n", fields={"y": batched()}), modality("n", fields={
 ALONE, ZEROS, BOTH = modality(**RAW), torch.zeros(2, 2), {"x": batched(), "y": batched()}
 TWO = [ZEROS, None]
 NUMBERS = {"x": batched(), "n": derived(item.index)}
+STATED = dict(shape=(), dtype="int64")
+UNTOLD = [batched(shape=()), batched(dtype="int64"), batched(**STATED, hidden=True), flat(1, **STATED)]
+COMPANIONS = {"n": batched(**STATED), "k": batched(**STATED)}
 PICTURES = bound(item=Image(largest=(9, 9)), process=hf(), embeds=True)
 UPDATES = dict(replace=replace(0), in_place=already_expanded(), start=insert(at="start"), after=insert(after=0))
 
@@ -109,6 +113,12 @@ def preview(data, prompt=(5,), processor=None, **options):
 def clipped(data):
     rows = dict(layout=embed(5) * item.length, embeds=embed(5) * item.rows, process=lambda items, scope: {"x": items})
     return preview({"m": data}, [5] * 4, item=Audio(largest=3), **rows)
+
+
+def beside(rows, **told):
+    """Embeddings with the fields that their layout reads."""
+    own = bound(layout=embed(5) * (fields.n + fields.k), fields=COMPANIONS, embeds=True, process=hf())
+    own.intake.take({"m_embeds": rows, **told}, 2)
 
 
 def alternative(kind, target, ids=(5, 5)):
@@ -165,6 +175,8 @@ MODALITIES = [
     (", positions: expected (t, h, w) or (t, h, w, scale), got (1, 2).", dict(positions=(1, 2))),
     (", positions: expected …, got an item without positions.", dict(RAW, positions=(1, 1, 1))),
     (", positions: expected fields that …, got item.length. Declare …", dict(positions=(1, item.length, 1))),
+    (", positions: expected fields that …, got fields.x. Declare …",
+     dict(positions=(1, fields.x, 1), fields={"x": batched(hidden=True)})),
     (": expected limit=1 for an item without positions, got 2.", dict(RAW, limit=2)),
     (": expected no embeds for an item without positions, got True.", dict(RAW, embeds=True)),
     (": expected at least one field, got none.", dict(fields={})),
@@ -185,7 +197,8 @@ MODALITIES = [
      dict(embeds=flat(item.rows)), dict(layout=embed(5) * fields.x[0], update=NUMBERED, embeds=flat(item.rows),
                                         fields={"x": batched(shape=(1,), dtype="int64")})),
     (", embeds: expected True, a layout, or …, got batched().", dict(embeds=batched())),
-    (", fields['x']: expected a batched field with shape and dtype, …", dict(layout=embed(5) * fields.x, embeds=True)),
+    (", fields['x']: expected a batched field with shape and dtype, …",
+     *[dict(layout=embed(5) * fields.x, embeds=True, fields={"x": told}) for told in UNTOLD]),
     (": expected no field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
     (": expected no part named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
     (": expected cacheable to …, got none. Write …", dict(layout=embed(5) * item.count)),
@@ -231,7 +244,7 @@ SPECS = [
     ("cfg.b has no value: dict …. It has: c, d.", lambda: evaluate(cfg.b, Scope({"c": 1, "d": 2}))),
     ("fields.x has no value: the … fields lack 'x'. It has: y.", lambda: evaluate(fields.x, Scope(fields={"y": 1}))),
     ("cfg.sizes[2] has no value: cfg.sizes is [1].", lambda: evaluate(cfg.sizes[2] + 1, Scope(cfg={"sizes": [1]}))),
-    ("cfg[9] has no value: cfg is {'" + "a" * 75 + "....", lambda: evaluate(cfg[9], Scope(cfg={"a" * 79: 1}))),
+    ("cfg[9] has no value: cfg is {'" + "a" * 74 + "'....", lambda: evaluate(cfg[9], Scope(cfg={"a" * 74: 1}))),
     ("cfg has no value here: the spec is not bound to a config.", lambda: evaluate(cfg.a, Scope())),
     ("cfg.n + cfg.text has no value: unsupported …, with 2, 'x'.", lambda: evaluate(cfg.n + cfg.text, Scope(CONFIG))),
     ("config: expected a vocab_size in …, got None.", lambda: SPEC.bind(None), lambda: SPEC.bind(NO_VOCABULARY)),
@@ -271,7 +284,8 @@ BOUND = [
      dict(fields={"x": batched(), "n": derived(lambda scope: scope.item.index)})),
     ("layout: item.count has no value here: …", dict(layout=lambda scope: embed(5) * scope.item.count)),
     ("process: expected process to return the same x for an item, …, got another beside others. …",
-     dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)})),
+     dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)}),
+     dict(process=lambda items, scope: {"x": [value + len(items) / 100 for value in items]})),
     ("process: expected process to return the same x …, got another the next time. …",
      dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
     ("process: expected process to leave the items as they are, got another value in one of them. They are the …",
@@ -470,6 +484,7 @@ REQUESTS = [
     ("spec.prompt: expected token ids, got a text. The model has no …", lambda: SPEC.bind(CONFIG).expand("text", {})),
     ("spec.prompt[1]: expected a token id …, got -1. Check the tokenizer.", lambda: PLAN.preview([1, -1], {})),
     ("spec.prompt[2]: expected a token id from 0 to 199, got 200. …", lambda: PLAN.check_ids([1, 2, 200])),
+    ("spec.prompt[1]: expected a …, got ….", *[partial(PLAN.check_ids, [0, n]) for n in ("5", None, 2**99)]),
     ("spec.m[1]: expected …, got None. Send the item itself.",
      lambda: PLAN.spell({"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
     ("spec.m: expected items …, got ValueError: …. Name …",
@@ -478,6 +493,12 @@ REQUESTS = [
     ("spec.multi_modal_data: expected …, got 'x'.", lambda: PLAN.spell({"x": 0}), lambda: preview({"x": 0})),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send embeddings …", lambda: preview({"m_embeds": ZEROS}, embeds=True)),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send the raw items …", lambda: preview({"m_embeds": ZEROS[None]})),
+    ("spec.m: expected the fields ['m_embeds', 'n', 'k'], got ['m_embeds', 'n'].", lambda: beside([ZEROS], n=[2])),
+    ("spec.m.k: expected 2 items, got 1.", lambda: beside([ZEROS] * 2, n=[2, 2], k=[0])),
+    ("spec.m: expected 3 embedding row(s) for 2 items, got 2.", lambda: beside(ZEROS, n=[2, 1], k=[0, 0])),
+    ("spec.m: expected embeddings of 1 items, got 2.", lambda: beside([ZEROS] * 2, n=[2], k=[0])),
+    ("spec.m: expected embeddings of 3 items, got 2.", lambda: beside([ZEROS] * 2, n=[2] * 3, k=[0] * 3)),
+    ("spec.m: expected a (2, 2) float32 tensor or a list of them, got dict {}.", lambda: preview({"m": {}})),
     ("spec.m: expected a (2, 2) …, got m_embeds. Send the raw …", lambda: preview({"m": {"m_embeds": ZEROS[None]}})),
     ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
@@ -509,9 +530,10 @@ LARGER = [
 """Requests with items that are larger than the largest."""
 
 MISSING = [
-    ("spec.m: expected 1 placeholder(s) [3] in …, got 0. Write one placeholder per item, …",
+    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write one placeholder per item, …",
      lambda: put([1], "replace", [3])),
-    ("spec.m: expected 2 … [5] * 2 in … got 1, and 1 …", lambda: put([5, 5, 5], "in_place", [], count=2)),
+    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …",
+     lambda: put([5, 5, 5], "in_place", [], count=2)),
     ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in …", lambda: put([1], "replace", range(20))),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], "after", [7, 8])),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",

@@ -17,7 +17,10 @@ from mmkit import (
     Image,
     Modality,
     ModelSpec,
+    Record,
     Tensor,
+    Text,
+    Video,
     already_expanded,
     batched,
     between,
@@ -50,7 +53,9 @@ ITEMS = [
     Tensor(shape=(cfg.n, between(1, cfg.n))),
     Tensor(shape=(), dtype="int64", finite=False),
     Image(largest=(cfg.n, 3)),
+    Video(largest=[(cfg.n, 3, 4)], metadata=True),
     Audio(largest=9),
+    Record(a=Tensor(shape=(between(1, cfg.n),)), b=Text(most=cfg.n)),
 ]
 LAYOUTS = [
     embed(5),
@@ -86,6 +91,30 @@ def modalities(draw):
         cacheable=draw(st.sampled_from([True, False, item.count < 3])),
         when=draw(st.sampled_from([True, cfg.n > 2])),
     )
+
+
+SOURCES = [
+    "batched()", "batched(shape=(cfg.n, 3), dtype='float32', keep_on_cpu=True, hidden=True)", "batched(shape=())",
+    "flat(item.n)", "flat(fields.n * 2, shape=(2, 3), dim=1)", "flat(1, keep_on_cpu=True, hidden=True)",
+    "derived(item.n)", "derived(fields.n + 1, dtype='int64', keep_on_cpu=True, hidden=True)",
+    "constant(tok['<image>'])", "constant(cfg.n, dtype='int32', keep_on_cpu=True)", "between(1, cfg.n)",
+    "replace(tok['<image>'])", "replace((1, 2))", "insert(at='end')", "insert(after=tok.text('a'))",
+    "already_expanded()", "ending_with(5)", "ending_with(tok['<image>'])", "hf()", "hf(text='a', one_by_one=True)",
+    "hf(processor=proc.a, inputs={'a': 'b'}, outputs={'c': 'd'}, unpad={'x': (item.n, 2)}, kwargs={'n': cfg.n})",
+    "nothing", "literal((1, 2))", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "(literal(1) + cfg.b) * (cfg.n - 1)",
+    "embed(tok['<image>']) * 2", "select(tok.text('ab'), embed=7)", "any_id(1, cfg.n)", "literal(-cfg.a) + embed(5)",
+    "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_repr_of_a_part_is_its_source(source):
+    """It states what is not as by default. Equal sources are equal declarations, and other ones are not."""
+    part = eval(source, dict(NAMES))
+    assert repr(part) == source
+    for again in (eval(source, dict(NAMES)), pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
+        assert (again, hash(again)) == (part, hash(part))
+    assert [other for other in SOURCES if eval(other, dict(NAMES)) == part] == [source]
 
 
 PROMPTS = [{}, {"prompt": ending_with(5)}, {"decoder_prompt": literal(cfg.size)}, {"prompt": len}]
