@@ -41,7 +41,7 @@ def checkpoint(folder: str | Path, option: str = "--config") -> Path:
     got = "a file" if path.exists() else "no such folder"
     if path.is_dir():
         got = "a folder without one"
-    remedy = "Give the folder of a checkpoint; it needs no weights."
+    remedy = "Give the folder of a checkpoint."
     raise UsageError(f"{option} {folder}", "a folder with a config.json", got, remedy)
 
 

@@ -24,6 +24,7 @@ code."""
 
 _FRESH = {
     "Language": "Llama",
+    "Config": "LlamaConfig",
     "vllm_module": "vllm.model_executor.models.llama",
     "minutes": "a minute on one core",
     "options": "--dtype float32",
@@ -110,8 +111,8 @@ def _pretrained(folder: Path) -> dict[str, str]:
     """What the templates say of a pretrained language model.
 
     Raises:
-        MmkitError: no such folder, no tokenizer, or an architecture that vLLM or transformers does
-            not have as a causal language model.
+        MmkitError: no such folder, no tokenizer, no weights or quantized ones, or an architecture
+            that vLLM or transformers does not have as a causal language model.
     """
     where = f"--language-model {folder}"
     with needs_vllm():
@@ -130,16 +131,21 @@ def _pretrained(folder: Path) -> dict[str, str]:
         raise MmkitError(where, expected, reason(error)) from error
     if tokenizer.eos_token is None:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
-    (name,) = config.architectures or ("none",)
+    name, own = (config.architectures or ["none"])[0], type(config).__name__
     known = ModelRegistry.models.get(name)
     language = name.removesuffix("ForCausalLM")
-    names = {f"{language}Config", name} <= {*dir(transformers)}
+    names = {own, name} <= {*dir(transformers)}
     if language == name or not names or getattr(known, "class_name", "") != name:
         expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
         expected += "transformers and vLLM have a class"
         raise MmkitError(where, expected, name)
+    if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
+        raise MmkitError(where, "a folder with weights, as *.safetensors", "one without")
+    if getattr(config, "quantization_config", None):
+        raise MmkitError(where, "weights that can be trained", "quantized ones")
     return {
         "Language": language,
+        "Config": own,
         "vllm_module": known.module_name,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",

@@ -208,7 +208,7 @@ def test_bad_items(form: str) -> None:
 
 # -- refusals --------------------------------------------------------------------------------------------------------
 
-GIVE = "Give the folder of a checkpoint; it needs no weights."
+GIVE = "Give the folder of a checkpoint."
 TOML = 'expected TOML lines as independence = "a reason or a link", got'
 FILES = {
     "UNREADABLE/config.json": "{}",
@@ -378,6 +378,7 @@ def test_examples(tmp_path: Path) -> None:
     [
         ("config.json", "", "expected a folder with a config.json, got a folder without one."),
         ("tokenizer.json", "", "expected a folder with a tokenizer, got one without."),
+        ("model.safetensors", "", "expected a folder with weights, as *.safetensors, got one without."),
         ("", "GPTNeoXForCausalLM", "of which transformers and vLLM have a class, got GPTNeoXForCausalLM."),
         ("", "Qwen2VLForConditionalGeneration", "the architecture of a causal language model, as Qwen2ForCausalLM"),
     ],
