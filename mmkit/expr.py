@@ -28,7 +28,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache, cached_property, lru_cache, wraps
@@ -102,30 +102,18 @@ Compiled: TypeAlias = "Callable[[Scope], Any]"
 """An expression as a function of a `Scope`."""
 
 
-class Structural:
-    """Base of dataclasses that are compared and hashed by their fields, expressions included."""
-
-    __match_args__: ClassVar[tuple[str, ...]]
-
-    def __eq__(self, other: object) -> bool:
-        return same(self, other) if type(self) is type(other) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(structure(self))
-
-
 def parts(value: Any) -> Iterable[Any]:
     """The parts of a part of a spec: the fields of a dataclass, the elements of a container."""
     if isinstance(value, (list, tuple)):
         return value
-    if isinstance(value, Structural):
+    if isinstance(value, Node):
         kind: Any = type(value)
         return [getattr(value, name) for name in _names(kind)]
     return value.values() if isinstance(value, Mapping) else ()
 
 
 @cache
-def _names(kind: type) -> list[str]:
+def _names(kind: Any) -> list[str]:
     return [field.name for field in dataclass_fields(kind)]
 
 
@@ -134,21 +122,10 @@ def structure(part: Any) -> Any:
     declarations."""
     if isinstance(part, Mapping):
         return frozenset((name, structure(value)) for name, value in part.items())
-    if isinstance(part, (Structural, list, tuple)):
-        kind = (type(part),) if isinstance(part, Structural) else ()
+    if isinstance(part, (Node, list, tuple)):
+        kind = (type(part),) if isinstance(part, Node) else ()
         return (*kind, *map(structure, parts(part)))
     return (slice, part.start, part.stop, part.step) if isinstance(part, slice) else part
-
-
-def stated(part: Structural, *left_out: str) -> str:
-    """The fields of a dataclass that are not as by default, as keyword arguments."""
-    named = []
-    for one in dataclass_fields(part):  # type: ignore[arg-type]
-        value, make = getattr(part, one.name), one.default_factory
-        default = one.default if make is MISSING else make()
-        if one.name not in left_out and not same(value, default):
-            named.append(f"{one.name}={value!r}")
-    return ", ".join(named)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -157,26 +134,65 @@ def same(a: Any, b: Any) -> bool:
     return bool(structure(a) == structure(b))
 
 
-@dataclass_transform(frozen_default=True)
-class Node(Structural):
-    """Base of expressions and layouts: immutable data. Every subclass is a frozen dataclass."""
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+class Node:
+    """Base of the parts of a declaration. Every subclass is a frozen dataclass, compared and hashed
+    by its fields, expressions included; its `repr` is its source."""
 
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, repr=False, eq=False)(cls)
+    _word: ClassVar[str] = ""
+    """What declares such a part; empty for the name of its class."""
+
+    def __init_subclass__(cls, *, init: bool = True) -> None:
+        dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
+
+    def __eq__(self, other: object) -> bool:
+        return same(self, other) if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(structure(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The dataclass's fields; values cached beside them are computed again."""
-        return {name: getattr(self, name) for name in self.__match_args__}
+        """Everything but cached values, which are computed again."""
+        kind = type(self)
+        cached = {n for n in vars(self) if isinstance(getattr(kind, n, None), cached_property)}
+        return {name: value for name, value in vars(self).items() if name not in cached}
 
-    def _changed(self, change: Callable[[Any], Any]) -> Any:
-        """This node with a function applied to every field, and to every element of a tuple."""
-        return type(self)(
-            *(tuple(map(change, f)) if isinstance(f, tuple) else change(f) for f in parts(self))
-        )
+    def __repr__(self) -> str:
+        return f"{self._word or type(self).__name__}({', '.join(self._stated())})"
+
+    def _stated(self) -> Iterator[str]:
+        """The fields that are not as by default, as arguments."""
+        known: Any = dataclass_fields(self)  # type: ignore[arg-type]
+        for one in sorted(known, key=lambda one: one.kw_only):
+            value, make = getattr(self, one.name), one.default_factory
+            default = one.default if make is MISSING else make()
+            text = value._source() if isinstance(value, Node) else repr(value)
+            if default is MISSING:
+                yield f"{one.name}={text}" if one.kw_only else text
+            elif one.repr and not same(value, default):
+                yield f"{one.name}={text}"
+
+    def _source(self) -> str:
+        """The source where this part is an argument."""
+        return repr(self)
 
     @cached_property
     def _leaves(self) -> frozenset[Leaf]:
         return frozenset().union(*map(leaves, parts(self)))
+
+
+class Part(Node):
+    """A part of a declaration that is bound to a config and a tokenizer."""
+
+    def bind(self, scope: Scope) -> Any:
+        """This part with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
+        kind: Any = type(self)
+        named = zip(_names(kind), parts(self), strict=True)
+        return kind(**{name: fold(part, scope) for name, part in named})
+
+    def leaves(self) -> frozenset[Leaf]:
+        """Everything that this part depends on; see `mmkit.expr.leaves`."""
+        return self._leaves
 
 
 Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
@@ -502,9 +518,12 @@ def fold(value: Any, scope: Scope) -> Any:
     Raises:
         SpecError: a config or processor attribute is missing.
     """
+    if isinstance(value, Mapping):
+        return {name: fold(part, scope) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(fold(part, scope) for part in value)
     if not isinstance(value, Expr):
-        # a layout in where()
-        return value.bind(scope) if isinstance(value, Node) and hasattr(value, "bind") else value
+        return value.bind(scope) if isinstance(value, Part) else value
     if value._op != "named" and all(leaf.root in STATIC for leaf in leaves(value)):
         return evaluate(value, scope)
     if value._op == "where" and isinstance(test := fold(value._args[0], scope), bool):

@@ -8,39 +8,41 @@ and never casts it. An expression, not `process`, computes a derived field.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Structural, Value, evaluate, expression, fold, plain, stated
-from .items import Between, Size, dtype_name, fits, map_size, shape_text
+from .expr import Part, Scope, Value, evaluate, expression, leaves, plain
+from .items import Size, dtype_name, fits, map_size, shape_text
 from .layout import whole
 
 Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""
 
 
-@dataclass(frozen=True, eq=False)
-class Field(Structural):
-    """One processed tensor: `Batched`, `Flat` or `Shared`.
+class Field(Part):
+    """One processed tensor: `batched`, `flat`, `derived` or `constant`.
 
     Attributes:
-        shape: shape of one item's part, where it is stated.
-        dtype: name of its torch dtype, where it is stated.
+        shape: shape of one item's part, where it is stated; sizes or expressions.
+        dtype: its torch dtype, or the dtype's name, where it is stated.
         keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
-        value: the expression of a derived field.
+        value: the expression that computes the field, where `process` does not return it.
+
+    Raises:
+        SpecError: a dtype that torch does not know.
     """
 
-    shape: Any = None
-    dtype: Any = None
-    keep_on_cpu: bool = False
-    hidden: bool = False
-    value: Value = None
+    shape: Shape | None = field(default=None, kw_only=True)
+    dtype: str | torch.dtype | None = field(default=None, kw_only=True)
+    keep_on_cpu: bool = field(default=False, kw_only=True)
+    hidden: bool = field(default=False, kw_only=True)
+    value: Value = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         name, shape = dtype_name(self.dtype), self.shape
@@ -51,17 +53,15 @@ class Field(Structural):
         for key, value in own.items():
             object.__setattr__(self, key, value)
 
+    @cached_property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The stated dtype as torch has it."""
+        return None if self.dtype is None else getattr(torch, str(self.dtype))
+
     @property
     def is_derived(self) -> bool:
         """Whether an expression computes the field."""
         return self.value is not None
-
-    def bind(self, scope: Scope) -> Self:
-        """This field with everything that depends on `cfg` and `proc` alone evaluated."""
-        shape = self.shape
-        if shape is not None:
-            shape = [map_size(lambda end: fold(end, scope), size) for size in shape]
-        return replace(self, shape=shape, value=fold(self.value, scope))
 
     def derive(self, scope: Scope) -> Any:
         """The value of a derived field for one item, or for all items where it is shared; a tensor
@@ -70,7 +70,7 @@ class Field(Structural):
         if self.dtype is None:
             return value
         try:
-            return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
+            return torch.as_tensor(value, dtype=self.torch_dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
 
@@ -111,22 +111,12 @@ class Field(Structural):
     @cached_property
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
-        ends = [
-            (size.least, size.most) if isinstance(size, Between) else (size,)
-            for size in self.shape or ()
-        ]
-        fixed = all(isinstance(end, int) for pair in ends for end in pair)
-        return self.is_derived or not fixed
+        return self.is_derived or bool(leaves(self.shape))
 
     @property
     def is_stated(self) -> bool:
         """Whether the field states a dtype or a shape to compare parts with."""
         return self.dtype is not None or self.shape is not None
-
-    @cached_property
-    def _stated(self) -> tuple[torch.dtype | None, tuple[Any, ...] | None]:
-        """The stated dtype and shape as a tensor has them, where they are."""
-        return getattr(torch, self.dtype) if self.dtype else None, self.shape
 
     def check(self, part: Any, scope: Scope, index: int) -> None:
         """Compare the part of an item with the stated shape and dtype.
@@ -134,42 +124,23 @@ class Field(Structural):
         Raises:
             SpecError: they differ.
         """
-        if not self.varies and isinstance(part, torch.Tensor):  # nearly always: one comparison each
-            dtype, shape = self._stated
-            if part.dtype == (dtype or part.dtype) and part.shape == (
-                part.shape if shape is None else shape
-            ):
-                return
-        where = f"item {index}"
-        if (
-            self.dtype is not None
-            and str(getattr(part, "dtype", None)).removeprefix("torch.") != self.dtype
-        ):
-            raise SpecError(
-                where, f"dtype {self.dtype}", str(getattr(part, "dtype", type(part).__name__))
-            )
-        if self.shape is not None:
-            shape = tuple(getattr(part, "shape", ()))
-            sizes = tuple(map_size(lambda end: evaluate(end, scope), s) for s in self.shape)
-            if not fits(shape, sizes):
-                wanted = shape_text([map_size(plain, size) for size in sizes])
-                raise SpecError(where, f"shape {wanted} per item", str(shape))
-
-    def __repr__(self) -> str:
-        word, first = self._word()
-        leading = repr(getattr(self, first)) if first else ""
-        return f"{word}({', '.join(filter(None, [leading, stated(self, first)]))})"
-
-    def _word(self) -> tuple[str, str]:
-        """The word that declares such a field, and the name of its first argument."""
-        raise NotImplementedError
+        where, dtype = f"item {index}", getattr(part, "dtype", type(part).__name__)
+        is_stated = self.dtype is not None and dtype is not self.torch_dtype
+        if is_stated and str(dtype).removeprefix("torch.") != self.dtype:
+            raise SpecError(where, f"dtype {self.dtype}", str(dtype))
+        shape = tuple(getattr(part, "shape", ()))
+        if self.shape is None or (not self.varies and shape == self.shape):
+            return
+        sizes = tuple(map_size(lambda end: evaluate(end, scope), size) for size in self.shape)
+        if not fits(shape, sizes):
+            wanted = shape_text([map_size(plain, size) for size in sizes])
+            raise SpecError(where, f"shape {wanted} per item", str(shape))
 
 
 class Batched(Field):
-    """Item i is ``data[i]``."""
+    """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ."""
 
-    def _word(self) -> tuple[str, str]:
-        return ("derived", "value") if self.is_derived else ("batched", "")
+    _word = "batched"
 
     def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
         extent = _extent(data, 0, where)
@@ -186,20 +157,42 @@ class Batched(Field):
         return torch.stack(list(parts)) if len(shapes) == 1 and None not in shapes else list(parts)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+class Derived(Batched):
+    """A batched field that `process` does not return: mmkit computes it for each item.
+
+    Attributes:
+        value: an expression over the `item` facts and the other batched `fields`.
+        dtype: torch dtype of the tensor that the value becomes, or the dtype's name; None leaves
+            the value as it is.
+    """
+
+    value: Value = field()
+
+    _word = "derived"
+
+
 class Flat(Field):
-    """Items follow one another along `dim`, each over its `sizes`."""
+    """Items follow one another along `dim` of one tensor, for ``dim=0`` the rows of a tensor (total
+    rows, ...). vLLM pads items that differ in another dimension with zeros; older versions give the
+    model a list of rows.
 
-    sizes: Value = None
-    dim: int = 0
+    Attributes:
+        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
+            `fields`.
+        dim: the dimension to split.
+        value: one item's part, where `process` does not return the field: an expression as for
+            `derived`, for example ``fields.pixels[0]`` to drop a dimension.
+    """
 
+    sizes: Value
+    dim: int = field(default=0, kw_only=True)
+
+    _word = "flat"
     varies = True
 
-    def _word(self) -> tuple[str, str]:
-        return "flat", "sizes"
-
-    def bind(self, scope: Scope) -> Self:
-        return replace(super().bind(scope), sizes=fold(self.sizes, scope))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sizes", expression(self.sizes))
 
     def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
         return [self.size_of(scope) for scope in scopes]
@@ -244,10 +237,12 @@ class Flat(Field):
 
 
 class Shared(Field):
-    """Every item has the one value of an expression."""
+    """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
+    `tok`."""
 
-    def _word(self) -> tuple[str, str]:
-        return "constant", "value"
+    value: Value = field()
+
+    _word = "constant"
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
@@ -273,88 +268,4 @@ def _extent(data: Any, dim: int, where: str) -> int:
     return int(data.shape[dim]) if tensor else len(data)
 
 
-def batched(
-    *,
-    shape: Shape | None = None,
-    dtype: str | torch.dtype | None = None,
-    keep_on_cpu: bool = False,
-    hidden: bool = False,
-) -> Field:
-    """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ.
-
-    Args:
-        shape: shape of one item's part; sizes or expressions.
-        dtype: its torch dtype, or the dtype's name.
-        keep_on_cpu: the model reads this field on the host.
-        hidden: layouts and other fields read it, and the model does not receive it.
-
-    Raises:
-        SpecError: a dtype that torch does not know.
-    """
-    return Batched(shape, dtype, keep_on_cpu, hidden)
-
-
-def flat(
-    sizes: Value,
-    *,
-    dim: int = 0,
-    value: Value = None,
-    shape: Shape | None = None,
-    dtype: str | torch.dtype | None = None,
-    keep_on_cpu: bool = False,
-    hidden: bool = False,
-) -> Field:
-    """Items follow one another along `dim` of one tensor, for ``dim=0`` the rows of a tensor (total
-    rows, ...). vLLM pads items that differ in another dimension with zeros; older versions give the
-    model a list of rows.
-
-    Args:
-        sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
-            `fields`.
-        dim: the dimension to split.
-        value: one item's part, where `process` does not return the field: an expression as for
-            `derived`, for example ``fields.pixels[0]`` to drop a dimension.
-        shape: shape of one item's part; sizes or expressions.
-        dtype: its torch dtype, or the dtype's name.
-        keep_on_cpu: the model reads this field on the host.
-        hidden: as for `batched`.
-
-    Raises:
-        SpecError: a dtype that torch does not know.
-    """
-    return Flat(shape, dtype, keep_on_cpu, hidden, value, expression(sizes), dim)
-
-
-def derived(
-    value: Value,
-    *,
-    shape: Shape | None = None,
-    dtype: str | torch.dtype | None = None,
-    keep_on_cpu: bool = False,
-    hidden: bool = False,
-) -> Field:
-    """A batched field that `process` does not return: mmkit computes it for each item.
-
-    Args:
-        value: an expression over the `item` facts and the other batched `fields`.
-        shape: shape of one item's part; sizes or expressions.
-        dtype: torch dtype of the tensor that the value becomes, or the dtype's name; None leaves
-            the value as it is.
-        keep_on_cpu: the model reads this field on the host.
-        hidden: layouts and other fields read it, and the model does not receive it.
-
-    Raises:
-        SpecError: a dtype that torch does not know.
-    """
-    return Batched(shape, dtype, keep_on_cpu, hidden, value)
-
-
-def constant(
-    value: Value, *, dtype: str | torch.dtype | None = None, keep_on_cpu: bool = False
-) -> Field:
-    """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
-    `tok`.
-
-    Arguments as for `derived`.
-    """
-    return Shared(None, dtype, keep_on_cpu, value=value)
+batched, derived, flat, constant = Batched, Derived, Flat, Shared

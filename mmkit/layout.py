@@ -30,7 +30,7 @@ from .expr import (
     Count,
     Expr,
     Leaf,
-    Node,
+    Part,
     Scope,
     Value,
     branches,
@@ -111,7 +111,7 @@ _CHOSEN = b"\x02"
 """In a mask, a position where the model chooses."""
 
 
-class Layout(Node):
+class Layout(Part):
     """Base of all layouts. Combine with ``+`` and ``*``; ids on either side of a ``+`` are
     literal."""
 
@@ -148,21 +148,17 @@ class Layout(Node):
         ids, mask = self._emit(scope)
         if 1 in mask:
             expected, remedy = "ids and any_id()", "What comes out receives no encoder rows."
-            raise SpecError(source(self), expected, "embed()", remedy)
+            raise SpecError(self._source(), expected, "embed()", remedy)
         return ids
 
     def bind(self, scope: Scope) -> Layout:
         """This layout with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        bound = self._changed(lambda part: fold(part, scope))
+        bound: Layout = super().bind(scope)
         if bound.leaves():
-            return bound  # type: ignore[no-any-return]
+            return bound
         # not of `bound`: errors name the expression, not its value
         ids, mask = self._of_item(scope)
         return Fixed(tuple(ids), mask)
-
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that the layout depends on; see `mmkit.expr.leaves`."""
-        return self._leaves
 
     def fixed(self) -> Iterator[Placeholder]:
         """The parts of a bound layout that depend on no item."""
@@ -183,7 +179,7 @@ class Layout(Node):
         piece = self._emit(scope)
         if _CHOSEN in piece[1]:
             remedy = "It belongs into the layout of an Output."
-            raise SpecError(source(self), "ids and embed()", "any_id()", remedy)
+            raise SpecError(self._source(), "ids and embed()", "any_id()", remedy)
         return piece
 
     def _emit(self, scope: Scope) -> Piece:
@@ -229,6 +225,8 @@ class Tokens(Layout):
 
     value: Value
 
+    _word = "literal"
+
     def _emit(self, scope: Scope) -> Piece:
         value = evaluate(self.value, scope)
         if isinstance(value, Layout):
@@ -241,8 +239,8 @@ class Tokens(Layout):
         value = fold(self.value, scope)
         return value if isinstance(value, Layout) else super().bind(scope)
 
-    def __repr__(self) -> str:
-        return f"literal({self.value!r})"
+    def _source(self) -> str:
+        return repr(self.value)
 
 
 class Embed(Layout):
@@ -250,14 +248,13 @@ class Embed(Layout):
 
     value: Value
 
+    _word = "embed"
+
     def _emit(self, scope: Scope) -> Piece:
         return [whole(evaluate(self.value, scope), self.value, "a token id")], b"\x01"
 
     def varying(self) -> Iterator[Layout]:
         yield self  # one that no item changes is Fixed
-
-    def __repr__(self) -> str:
-        return f"embed({self.value!r})"
 
 
 class AnyId(Layout):
@@ -266,15 +263,14 @@ class AnyId(Layout):
     start: Value
     stop: Value
 
+    _word = "any_id"
+
     def _emit(self, scope: Scope) -> Piece:
         ends = (self.start, self.stop)
         ids = range(*(whole(evaluate(end, scope), end, "a token id") for end in ends))
         if not ids:
             raise SpecError(repr(self), "at least one id", repr(ids))
         return [ids], _CHOSEN
-
-    def __repr__(self) -> str:
-        return f"any_id({self.start!r}, {self.stop!r})"
 
 
 class Selected(Layout):
@@ -297,7 +293,7 @@ class Selected(Layout):
             yield self
 
     def __repr__(self) -> str:
-        return f"select({source(self.ids)}, embed={source(self.chosen)})"
+        return f"select({self.ids._source()}, embed={self.chosen._source()})"
 
 
 class Repeated(Layout):
@@ -341,11 +337,6 @@ def _is_bare(part: Layout) -> TypeGuard[Tokens]:
     return bare and written(value) == repr(value)
 
 
-def source(value: Layout) -> str:
-    """The source of a layout for a place where ids need no `literal()`."""
-    return repr(value.value) if isinstance(value, Tokens) else repr(value)
-
-
 class Each(Layout):
     over: Value
     body: Layout
@@ -374,9 +365,9 @@ class Each(Layout):
 
     def __repr__(self) -> str:
         variable = repr(_loop(self.depth))
-        sep = f", sep={source(self.sep)}" if self.sep != nothing else ""
-        last = f", last={source(self.last)}" if self.last != nothing else ""
-        return f"each({self.over!r}, lambda {variable}: {source(self.body)}{sep}{last})"
+        sep = f", sep={self.sep._source()}" if self.sep != nothing else ""
+        last = f", last={self.last._source()}" if self.last != nothing else ""
+        return f"each({self.over!r}, lambda {variable}: {self.body._source()}{sep}{last})"
 
 
 def _loop(depth: int) -> Expr:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
 from .generate import Classes, classes, hf_class
-from .layout import LayoutLike
-from .outputs import Output
 from .plan import Plan
 from .plugin import announce, calling_module
-from .spec import Declaration, Modality
-from .updates import Rewrite
+from .spec import Declaration
 
 if TYPE_CHECKING:
     from .training import Processor
@@ -29,36 +26,12 @@ class Replaced(TypedDict, total=False):
     processor: type
 
 
-class ModelSpec(Declaration):
+class ModelSpec(Declaration, init=False):
     """The multimodal side of one model: its name in messages and class names, and its modalities.
 
     Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and
     arguments are those of `mmkit.spec.Declaration`.
     """
-
-    if TYPE_CHECKING:  # what an author may write
-
-        def __init__(
-            self,
-            name: str,
-            *modalities: Modality,
-            prompt: Rewrite | None = None,
-            decoder_prompt: Rewrite | LayoutLike | None = None,
-            tokenization_kwargs: Mapping[str, Any] | None = None,
-            merges: str | None = None,
-            outputs: Sequence[Output] = (),
-        ) -> None:
-            """Declare a model.
-
-            Raises:
-                SpecError: no modality, or two that share a name or a field name; or two outputs
-                    that share a name.
-            """
-
-    else:
-
-        def __init__(self, name, *modalities, **options):
-            super().__init__(name, modalities, **options)
 
     def bind(
         self,

@@ -7,14 +7,13 @@ An output has a fixed number of tokens. Its layout consists of ids and `any_id`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .errors import SpecError
-from .expr import Scope, Structural
-from .layout import Layout, LayoutLike, source
+from .expr import Node, Scope
+from .layout import Layout, LayoutLike
 from .layout import layout as as_layout
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -27,8 +26,7 @@ EXTRA_ARG = "mmkit_output"
 _KNOWN = {"cfg", "tok", "function"}
 
 
-@dataclass(frozen=True, eq=False, init=False)
-class Output(Structural):
+class Output(Node):
     """One kind of output, for example a frame of a world model, an image, or the action of a robot.
 
     Attributes:
@@ -80,7 +78,7 @@ class Output(Structural):
             object.__setattr__(self, key, value)
 
     def __repr__(self) -> str:
-        parts = [repr(self.name), source(self.layout), _named(self.decode)]
+        parts = [repr(self.name), self.layout._source(), _named(self.decode)]
         if self.encode is not None:
             parts.append(_named(self.encode))
         if self.lossy:

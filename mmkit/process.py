@@ -20,86 +20,28 @@ padding to the batch: vLLM caches each item alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Scope, Structural, Value, evaluate, expression, fold, stated, structure
+from .expr import Part, Scope, Value, evaluate, expression, fold, structure
 
 
-@dataclass(frozen=True, eq=False)
-class Identity(Structural):
-    """The items themselves are the fields: see `identity`."""
-
-    def __repr__(self) -> str:
-        return "identity()"
-
-
-@dataclass(frozen=True, eq=False)
-class HF(Structural):
-    """A call of a Hugging Face processor, or of an object that is called like one; see `hf`."""
-
-    processor: Value = None
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    text: Value = None
-    unpad: Mapping[str, Any] = field(default_factory=dict)
-    kwargs: Mapping[str, Value] = field(default_factory=dict)
-    one_by_one: bool = False
-
-    @cached_property
-    def key(self) -> Hashable:
-        """The identity of the call: modalities with equal keys share one call."""
-        return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
-
-    def bind(self, scope: Scope) -> HF:
-        """This processor call with everything that depends on `cfg`, `proc` and `tok` alone
-        evaluated."""
-        unpad = {
-            name: tuple(fold(size, scope) for size in sizes) for name, sizes in self.unpad.items()
-        }
-        kwargs = _evaluated(self.kwargs, scope)
-        return replace(self, text=fold(self.text, scope), unpad=unpad, kwargs=kwargs)
-
-    def __repr__(self) -> str:
-        return f"hf({stated(self)})"
-
-
-def _evaluated(value: Any, scope: Scope) -> Any:
-    """A value with the expressions in it evaluated, however deep they are."""
-    if isinstance(value, Mapping):
-        return {name: _evaluated(part, scope) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_evaluated(part, scope) for part in value)
-    return evaluate(value, scope)
-
-
-Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
-
-
-def identity() -> Identity:
+class Identity(Part):
     """Each item is its own field, or each of its parts the field of that name: the default for a
     `Tensor` and for a `Record` of tensors."""
-    return Identity()
+
+    _word = "identity"
 
 
-def hf(
-    processor: Value = None,
-    *,
-    inputs: Mapping[str, str] | None = None,
-    outputs: Mapping[str, str] | None = None,
-    text: Value = None,
-    unpad: Mapping[str, Any] | None = None,
-    kwargs: Mapping[str, Value] | None = None,
-    one_by_one: bool = False,
-) -> HF:
+class HF(Part):
     """Call a Hugging Face processor, or an object that is called like one, once with all items that
     vLLM's cache lacks.
 
     mmkit ignores outputs that are no declared field. Where the processor raises, mmkit refuses the
     request; where it raises on the spec's largest item too, mmkit refuses the spec.
 
-    Args:
+    Attributes:
         processor: the object to call in place of the checkpoint's processor: a part of it
             (``proc.process``), or, for a model that ships none, one made from the config
             (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). mmkit makes it once per
@@ -118,19 +60,51 @@ def hf(
         one_by_one: call the processor once per item, where its output for an item depends on the
             other items of the batch, for example by padding.
     """
-    sizes = {
-        name: tuple(map(expression, s)) if isinstance(s, tuple) else (expression(s),)
-        for name, s in (unpad or {}).items()
-    }
-    return HF(
-        expression(processor),
-        inputs=dict(inputs or {}),
-        outputs=dict(outputs or {}),
-        text=expression(text),
-        unpad=sizes,
-        kwargs={name: expression(value) for name, value in (kwargs or {}).items()},
-        one_by_one=one_by_one,
-    )
+
+    processor: Value = None
+    inputs: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    outputs: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    text: Value = field(default=None, kw_only=True)
+    unpad: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    kwargs: Mapping[str, Value] = field(default_factory=dict, kw_only=True)
+    one_by_one: bool = field(default=False, kw_only=True)
+
+    _word = "hf"
+
+    def __post_init__(self) -> None:
+        several = {n: s if isinstance(s, tuple) else (s,) for n, s in self.unpad.items()}
+        own = {
+            "processor": expression(self.processor),
+            "text": expression(self.text),
+            "unpad": {name: tuple(map(expression, sizes)) for name, sizes in several.items()},
+            "kwargs": {name: expression(value) for name, value in self.kwargs.items()},
+        }
+        for key, value in own.items():
+            object.__setattr__(self, key, value)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """The identity of the call: modalities with equal keys share one call."""
+        return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
+
+    def bind(self, scope: Scope) -> HF:
+        bound = {"text": fold(self.text, scope), "unpad": fold(self.unpad, scope)}
+        return replace(self, **bound, kwargs=_evaluated(self.kwargs, scope))
+
+
+identity, hf = Identity, HF
+
+
+def _evaluated(value: Any, scope: Scope) -> Any:
+    """A value with the expressions in it evaluated, however deep they are."""
+    if isinstance(value, Mapping):
+        return {name: _evaluated(part, scope) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_evaluated(part, scope) for part in value)
+    return evaluate(value, scope)
+
+
+Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
 
 
 def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from .errors import SpecError
@@ -16,7 +16,7 @@ from .expr import (
     Count,
     Expr,
     Leaf,
-    Structural,
+    Node,
     expression,
     item,
     leaves,
@@ -25,12 +25,12 @@ from .expr import (
 from .field import Batched, Field, flat
 from .items import ItemType
 from .items.tensor import Tensor
-from .layout import Layout, LayoutLike, embed, nothing, source
+from .layout import Layout, LayoutLike, embed, nothing
 from .layout import layout as as_layout
 from .outputs import Output
 from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
-from .updates import EndingWith, Update, replace
+from .updates import EndingWith, Rewrite, Update, replace
 
 Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
 """A part of a declaration, whether it is right, and the words of the refusal where it is not:
@@ -41,7 +41,7 @@ _FIELD = "batched(), flat(), derived() or constant()"
 _UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
-class _Declared(Structural):
+class _Declared(Node):
     name: str
 
     def _declare(self, where: str, **values: Any) -> None:
@@ -62,16 +62,15 @@ class _Declared(Structural):
         Raises:
             SpecError: as for a new one.
         """
-        stated = {**self._stated(), **(update or {})}
+        stated = {**self._declared(), **(update or {})}
         kind: Any = type(self)
         copy: Self = kind(stated.pop("name"), *stated.pop("modalities", ()), **stated)
         return copy
 
-    def _stated(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__match_args__}
+    def _declared(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Modality(_Declared):
     """One kind of item and everything about it.
 
@@ -292,7 +291,7 @@ class Modality(_Declared):
         known = () if layout is None else leaves([layout, self.positions])
         read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
         return {
-            name: Tensor(field.shape or (), field.dtype or "float32")
+            name: Tensor(tuple(field.shape or ()), field.dtype or "float32")
             for name, field in self.fields.items()
             if name in read
         }
@@ -302,7 +301,7 @@ class Modality(_Declared):
         return leaves(self)
 
     def __repr__(self) -> str:
-        stated = self._stated()
+        stated = self._declared()
         name = stated.pop("name")
         stated["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
         if not self.has_positions:
@@ -314,7 +313,6 @@ class Modality(_Declared):
         return f"Modality({', '.join([repr(name), *options])})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Declaration(_Declared):
     """The declaration of a `ModelSpec`.
 
@@ -336,23 +334,41 @@ class Declaration(_Declared):
 
     name: str
     modalities: tuple[Modality, ...]
-    prompt: EndingWith | Layout | None = None
-    decoder_prompt: EndingWith | Layout | None = None
-    tokenization_kwargs: Mapping[str, Any] = _UNSTATED
-    merges: str | None = None
-    outputs: tuple[Output, ...] = ()
+    prompt: EndingWith | Layout | None
+    decoder_prompt: EndingWith | Layout | None
+    tokenization_kwargs: Mapping[str, Any]
+    merges: str | None
+    outputs: tuple[Output, ...]
 
     _module: ClassVar[str] = "__main__"
     """The module that declares the spec."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_module", calling_module())
+    def __init__(
+        self,
+        name: str,
+        *modalities: Modality,
+        prompt: Rewrite | None = None,
+        decoder_prompt: Rewrite | LayoutLike | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        merges: str | None = None,
+        outputs: Sequence[Output] = (),
+    ) -> None:
+        """Declare a model.
+
+        Raises:
+            SpecError: no modality, or two that share a name or a field name; or two outputs that
+                share a name.
+        """
         self._declare(
-            f"spec {self.name!r}",
-            prompt=_rewrite(self.prompt),
-            decoder_prompt=_rewrite(self.decoder_prompt),
-            tokenization_kwargs=dict(self.tokenization_kwargs or {}),
-            outputs=tuple(self.outputs),
+            f"spec {name!r}",
+            name=name,
+            modalities=modalities,
+            prompt=_rewrite(prompt),
+            decoder_prompt=_rewrite(decoder_prompt),
+            tokenization_kwargs=dict(tokenization_kwargs or {}),
+            merges=merges,
+            outputs=tuple(outputs),
+            _module=calling_module(),
         )
 
     def _rules(self) -> Iterator[Rule]:
@@ -399,12 +415,12 @@ class Declaration(_Declared):
         return {modality.name: modality for modality in self.modalities}[name]
 
     def __repr__(self) -> str:
-        stated = self._stated()
+        stated = self._declared()
         options = [repr(stated.pop("name")), *map(repr, stated.pop("modalities"))]
         for key, part in stated.items():
             if part:
                 part = list(part) if key == "outputs" else part
-                text = source(part) if isinstance(part, Layout) else repr(part)
+                text = part._source() if isinstance(part, Node) else repr(part)
                 options.append(f"{key}={text}")
         return f"{type(self).__name__}({', '.join(options)})"
 

@@ -8,30 +8,19 @@ again; see `mmkit.placement`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .errors import SpecError
-from .expr import Leaf, Scope, Structural
-from .layout import Layout, LayoutLike, Placeholder, layout, nothing, source
+from .expr import Part, Scope
+from .layout import Layout, LayoutLike, Placeholder, layout, nothing
 
 
-@dataclass(frozen=True, eq=False)
-class Update(Structural):
-    """One way in which an item's layout gets into the prompt: `Replace`, `Insert` or
-    `AlreadyExpanded`."""
+class Update(Part):
+    """One way in which an item's layout gets into the prompt: `replace`, `insert` or
+    `already_expanded`."""
 
     target: Layout = nothing
-
-    def bind(self, scope: Scope) -> Self:
-        """This update with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        return dataclasses.replace(self, target=self.target.bind(scope))
-
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that the target depends on."""
-        return self.target.leaves()
 
     def resolve(self, scope: Scope) -> Target:
         """The ids of the target, in the scope of one item."""
@@ -53,20 +42,22 @@ class Replace(Update):
         return target
 
     def __repr__(self) -> str:
-        return f"replace({source(self.target)})"
+        return f"replace({self.target._source()})"
 
 
 class AlreadyExpanded(Update):
-    """The caller writes the layout."""
+    """The caller writes the layouts into the prompt; mmkit recognises, counts and checks them, and
+    expands nothing."""
+
+    _word = "already_expanded"
 
     def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
         return placeholder.ids
 
-    def __repr__(self) -> str:
-        return "already_expanded()"
+
+already_expanded = AlreadyExpanded
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Insert(Update):
     """mmkit inserts the layout at an end of the prompt, or after a prefix, which is the target."""
 
@@ -78,11 +69,9 @@ class Insert(Update):
         return len(target) if tuple(prompt[: len(target)]) == target else None
 
     def __repr__(self) -> str:
-        return (
-            f"insert(after={source(self.target)})"
-            if self.at == "after"
-            else f"insert(at={self.at!r})"
-        )
+        if self.at == "after":
+            return f"insert(after={self.target._source()})"
+        return f"insert(at={self.at!r})"
 
 
 def replace(target: LayoutLike) -> Update:
@@ -120,32 +109,16 @@ def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | Non
     return Insert(at=at) if at else Insert(layout(after, "insert()"), "after")  # type: ignore[arg-type]
 
 
-def already_expanded() -> Update:
-    """The caller writes the layouts into the prompt; mmkit recognises, counts and checks them, and
-    expands nothing."""
-    return AlreadyExpanded()
-
-
 Target: TypeAlias = tuple[int, ...]
 """The ids that stand for an item in a prompt that is not expanded yet."""
 
 
-@dataclass(frozen=True, eq=False)
-class EndingWith(Structural):
+class EndingWith(Part):
     """The ids with which every prompt ends."""
 
     ids: Layout
 
-    def bind(self, scope: Scope) -> EndingWith:
-        """This end with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        return EndingWith(self.ids.bind(scope))
-
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that the ids depend on."""
-        return self.ids.leaves()
-
-    def __repr__(self) -> str:
-        return f"ending_with({source(self.ids)})"
+    _word = "ending_with"
 
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from io import StringIO
 from itertools import cycle
 from pathlib import Path
@@ -21,8 +20,8 @@ from rich.text import Text
 
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
-from ..expr import STATIC, Scope, evaluate, leaves, same
-from ..items import ItemType, shape_text
+from ..expr import STATIC, Scope, evaluate, leaves
+from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..outputs import Output
@@ -131,12 +130,8 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
 
 
 def _source(part: Any) -> str:
-    """A part as one would write it: an item type without what it has by default."""
-    if not isinstance(part, ItemType) or not is_dataclass(part) or part.part_names:
-        return getattr(part, "__qualname__", repr(part))
-    stated = [(f, getattr(part, f.name)) for f in fields(part)]
-    options = [f"{f.name}={value!r}" for f, value in stated if not same(value, f.default)]
-    return f"{type(part).__name__}({', '.join(options)})"
+    """A part as one would write it; a function by its name."""
+    return str(getattr(part, "__qualname__", repr(part)))
 
 
 def _layout(bound: BoundModality) -> str:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, Structural, Value, evaluate, expression
+from ..expr import Count, Expr, Node, Part, Scope, Value, evaluate, expression
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
 
 
-@dataclass(frozen=True, eq=False)
-class Between(Structural):
+class Between(Part):
     """A size that varies; see `between`."""
 
     least: Any
     most: Any
 
-    def __repr__(self) -> str:
-        return f"between({self.least!r}, {self.most!r})"
+    _word = "between"
 
     def __str__(self) -> str:
         return f"{self.least!r}..{self.most!r}"
@@ -43,17 +41,15 @@ def between(least: Count, most: Count) -> Between:
     return Between(expression(least), expression(most))
 
 
-class ItemType(Structural):
+class ItemType(Node):
     """Base of the item types. A bound item type holds numbers only."""
 
-    rank: int
+    rank: ClassVar[int]
     """The number of dimensions of an item as one array."""
 
-    largest: Any
-    """The sizes of the largest items, once bound."""
-
-    metadata: bool = False
-    """Whether every item comes with metadata."""
+    if TYPE_CHECKING:  # a class variable here would come first among the fields of a subclass
+        largest: ClassVar[Any]
+        """The sizes of the largest items, once bound."""
 
     media: ClassVar[str | None] = None
     """vLLM's name for such an item: image, video or audio. Empty for none of them, None for any of
@@ -74,11 +70,20 @@ class ItemType(Structural):
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """The sizes of `small`."""
 
-    part_names: tuple[str, ...] = ()
-    """The names of its parts; empty where an item is a whole."""
+    @property
+    def metadata(self) -> bool:
+        """Whether every item comes with metadata."""
+        return False
 
-    is_field: bool = False
-    """Whether items, or their parts, can be processed fields as they are."""
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of its parts; empty where an item is a whole."""
+        return ()
+
+    @property
+    def is_field(self) -> bool:
+        """Whether items, or their parts, can be processed fields as they are."""
+        return False
 
     def bind(self, scope: Scope) -> ItemType:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -177,7 +182,8 @@ class ItemType(Structural):
             raise InputError(f"{where}, limit_mm_per_prompt", stated, got, remedy)
         most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
         largest = tuple(tuple(map(min, row, most)) for row in self.largest)
-        return replace(self, largest=largest)  # type: ignore[type-var]
+        smaller: Any = self
+        return replace(smaller, largest=largest)  # type: ignore[no-any-return]
 
     def for_function(self) -> ItemType:
         """This item type for items that a function of the spec processes."""

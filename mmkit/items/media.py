@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,11 +22,10 @@ _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture was held."""
 
 
-@dataclass(frozen=True, eq=False)
 class _Media(ItemType):
     """An item of one of vLLM's own modalities, whose sizes may have bounds."""
 
-    largest: Any
+    largest: Any  # type: ignore[misc]
     least: Any = field(default=None, kw_only=True)
     most: Any = field(default=None, kw_only=True)
 
@@ -95,7 +94,6 @@ class _Media(ItemType):
         return f"{self.expected}, largest {most}"
 
 
-@dataclass(frozen=True, eq=False)
 class Image(_Media):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
     width) array or tensor.
@@ -177,7 +175,6 @@ class Image(_Media):
         return _pil().new("RGB", sizes, color=(255, 255, 255))
 
 
-@dataclass(frozen=True, eq=False)
 class Video(_Media):
     """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames,
     metadata).
@@ -260,7 +257,6 @@ class Video(_Media):
         return (video, metadata) if self.metadata else video
 
 
-@dataclass(frozen=True, eq=False)
 class Audio(_Media):
     """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to
     `rate`.

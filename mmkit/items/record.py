@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from reprlib import repr as brief
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Record(ItemType):
     """An item of several parts, for example the genes of a cell and their expression values.
 
@@ -94,11 +92,11 @@ class Record(ItemType):
         return _bound(name, part, self._scope.of(self._facts(before), None))
 
     @property
-    def part_names(self) -> tuple[str, ...]:  # type: ignore[override]
+    def part_names(self) -> tuple[str, ...]:
         return tuple(self.parts)
 
     @property
-    def is_field(self) -> bool:  # type: ignore[override]
+    def is_field(self) -> bool:
         return all(part.is_field for part in self.parts.values())
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -38,7 +38,6 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
-@dataclass(frozen=True, eq=False)
 class Tensor(ItemType):
     """A tensor: the item type of new modalities.
 
@@ -72,7 +71,7 @@ class Tensor(ItemType):
     dtype: Any = "float32"
     finite: bool = True
     bound: Any = None
-    largest: Any = None
+    largest: Any = None  # type: ignore[misc]
 
     if TYPE_CHECKING:  # what an author may write; a bound item type holds numbers
 
@@ -93,11 +92,14 @@ class Tensor(ItemType):
             object.__setattr__(self, "shape", tuple(self.shape))
         if not isinstance(self.shape, tuple):
             raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
-        object.__setattr__(self, "rank", len(self.shape))
 
     media = ""
     form = "a shape as 9x4"
     is_field = True
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return len(self.shape)
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from .base import Between, ItemType, between, bound_size
 from .values import described
 
 
-@dataclass(frozen=True, eq=False)
 class Text(ItemType):
     """A text that a function or a processor encodes: SMILES, DNA, a query.
 
