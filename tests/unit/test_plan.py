@@ -38,6 +38,7 @@ from mmkit import (
     tok,
     where,
 )
+from mmkit.bound.intake import Taken
 from mmkit.expr import evaluate
 from mmkit.plan import Plan
 
@@ -391,7 +392,7 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
     rows = [torch.full((n, 3), float(i)) for i, n in enumerate(sizes)]
     sent = {"n": sizes, "k": [[0]] * len(sizes)}
     for form in (rows, torch.cat(rows)):
-        taken, are_embeddings = own.intake.take({"m_embeds": form, **sent}, 3)
+        taken, are_embeddings, _ = own.intake.take({"m_embeds": form, **sent}, 3)
         assert are_embeddings
         assert [one.rows.tolist() for one in taken] == [one.tolist() for one in rows]
         assert [(one["n"], one["k"]) for one in taken] == [(n, 0) for n in sizes]
@@ -432,10 +433,10 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(rows, sent):
 )
 def test_what_a_caller_writes_for_an_item(update, layout, written):
     own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
-    first, target, ids = own.written(torch.zeros(2, 2), 1, lambda value: {"x": [9]})
+    items = Taken.whole([torch.zeros(1, 2), torch.zeros(2, 2)])
+    _, (target, ids) = own.written(items, lambda: {"m": [{"x": [9]}] * 2})
     assert list(ids) == written
     assert list(target) == (written if repr(update).startswith("replace") else [])
-    assert first == own.placeholders.updates[0]
 
 
 def test_functions_may_read_anything():
