@@ -142,6 +142,9 @@ class Node:
     _word: ClassVar[str] = ""
     """What declares such a part; empty for the name of its class."""
 
+    _is_named: ClassVar[bool] = False
+    """Whether its source names arguments that every such part has."""
+
     def __init_subclass__(cls, *, init: bool = True) -> None:
         dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
 
@@ -168,7 +171,7 @@ class Node:
             default = one.default if make is MISSING else make()
             text = value._source() if isinstance(value, Node) else repr(value)
             if default is MISSING:
-                yield f"{one.name}={text}" if one.kw_only else text
+                yield f"{one.name}={text}" if one.kw_only or self._is_named else text
             elif one.repr and not same(value, default):
                 yield f"{one.name}={text}"
 

@@ -44,6 +44,8 @@ def between(least: Count, most: Count) -> Between:
 class ItemType(Node):
     """Base of the item types. A bound item type holds numbers only."""
 
+    _is_named = True
+
     rank: ClassVar[int]
     """The number of dimensions of an item as one array."""
 
