@@ -262,7 +262,8 @@ class Modality(_Declared):
         hidden = {name for name, field in self.fields.items() if field.hidden}
         expected, remedy = "fields that the model gets, and cfg", "Declare a derived field."
         for leaf in leaves(positions):
-            is_sent = leaf.root in ("fields", "cfg") and hidden.isdisjoint(leaf.keys[:1])
+            is_hidden = leaf.root == "fields" and not hidden.isdisjoint(leaf.keys[:1])
+            is_sent = leaf.root in ("fields", "cfg") and not is_hidden
             yield ", positions", is_sent, expected, repr(leaf), remedy
 
     def _rules_of_raw(self) -> Iterator[Rule]:

@@ -162,6 +162,9 @@ def test_defaults():
     assert plain.process == identity()
     assert modality(item=Image(largest=(1, 1))).process == hf()
     assert modality(update=[already_expanded(), replace(7)]).update == (already_expanded(), replace(7))
+    hidden = {"x": batched(), "n": batched(hidden=True)}
+    named_alike = modality(fields=hidden, process=hf(), positions=(1, cfg.n, 1))
+    assert named_alike.positions, "the attribute of the config is no hidden field"
 
 
 def test_modalities_by_name():
