@@ -268,4 +268,7 @@ def _extent(data: Any, dim: int, where: str) -> int:
     return int(data.shape[dim]) if tensor else len(data)
 
 
-batched, derived, flat, constant = Batched, Derived, Flat, Shared
+batched = Batched
+derived = Derived
+flat = Flat
+constant = Shared

@@ -92,7 +92,8 @@ class HF(Part):
         return replace(self, **bound, kwargs=_evaluated(self.kwargs, scope))
 
 
-identity, hf = Identity, HF
+identity = Identity
+hf = HF
 
 
 def _evaluated(value: Any, scope: Scope) -> Any:
