@@ -7,7 +7,7 @@ evaluates layouts once per item geometry, and caches them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -270,7 +270,7 @@ class Plan:
             SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
                 was bound without one.
         """
-        taken = self._take(data)
+        taken = self.take(data)
         fields = self.process(taken)
         return Preview(*self._placed(self.encode(prompt), taken, fields), fields)
 
@@ -289,7 +289,7 @@ class Plan:
 
         Arguments and errors as for `preview`.
         """
-        taken = self._take(data)
+        taken = self.take(data)
         return self._placed(self.encode(prompt), taken, self._read(taken))[0]
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
@@ -311,7 +311,7 @@ class Plan:
         ids = list(prompt)
         if self._is_raw:
             return ids
-        taken = self._take(data)
+        taken = self.take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
             apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
@@ -355,13 +355,17 @@ class Plan:
         self.check_ids(ids)
         return ids
 
-    def _take(self, data: Mapping[str, object]) -> dict[str, Taken]:
-        """The items that a caller sends, by modality; modalities without items are left out."""
+    def take(self, data: Mapping[str, object]) -> dict[str, Taken]:
+        """The items that a caller sends, by modality; modalities without items are left out.
+
+        Raises:
+            InputError: they are malformed, or more than the spec's limit.
+        """
         self.check_names(data)
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
-            own = modality.intake.take_whole(sent, self.hidden_size, modality.limit)
+            own = modality.intake.take_whole(sent, self.hidden_size)
             if own.values:
                 taken[name] = own
         return taken
@@ -403,9 +407,9 @@ class Plan:
         return self.place(self.rewrite("prompt", ids, counts), items)
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
-        """The shortest prompt that a caller writes for items, modality by modality: targets where
-        the update replaces them, whole layouts where the caller writes these, and the prefix after
-        which mmkit inserts them, which `prompt` of the spec may write.
+        """The ids that a caller writes for items, modality by modality: targets where the update
+        replaces them, whole layouts where the caller writes these, nothing where mmkit inserts
+        them.
 
         Args:
             data: as a caller writes it into ``multi_modal_data``.
@@ -414,16 +418,28 @@ class Plan:
             InputError: the items would be refused.
             SpecError: as for `preview`.
         """
+        return [token for _, written in self._written(self.take(data)) for token in written]
+
+    def shortest_prompt(self, taken: Mapping[str, Taken]) -> list[int]:
+        """The shortest prompt that takes some items: what `spell` writes for them, behind the
+        prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
+
+        Errors as for `spell`.
+        """
         ids: list[int] = []
-        for name, own in self._take(data).items():
-            modality = self.modalities[name]
-            prefix: Target = ()
-            for target, written in modality.written(own, partial(self._read, {name: own})):
-                ids += written
-                prefix = prefix if written else target
-            if tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
-                ids = [*prefix, *ids]
+        prefix: Target = ()
+        for target, written in self._written(taken):
+            ids += written
+            if not written:  # inserted
+                prefix = prefix or target
+        if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
+            ids = [*prefix, *ids]
         return ids
+
+    def _written(self, taken: Mapping[str, Taken]) -> Iterator[tuple[Target, Sequence[int]]]:
+        """The target of each item, and the ids that a caller writes for it."""
+        for name, own in taken.items():
+            yield from self.modalities[name].written(own, partial(self._read, {name: own}))
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import MmkitError, SpecError
+from ..errors import InputError, MmkitError, SpecError
 from ..expr import Fields, Scope, evaluate, fold
 from ..field import Field
 from ..items import Embedding, ItemType, unscoped
@@ -158,6 +158,15 @@ class Refusals(list[SpecError]):
             first, *others = self
             first.others = tuple(others)
             raise first
+
+
+@contextmanager
+def of_spec() -> Iterator[None]:
+    """A context in which the refusal of an item is a mistake of the spec, which stated it."""
+    try:
+        yield
+    except InputError as error:
+        raise SpecError(f"the largest item: {error}") from error
 
 
 class At:

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import InputError, SpecError
 from ..items import ItemType, unscoped
+from .binding import of_spec
 from .intake import Taken
 from .modality import BoundModality
 from .processing import Processed
@@ -155,10 +156,8 @@ class Calls:
         Raises:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
-        try:
-            return self.process({name: Taken([value], embeds=False, total=1)})[name][0]
-        except InputError as error:
-            raise SpecError(f"the largest item: {error}") from error
+        with of_spec():
+            return self.process({name: Taken.whole([value])})[name][0]
 
     def _outputs(self, items: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
         """The outputs of a Hugging Face processor, or an object called like one, for the items of

@@ -49,7 +49,7 @@ class Intake:
         self.takes_embeds = bool(spec.embeds)
         self.embeds_field = f"{spec.name}_embeds"
         self.embeds_as = spec.embeds if isinstance(spec.embeds, Field) else Batched()
-        self.companions = binding.companions
+        self.companions, self._limit = binding.companions, binding.limit
         self._rows = rows
 
     def parse(self, data: object) -> list[Any]:
@@ -135,15 +135,15 @@ class Intake:
         sizes = [self._rows(dict(zip(self.companions, own, strict=True))) for own in beside]
         return list(rows.split(sizes))
 
-    def take_whole(self, data: object, hidden_size: int | None, limit: int | None) -> Taken:
+    def take_whole(self, data: object, hidden_size: int | None) -> Taken:
         """`take` for a request without a cache, in which None stands for no item.
 
         Raises:
-            InputError: as for `take`, None in place of an item, or more than `limit` of them.
+            InputError: as for `take`, None in place of an item, or more than the spec's limit.
         """
         taken = self.take(data, hidden_size)
         self.check_present(taken.values, "None")
-        self.check_count(taken.total, limit)
+        self.check_count(taken.total, self._limit)
         return taken
 
     def check_present(self, values: Sequence[Any], got: str) -> None:

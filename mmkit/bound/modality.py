@@ -86,11 +86,10 @@ class BoundModality:
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: a cache for values that an adapter derives from the modality.
-        process: see `Args`.
+        process: a function from an item that the spec itself states to its processed fields, by
+            whatever `process` of the spec is.
 
     Args:
-        process: a function from a canonical item to its processed fields, by whatever `process` of
-            the spec is.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
     """
 
@@ -120,8 +119,8 @@ class BoundModality:
         read, known = self.placeholders.fields, self.processing.from_facts
         self._needs_fields = read is None or not read <= known
         self.needs_hf = self.processing.hf is not None and self._needs_fields
-        # the cheapest function for the fields that the layout of an item reads
         self.process = process
+        # the cheapest function for the fields that the layout of an item reads
         self._fields_read = process if self._needs_fields else self.processing.of_facts
         self._max_model_len = max_model_len
         if self.needs_hf and (candidates := len(binding.item.candidates(0.0))) > 1:

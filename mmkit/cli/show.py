@@ -69,7 +69,7 @@ def show(
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
     data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
-    ids = plan.spell(data) if prompt is None else _encoded(plan, prompt)
+    ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
     return Group(

@@ -9,8 +9,8 @@ arguments that vLLM has for it. `override` marks the methods that vLLM calls; se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import is_
@@ -20,6 +20,7 @@ from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
+from ..bound.binding import of_spec
 from ..bound.calls import LazyProcessor
 from ..bound.intake import Taken
 from ..bound.modality import BoundModality, Layouts
@@ -329,13 +330,14 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         items: RequestItems = self.data_parser.parse_mm_data(data)
         stated = {name for name in items if dummy_sizes((mm_options or {}).get(name))}
         items.largest = frozenset(items).difference(stated)
-        with _of_the_spec():
-            return self.plan.spell(data), items
+        taken = {name: items.taken(name, range(len(own))) for name, own in items.data.items()}
+        with of_spec():
+            return self.plan.shortest_prompt(taken), items
 
     def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
         """The item of a modality with the most encoder rows, of at most `sizes`; see
         `BoundModality.largest_item`."""
-        with _of_the_spec():
+        with of_spec():
             return self.plan.modalities[name].largest_item(sizes)
 
     # -- what vLLM wants beside `apply` ------------------------------------------------------------
@@ -355,15 +357,6 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     def _get_prompt_updates(self, *_: Any, **__: Any) -> Any:
         """Abstract in vLLM, whose own `apply` alone calls it."""
         raise NotImplementedError
-
-
-@contextmanager
-def _of_the_spec() -> Iterator[None]:
-    """A context in which the refusal of an item is a mistake of the spec, which stated it."""
-    try:
-        yield
-    except InputError as error:
-        raise SpecError(f"the largest item: {error}") from error
 
 
 _is_none = partial(is_, None)

@@ -163,6 +163,20 @@ def test_spelling():
     assert plan_of(by_index).spell({"m": [one, one]}) == [5] * 5
 
 
+@pytest.mark.parametrize(("prompt", "shortest"), [(None, [3, 4, 9]), (lambda s: [3, 4, *s.prompt], [9])])
+def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shortest):
+    """Unless the spec writes it; what is spelled goes into a prompt that has begun."""
+    plan = plan_of(
+        modality("after", update=insert(after=[3, 4])),
+        modality("first", update=insert(at="start"), fields={"y": batched()}),
+        modality("replaced", update=replace(9), fields={"z": batched()}),
+        prompt=prompt,
+    )
+    items = dict.fromkeys(plan.modalities, torch.zeros(2, 2))
+    assert plan.spell(items) == [9]
+    assert plan.shortest_prompt(plan.take(items)) == shortest
+
+
 @pytest.mark.parametrize("config", [CONFIG, SimpleNamespace(n=2)])
 def test_an_item_without_positions(config):
     spec = ModelSpec("spec", modality(layout=None, update=None, tokens=0))
