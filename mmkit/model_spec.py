@@ -154,7 +154,7 @@ class ModelSpec(Declaration, init=False):
             return lambda cls: self.register(cls, **replaced)
         from .model import MultiModalModel, positions
         from .model.checks import check_class
-        from .vllm_api import register
+        from .vllm_api.models import register
 
         check_class(self, model)
         positions.supply(self, model)

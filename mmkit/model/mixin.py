@@ -18,9 +18,9 @@ from ..bound.placeholders import rows_field
 from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
-from ..vllm_api import (
+from ..vllm_api.hooks import check
+from ..vllm_api.models import (
     ModelInterface,
-    check,
     current_model,
     merge_embeddings,
     module_names,
@@ -185,7 +185,8 @@ class MultiModalModel(ModelInterface):
         embeds: torch.Tensor = language_model.embed_input_ids(torch.where(known, input_ids, 0))
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
             return embeds
-        return merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
+        merged: torch.Tensor = merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
+        return merged
 
     @_masked
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

@@ -29,7 +29,7 @@ from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
 from ..training.saving import TOKENIZER_FILES
 from ..updates import Insert
-from ..vllm_api import seam
+from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
 from ..vllm_api.processor import CommonProcessor, Request
 
@@ -217,7 +217,7 @@ def run(
     by hand."""
     options = deepcopy(dict(kwargs or {}))  # processors of transformers take out nested ones
     if direct:
-        items = parsed(processor, data) if seam.INFO_PARSES else data
+        items = parsed(processor, data) if compat.INFO_PARSES else data
         with _holding(processor, None):
             return outcome(processor(prompt, items, hf_processor_mm_kwargs=options))
     sender = caches and caches.sender
@@ -228,8 +228,8 @@ def render(
     processor: Any, prompt: Any, data: Any, kwargs: Any, cache: Any, uuids: Any = None
 ) -> Any:
     """One request, as vLLM hands it to a processor."""
-    items = parsed(processor, data) if seam.INFO_PARSES else data
-    if seam.TAKES_PARTS:
+    items = parsed(processor, data) if compat.INFO_PARSES else data
+    if compat.TAKES_PARTS:
         with _holding(processor, cache):
             return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
     ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
@@ -253,7 +253,7 @@ def _applied(processor: Any, inputs: Any) -> Any:
 
 def parsed(processor: Any, data: Data) -> Any:
     """A caller's data as vLLM's items, checked."""
-    if seam.INFO_PARSES:
+    if compat.INFO_PARSES:
         return processor.info.parse_mm_data(data)
     return processor._to_mm_items(data)
 
@@ -499,7 +499,7 @@ def _dummy(processor: Any, seq_len: int, counts: Mapping[str, int]) -> Any:
     if hasattr(processor, "get_dummy_mm_inputs"):
         return processor.get_dummy_mm_inputs(counts)
     inputs = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
-    if not seam.TAKES_PARTS:
+    if not compat.TAKES_PARTS:
         return _applied(processor, inputs)
-    items = getattr(inputs, seam.ITEMS)
+    items = getattr(inputs, compat.ITEMS)
     return processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)

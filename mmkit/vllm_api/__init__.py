@@ -8,7 +8,6 @@ to add one. An override that vLLM no longer has, or no longer calls, is an error
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 
 from ..errors import DISTRIBUTION, VllmApiError
 
@@ -21,35 +20,13 @@ except ImportError as error:
         f"{DISTRIBUTION}[gpu], which brings vllm."
     ) from error
 
-from .compat import NEWEST_TESTED, REMEDY, installed, newer
-from .hooks import complaints, unknown
-
-
-def check(classes: Iterable[type]) -> None:
-    """Refuse a vLLM without a method that these classes override.
-
-    Raises:
-        VllmApiError: names the method.
-    """
-    if not (differences := complaints(classes)):
-        return
-    (where, expected, got), *others = differences
-    more = [_method(*other) for other in others]
-    note = f"Different, too: {', '.join(more)}. " if more else ""
-    raise VllmApiError(where, expected, got, note + REMEDY)
-
-
-def _method(where: str, expected: str, got: str) -> str:
-    """The method of a complaint, which a missing one has beside its class."""
-    name = where.partition(", ")[2]
-    return f"{name}.{expected.split()[2].partition('(')[0]}" if got == "none" else name
-
-
-from .seam import HOOKS  # noqa: E402
-from .seam import DummyInputs as DummyInputs  # noqa: E402
-from .seam import EncDecProcessor as EncDecProcessor  # noqa: E402
-from .seam import ProcessingInfo as ProcessingInfo  # noqa: E402
-from .seam import Processor as Processor  # noqa: E402
+from .compat import NEWEST_TESTED, installed, newer
+from .hooks import check, unknown
+from .info import DummyInputs as DummyInputs
+from .info import ProcessingInfo as ProcessingInfo
+from .seam import HOOKS
+from .seam import EncDecProcessor as EncDecProcessor
+from .seam import Processor as Processor
 
 check(HOOKS)
 
@@ -61,10 +38,3 @@ if newer():
         f"mmkit overrides; check your spec with mmkit.testing.{news}",
         stacklevel=2,
     )
-
-from .models import ModelInterface as ModelInterface  # noqa: E402
-from .models import current_model as current_model  # noqa: E402
-from .models import merge_embeddings as merge_embeddings  # noqa: E402
-from .models import module_names as module_names  # noqa: E402
-from .models import register as register  # noqa: E402
-from .models import weights_loader as weights_loader  # noqa: E402

@@ -1,5 +1,5 @@
 """Admission: the last check of every request, whatever its route: the offline API, chat,
-completions, tokens in.
+completions, tokens in; and what becomes of a prompt before it is rendered.
 
 vLLM compares token ids with the tokenizer, and skips this for a model without one. Its token-in
 endpoint accepts processed fields unchecked. One id of 2**31, or one field that the model does not
@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ..bound.placeholders import rows_field
-from ..errors import InputError, VllmApiError
+from ..errors import InputError
 from ..plan import Plan
 from .compat import find
 from .items import Rendered, is_rendered
@@ -26,14 +26,8 @@ TRUST = "trust_processed_fields"
 """The key of vLLM's ``additional_config`` by which a server takes processed fields of other
 hosts."""
 
-VLLMValidationError: Any
-try:
-    VLLMValidationError = find("exceptions:VLLMValidationError")
-except VllmApiError:  # before 0.16; there are no routes of ours then
-    VLLMValidationError = InputError
-
-_PARTS = ("encoder_prompt", "decoder_prompt")
-_BASES: tuple[Any, ...] = tuple(dict.fromkeys((InputError, VLLMValidationError)))
+# before 0.16 vLLM has none; there are no routes of ours then
+_BASES: tuple[Any, ...] = (InputError, find("exceptions:VLLMValidationError", default=object))
 
 
 class Refused(*_BASES):  # type: ignore[misc]
@@ -55,9 +49,11 @@ def with_admission(theirs: Any) -> Any:
     def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         processor = getattr(getattr(self, "renderer", None), "mm_processor", None)
         if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
+            params = args[0] if args else kwargs.get("params")
+            config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
+            trusts = isinstance(config, Mapping) and config.get(TRUST) is True
             try:
-                _check_allowed(processor.plan, args[0] if args else kwargs.get("params"))
-                admit(processor.plan, prompt, trusts=_trusts(getattr(self, "vllm_config", None)))
+                admit(processor.plan, prompt, params, trusts=trusts)
             except InputError as error:
                 raise Refused(error) from None
         return theirs(self, request_id, prompt, *args, **kwargs)
@@ -65,23 +61,24 @@ def with_admission(theirs: Any) -> Any:
     return process_inputs
 
 
-def _trusts(vllm_config: Any) -> bool:
-    config = getattr(vllm_config, "additional_config", None)
-    return isinstance(config, Mapping) and config.get(TRUST) is True
-
-
-def admit(plan: Plan, prompt: Mapping[str, Any], *, trusts: bool) -> None:
+def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: bool) -> None:
     """Refuse a rendered request that the engine must not receive.
 
     Args:
         plan: that of the model.
         prompt: vLLM's input for its engine.
+        params: vLLM's parameters of the request.
         trusts: whether processed fields of other hosts are taken.
 
     Raises:
         InputError: it must not.
     """
-    parts = [prompt[name] for name in _PARTS if isinstance(prompt.get(name), Mapping)]
+    allowed = getattr(params, "allowed_token_ids", None)
+    if allowed and plan.embed_ids.issuperset(allowed):
+        where, expected = f"{plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
+        raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
+    names = ("encoder_prompt", "decoder_prompt")
+    parts = [prompt[name] for name in names if isinstance(prompt.get(name), Mapping)]
     for part in (*parts, prompt):
         if (ids := part.get("prompt_token_ids")) is not None:
             plan.check_ids(ids)
@@ -118,52 +115,47 @@ def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
             raise InputError(f"{where}.{name}", expected, f"{sorted(named)} and {list(ranges)}")
 
 
-def _check_allowed(plan: Plan, params: Any) -> None:
-    """Refuse a request that may sample placeholder ids only, which are never sampled."""
-    allowed = getattr(params, "allowed_token_ids", None)
-    if allowed and plan.embed_ids.issuperset(allowed):
-        where = f"{plan.spec.name}.allowed_token_ids"
-        expected = "an id that is not a placeholder"
-        raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
-
-
 # -- before a request is rendered ------------------------------------------------------------------
+
+
+def _is_ours(renderer: Any) -> bool:
+    return isinstance(getattr(renderer, "mm_processor", None), CommonProcessor)
 
 
 def with_tenants(theirs: Any) -> Any:
     """vLLM's step from a tokenized prompt to the engine's input, with uuids that hold within one
     `cache_salt`, so that no tenant reaches the items of another one."""
 
+    async def as_it_is(prompt: Mapping[str, Any]) -> Any:
+        return {**prompt}
+
     @wraps(theirs)
     def process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(getattr(self, "mm_processor", None), CommonProcessor):
-            if is_rendered(prompt):  # vLLM would keep its ids alone
-                return _ready({**prompt}) if inspect.iscoroutinefunction(theirs) else {**prompt}
-            prompt = of_tenant(prompt)
-        return theirs(self, prompt, *args, **kwargs)
+        if not _is_ours(self):
+            return theirs(self, prompt, *args, **kwargs)
+        if is_rendered(prompt):  # vLLM would keep its ids alone
+            return as_it_is(prompt) if inspect.iscoroutinefunction(theirs) else {**prompt}
+        return theirs(self, of_tenant(prompt), *args, **kwargs)
 
     return process
 
 
-async def _ready(value: Any) -> Any:
-    return value
-
-
 def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     """A prompt whose uuids are those of its `cache_salt` alone."""
-    sent = prompt.get("multi_modal_uuids")
+    sent, salt = prompt.get("multi_modal_uuids"), prompt.get("cache_salt")
     if not isinstance(sent, Mapping):
         return prompt
-    salt = prompt.get("cache_salt")
+
+    def salted(uuid: Any) -> Any:
+        if not isinstance(uuid, str):  # none, or one that the processor refuses
+            return uuid
+        return blake2b(json.dumps([salt, uuid]).encode(), digest_size=24).hexdigest()
+
     listed = {name: [own] if isinstance(own, str) else own or () for name, own in sent.items()}
-    uuids = {name: [_salted(salt, uuid) for uuid in own] for name, own in listed.items()}
-    return {**prompt, "multi_modal_uuids": uuids}
-
-
-def _salted(salt: str | None, uuid: Any) -> Any:
-    if not isinstance(uuid, str):  # none, or one that the processor refuses
-        return uuid
-    return blake2b(json.dumps([salt, uuid]).encode(), digest_size=24).hexdigest()
+    return {
+        **prompt,
+        "multi_modal_uuids": {name: [*map(salted, own)] for name, own in listed.items()},
+    }
 
 
 def begun_once(theirs: Any) -> Any:
@@ -171,8 +163,7 @@ def begun_once(theirs: Any) -> Any:
 
     def default_chat_tok_params(self: Any) -> Any:
         params = theirs.__get__(self, type(self))
-        ours = isinstance(self.mm_processor, CommonProcessor)
-        return params.with_kwargs(add_special_tokens=False) if ours else params
+        return params.with_kwargs(add_special_tokens=False) if _is_ours(self) else params
 
     return property(default_chat_tok_params)
 
@@ -183,12 +174,9 @@ def keeping_uuids(theirs: Any) -> Any:
     @wraps(theirs)
     def process(self: Any, data: Any, items: Any, uuids: Any, request_id: str) -> Any:
         made: Mapping[str, Sequence[str | None]] = theirs(self, data, items, uuids, request_id)
-        if not isinstance(self.mm_processor, CommonProcessor):
+        if not _is_ours(self):
             return made
-        given = {name: uuids.get(name) or [None] * len(new) for name, new in made.items()}
-        return {
-            name: [own or other for own, other in zip(given[name], new, strict=True)]
-            for name, new in made.items()
-        }
+        pairs = {name: zip(uuids.get(name) or new, new, strict=True) for name, new in made.items()}
+        return {name: [own or other for own, other in both] for name, both in pairs.items()}
 
     return process

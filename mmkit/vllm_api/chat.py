@@ -19,6 +19,9 @@ from ..spec import Declaration
 from ..updates import Insert
 from .compat import find
 
+MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
+"""Where vLLM reads messages, from the newest release to the oldest."""
+
 Load = Callable[[], Awaitable[Any]]
 """Gives an item, which may have to be loaded first."""
 
@@ -40,21 +43,19 @@ class _Item(tuple[Any, "str | None"]):
         return self
 
     def __await__(self) -> Generator[Any, None, tuple[Any, str | None]]:
-        return self._loaded().__await__()
-
-    async def _loaded(self) -> tuple[Any, str | None]:
         item, uuid = self
-        return (await item() if isinstance(item, _Load) else item), uuid
+        loaded = (yield from item.loaded().__await__()) if isinstance(item, _Loading) else item
+        return loaded, uuid
 
 
-class _Load:
-    """Loads an item once, however often it is asked for."""
+class _Loading:
+    """An item that is loaded once, however often it is asked for."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._work: asyncio.Future[Any] | None = None
 
-    async def __call__(self) -> Any:
+    async def loaded(self) -> Any:
         self._work = self._work or asyncio.ensure_future(self._load())
         return await self._work
 
@@ -66,25 +67,24 @@ def reading(theirs: Any) -> Any:
     @wraps(theirs)
     def read(part: Any, parser: Any, **options: Any) -> Any:
         tracker = parser._tracker
-        spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
-        if spec is None or not isinstance(part, Mapping):
+        if (spec := _spec(tracker)) is None or not isinstance(part, Mapping):
             return theirs(part, parser, **options)
         part = _resolved(part)
         name: Any = part.get("type")
+        where = f"{spec.name}.{name}"
         if name not in modalities(spec):
             if isinstance(name, str) and name not in _of_vllm():
                 known = ", ".join(["text", *modalities(spec)])
                 raise InputError("messages", f"parts of a type among {known}", repr(name))
             return theirs(part, parser, **options)
         if name not in part:
-            where = f"{spec.name}.{name}"
             raise InputError(where, f'the item of a part "{name}" as its "{name}"', "none")
         uuid = part.get("uuid")
         placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
         if options["wrap_dicts"]:
             return {key: value for key, value in part.items() if key not in (name, "uuid")}
         if placeholder is None and not all(isinstance(u, Insert) for u in spec[name].update):
-            where, expected = f"{spec.name}.{name}", "a placeholder with a text in messages"
+            expected = "a placeholder with a text in messages"
             remedy = "Use a chat template that reads parts, or write the prompt yourself."
             raise InputError(where, expected, "one that is an id", remedy)
         # stands in the text of a message until its parts are put together
@@ -96,6 +96,11 @@ def reading(theirs: Any) -> Any:
     return read
 
 
+def _spec(tracker: Any) -> Declaration | None:
+    """The spec of the model whose messages vLLM reads, if it has one."""
+    return getattr(tracker.model_cls, "mm_spec", None)
+
+
 def modalities(spec: Declaration) -> list[str]:
     """The modalities of a spec that have a content part of their own: none that is named as one of
     vLLM's parts."""
@@ -105,12 +110,7 @@ def modalities(spec: Declaration) -> list[str]:
 @cache
 def _of_vllm() -> Mapping[str, Any]:
     """The types of vLLM's parts."""
-    modules = (
-        "renderers.chat_utils.chat_message",
-        "renderers.chat_utils",
-        "entrypoints.chat_utils",
-    )
-    types: Mapping[str, Any] = find(*(f"{module}:MM_PARSER_MAP" for module in modules))
+    types: Mapping[str, Any] = find(*(f"{module}:MM_PARSER_MAP" for module in MODULES))
     return types
 
 
@@ -123,7 +123,7 @@ def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
         return part
     name, load = sent[int(number)]
     rest = {key: value for key, value in part.items() if key not in ("type", "image_url")}
-    return {**rest, "type": name, name: _Load(load)}
+    return {**rest, "type": name, name: _Loading(load)}
 
 
 def gathering(theirs: Any) -> Any:
@@ -132,37 +132,36 @@ def gathering(theirs: Any) -> Any:
     @wraps(theirs)
     def at_once(tracker: Any) -> Any:
         data, uuids = theirs(tracker)
-        return _joined(tracker, data, uuids, _own(tracker))
+        return _joined(_spec(tracker), data, uuids, _others(tracker, data))
 
     @wraps(theirs)
     async def later(tracker: Any) -> Any:
         data, uuids = await theirs(tracker)
-        items = {name: [await item for item in own] for name, own in _own(tracker).items()}
-        return _joined(tracker, data, uuids, items)
+        others = _others(tracker, data).items()
+        items = {name: [await item for item in own] for name, own in others}
+        return _joined(_spec(tracker), data, uuids, items)
 
     return later if inspect.iscoroutinefunction(theirs) else at_once
 
 
-def _own(tracker: Any) -> dict[str, list[_Item]]:
-    """The items that came as parts of a spec's types, by modality."""
-    known = {
-        name: [item for item in of_modality if isinstance(item, _Item)]
-        for name, of_modality in tracker._items_by_modality.items()
-    }
-    return {name: items for name, items in known.items() if items}
+def _others(tracker: Any, data: Any) -> dict[str, list[Any]]:
+    """The items of a spec's modalities that vLLM does not know, and so has not gathered."""
+    spec, items = _spec(tracker), tracker._items_by_modality
+    names = [modality.name for modality in spec.modalities] if spec else []
+    return {name: items[name] for name in names if name in items and name not in (data or {})}
 
 
-def _joined(tracker: Any, data: Any, uuids: Any, items: Mapping[str, Sequence[Any]]) -> Any:
-    """The items that vLLM gathered, with those of modalities that it does not know."""
-    spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
-    if spec is None or not (items or data):
+def _joined(
+    spec: Declaration | None, data: Any, uuids: Any, others: Mapping[str, Sequence[Any]]
+) -> Any:
+    """What vLLM gathered, with the others, and with the fields of embeddings together."""
+    if spec is None or not (others or data):
         return data, uuids
     data, uuids = dict(data or {}), dict(uuids or {})
-    for modality in spec.modalities:
-        name = modality.name
-        if name in items and name not in data:
-            data[name], uuids[name] = (list(column) for column in zip(*items[name], strict=True))
-        if isinstance(data.get(name), list):
+    for name, own in others.items():
+        data[name], uuids[name] = (list(column) for column in zip(*own, strict=True))
+    for name in data.keys() & {modality.name for modality in spec.modalities}:
+        if isinstance(data[name], list):
             data[name] = _together(f"{spec.name}.{name}", f"{name}_embeds", data[name])
     return data, uuids
 

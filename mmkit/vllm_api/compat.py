@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem, PlaceholderRange
+from vllm.multimodal.processing import BaseMultiModalProcessor, BaseProcessingInfo
 
 from ..errors import VllmApiError
 
 NEWEST_TESTED = "0.33.0"
 
 REMEDY = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
+
+_REQUIRED = object()
 
 
 def installed() -> str:
@@ -35,25 +39,29 @@ def newer() -> bool:
         return False
 
 
-def find(*places: str) -> Any:
+def find(*places: str, default: Any = _REQUIRED) -> Any:
     """The first of some ``module:name`` inside vLLM that there is.
 
     Raises:
-        VllmApiError: none of them.
+        VllmApiError: none of them, and there is no default.
     """
     for place in places:
         module, _, name = place.partition(":")
         try:
-            return getattr(import_module(f"vllm.{module}"), name)
+            return attrgetter(name)(import_module(f"vllm.{module}"))
         except AttributeError:
             continue
         except ModuleNotFoundError as error:
             if not f"vllm.{module}.".startswith(f"{error.name}."):
                 raise
-    expected = " or ".join(
-        f"{name} in vllm.{module}" for module, _, name in (p.partition(":") for p in places)
-    )
+    if default is not _REQUIRED:
+        return default
+    expected = " or ".join("{2} in vllm.{0}".format(*place.partition(":")) for place in places)
     raise VllmApiError(installed(), expected, "none", REMEDY)
+
+
+def _parameters(of: Any) -> list[str]:
+    return list(inspect.signature(of).parameters)
 
 
 BaseDummyInputsBuilder = find(
@@ -66,26 +74,38 @@ SenderCache = find(
     "multimodal.cache:LruKeyReplicatedSenderCache",
     "multimodal.cache:MultiModalProcessorSenderCache",
 )
+TokenizeParams = find("renderers:TokenizeParams", default=object)
+"""Tokenization parameters, which look at every prompt of the offline API; from 0.17."""
 
-
-def _renders() -> bool:
-    try:
-        return hasattr(find("renderers.base:BaseRenderer"), "_process_tokens")
-    except VllmApiError:
-        return False
-
-
-RENDERS = _renders()
+RENDERS = find("renderers.base:BaseRenderer._process_tokens", default=None) is not None
 """Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
 start."""
+
+ITEMS = _parameters(BaseMultiModalProcessor.apply)[2]
+"""The name of a request's items where it comes in parts, up to 0.16: `mm_data` or `mm_items`."""
+
+TAKES_PARTS = "prompt" in _parameters(BaseMultiModalProcessor.apply)
+"""Whether it does, and does not come as one `ProcessorInputs`."""
+
+INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
+"""Whether the info parses a caller's data; before 0.16 the processor does."""
 
 PROMPTS_ARE_IDS = "str" not in str(ProcessorInputs.__annotations__["prompt"])
 """Whether a processor never sees a text; from 0.29."""
 
-KEEPS_ON_CPU = "keep_on_cpu" in inspect.signature(MultiModalFieldConfig.batched).parameters
+HOLDS_CACHE = "cache" in _parameters(BaseMultiModalProcessor.__init__)
+"""Whether the processor has the cache; from 0.31 it comes with the request."""
+
+BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
+"""Whether the builder makes the largest request; from 0.31 the processor does."""
+
+COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
+"""Whether embed positions count; before 0.13 the length of a layout does."""
+
+KEEPS_ON_CPU = "keep_on_cpu" in _parameters(MultiModalFieldConfig.batched)
 """Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
 
-ELEMENTS_ARE_NAMED = "key" in inspect.signature(MultiModalFieldElem).parameters
+ELEMENTS_ARE_NAMED = "key" in _parameters(MultiModalFieldElem)
 """Whether a part of a field names its modality and itself, as in 0.11."""
 
 TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
@@ -94,7 +114,7 @@ TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
 RELEASES = hasattr(MultiModalProcessorOnlyCache, "release_sender_touches")
 """Whether it also tells when it is done; from 0.31."""
 
-_HASHES_BY_ALGORITHM = "algorithm" in inspect.signature(MultiModalHasher.hash_kwargs).parameters
+_HASHES_BY_ALGORITHM = "algorithm" in _parameters(MultiModalHasher.hash_kwargs)
 
 
 def hash_by_vllm(algorithm: str, **values: object) -> str:

@@ -9,76 +9,70 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .compat import ProcessorInputs, installed
+from vllm.multimodal.processing import BaseMultiModalProcessor
+
+from ..errors import SpecError, VllmApiError
+from .compat import REMEDY, ProcessorInputs, installed
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
 _CALLERS = (
     "multimodal/processing/*.py",
     "v1/worker/gpu_model_runner.py",
-    "multimodal/**/*.py",
-    "renderers/**/*.py",
-    "inputs/**/*.py",
-    "v1/**/*.py",
-    "entrypoints/**/*.py",
+    *(f"{folder}/**/*.py" for folder in ("multimodal", "renderers", "inputs", "v1", "entrypoints")),
 )
 """The files in which vLLM calls these methods: first those of the known versions, then all that may
 call them."""
 
 
-def complaints(classes: Iterable[type]) -> list[tuple[str, str, str]]:
-    """The mistakes in the marked methods of mmkit's classes: where, expected, got.
+def check(classes: Iterable[type]) -> None:
+    """Refuse a vLLM without a method that these classes override: the most derived definition of
+    each, with that of vLLM which it replaces.
 
-    Each class is checked with all that it inherits, and not again as a base of another class.
+    Raises:
+        VllmApiError: names the methods.
     """
-    listed = list(dict.fromkeys(classes))
-    bases = {base for cls in listed for base in cls.__mro__[1:]}
-    collected: dict[tuple[str, str, str], None] = {}
-    for cls in (own for own in listed if own not in bases):
-        theirs = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
-        ours = [base for base in cls.__mro__ if base not in theirs]
-        # vLLM calls the most derived definition; the one that it replaces may differ
+    differences: dict[str, tuple[str, str]] = {}
+    for cls in classes:
+        ours = [base for base in cls.__mro__ if base.__module__.startswith(_OURS)]
+        theirs = [base for base in cls.__mro__ if base not in ours]
         definitions = {name: value for one in reversed(ours) for name, value in vars(one).items()}
         for name, value in definitions.items():
             if getattr(value, "__override__", False):
-                base = next((b for b in theirs if name in vars(b)), None)
-                if complaint := _compared(name, value, theirs, base):
-                    collected[complaint] = None
-    return list(collected)
+                last = [base for base in theirs if base.__module__.startswith("vllm.")][-1]
+                base = next((base for base in theirs if name in vars(base)), last)
+                if difference := _difference(value, vars(base).get(name)):
+                    differences[f"{base.__name__}.{name}"] = difference
+    if differences:
+        (method, (expected, got)), *others = differences.items()
+        more = f"Different, too: {', '.join(name for name, _ in others)}. " if others else ""
+        raise VllmApiError(f"{installed()}, {method}", expected, got, more + REMEDY)
 
 
-def _compared(
-    name: str, ours: Callable[..., Any], theirs: Sequence[type], base: type | None
-) -> tuple[str, str, str] | None:
-    arguments = list(inspect.signature(ours).parameters.values())[1:]
-    listed = ", ".join(str(p).split(":")[0].split(" =")[0] for p in arguments)
-    if base is None:
-        parent = [one for one in theirs if one.__module__.startswith("vllm.")][-1]
-        return f"{installed()}, {parent.__name__}", f"a method {name}({listed}) to override", "none"
-    parameters = list(inspect.signature(vars(base)[name]).parameters.values())[1:]
-    where, flexible = f"{installed()}, {base.__name__}.{name}", {p.kind for p in arguments}
-    taken, given = {p.name for p in arguments}, {p.name for p in parameters}
-    surplus = (
-        [] if inspect.Parameter.VAR_KEYWORD in flexible else [n for n in given if n not in taken]
-    )
-    fixed = [
-        p.name for p in arguments if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
-    if surplus or not given.issuperset(fixed):
-        return where, f"the arguments ({listed})", f"({', '.join(p.name for p in parameters)})"
-    if not _called(name):
-        return where, "a method that vLLM calls", "no call of it"
-    return None
+def _difference(ours: Callable[..., Any], theirs: Any) -> tuple[str, str] | None:
+    """What mmkit expects of vLLM's method, and what there is; None where it is as expected."""
+    own = inspect.signature(ours)
+    arguments = [str(p).split(":")[0].split(" =")[0] for p in own.parameters.values()]
+    listed = ", ".join(arguments[1:])
+    if theirs is None:
+        return f"a method with the arguments ({listed})", "none"
+    given = list(inspect.signature(theirs).parameters)
+    try:
+        own.bind(None, **dict.fromkeys(given[1:]))
+    except TypeError:
+        return f"the arguments ({listed})", f"({', '.join(given[1:])})"
+    return None if _is_called(ours.__name__) else ("a method that vLLM calls", "no call of it")
 
 
 @cache
-def _called(name: str) -> bool:
+def _is_called(name: str) -> bool:
     """Whether vLLM calls a method anywhere, except by ``super()`` in an override."""
     call = f".{name}("
     return any(text.count(call) > text.count(f"super(){call}") for text in _texts())
@@ -95,6 +89,8 @@ def _texts() -> Iterator[str]:
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
+
+# -- what mmkit does in vLLM's place ---------------------------------------------------------------
 
 CACHE_CALLS = {
     "is_cached",
@@ -119,8 +115,40 @@ REQUEST_FIELDS = {
 def unknown() -> list[str]:
     """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
     know: it takes no such step, and only hashes such an option."""
-    import vllm.multimodal.processing.processor as theirs
-
-    calls = set(re.findall(r"\bcache\.(\w+)\(", inspect.getsource(theirs))) - CACHE_CALLS
+    theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
+    calls = set(re.findall(r"\bcache\.(\w+)\(", theirs)) - CACHE_CALLS
     names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
     return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
+
+
+_DEAD = {
+    name
+    for name, value in vars(BaseMultiModalProcessor).items()
+    if inspect.isfunction(value) and re.match("_[a-z]", name)
+} - {"_to_mm_items", "_get_data_parser"}
+"""The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
+
+_INSTEAD = {
+    "update": "layout= and update= of the modality",
+    "fields": "fields= of the modality",
+    "hf": "process= of the modality",
+    "hash": "cacheable= of the modality",
+    "cache": "cacheable= of the modality",
+    "prompt": "prompt= of the spec",
+    "": "it in the spec",
+}
+"""What replaces such a hook, by the first of these words in its name."""
+
+
+def refuse_dead(cls: type, base: type) -> None:
+    """Refuse a subclass of mmkit's processor with a hook of vLLM that nothing calls.
+
+    Raises:
+        SpecError: it has one, itself or from a mixin.
+    """
+    own = (one for one in cls.__mro__[: cls.__mro__.index(base)])
+    for name in sorted(name for one in own if one.__module__[:5] != "vllm." for name in vars(one)):
+        if name in _DEAD:
+            place = next(place for word, place in _INSTEAD.items() if word in name)
+            where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
+            raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")

@@ -5,37 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
-from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.processing import BaseProcessingInfo
 
+from ..bound.binding import of_spec
 from ..bound.calls import LazyProcessor
-from ..errors import SpecError
+from ..errors import InputError, SpecError
 from ..plan import Plan
-from .compat import BaseDummyInputsBuilder, ProcessorInputs
-from .items import Parser, embeds_size
-
-if TYPE_CHECKING:
-    from ..spec import Declaration
-    from .processor import CommonProcessor
-
-
-INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
-BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
-
-_COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
-"""Whether embed positions count; before 0.13 the length of a layout does."""
-
-GUARDS: tuple[type, ...] = ()
-if hasattr(BaseProcessingInfo, "get_default_tok_params"):  # from 0.17
-    from .tok_params import GuardedTokenizeParams
-
-    GUARDS = (GuardedTokenizeParams,)
+from ..spec import Declaration
+from . import compat
+from .items import Parser, RequestItems, embeds_size, is_rendered
 
 
 class ProcessingInfo(BaseProcessingInfo):
@@ -85,12 +69,11 @@ class ProcessingInfo(BaseProcessingInfo):
         """The `mm_processor_kwargs` of a request, merged with the server's."""
         # before 0.17 there is no such method
         merge = getattr(self.ctx, "get_merged_mm_kwargs", None)
-        merged: dict[str, Any] = (merge or self.ctx.get_mm_config().merge_mm_processor_kwargs)(
-            kwargs
-        )
+        merge = merge or self.ctx.get_mm_config().merge_mm_processor_kwargs
+        merged: dict[str, Any] = merge(kwargs)
         return merged
 
-    if INFO_PARSES:
+    if compat.INFO_PARSES:
 
         @override
         def get_data_parser(self) -> Parser:
@@ -102,7 +85,7 @@ class ProcessingInfo(BaseProcessingInfo):
             intake = self.plan.modalities[modality].intake
             intake.check_count(num_items, self.allowed_mm_limits[modality])
 
-    if GUARDS:
+    if hasattr(BaseProcessingInfo, "get_default_tok_params"):  # from 0.17
 
         @override
         def get_default_tok_params(self) -> Any:
@@ -126,16 +109,15 @@ class ProcessingInfo(BaseProcessingInfo):
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int] | None:
         modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if not _COUNTS_EMBEDS or any(m.needs_hf for m in modalities):
+        if not compat.COUNTS_EMBEDS or any(m.needs_hf for m in modalities):
             return None  # vLLM then processes the dummy inputs and counts their tokens
         return {m.name: m.largest()[1] for m in modalities}
 
 
-class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
+class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
     """The worst-case request of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
-    processor: CommonProcessor
 
     @override
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
@@ -146,23 +128,74 @@ class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> Any:
-        sizes = {name: dummy_sizes(options) for name, options in (mm_options or {}).items()}
-        counts = {name: count for name, count in mm_counts.items() if count}
-        return {
-            name: [self.processor.largest(name, sizes.get(name))] * count
-            for name, count in counts.items()
-        }
+        modalities = self.info.plan.modalities
+        with of_spec():
+            return {
+                name: [modalities[name].largest_item(_sizes(mm_options, name))] * count
+                for name, count in mm_counts.items()
+                if count
+            }
 
-    if BUILDER_MAKES_DUMMIES:
+    def worst(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
+    ) -> tuple[list[int], RequestItems]:
+        """The request with the most tokens: its prompt, and its items."""
+        plan, data = self.info.plan, self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        items = self.info.new_parser().parse_mm_data(data)
+        items.largest = frozenset(name for name in items if not _sizes(mm_options, name))
+        taken = {name: items.taken(name, range(len(own))) for name, own in items.data.items()}
+        with of_spec():
+            return plan.shortest_prompt(taken), items
+
+    if compat.BUILDER_MAKES_DUMMIES:
 
         @override
         def get_dummy_processor_inputs(
             self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
-        ) -> ProcessorInputs:
-            return ProcessorInputs(*self.processor.worst(seq_len, mm_counts, mm_options))
+        ) -> Any:
+            return compat.ProcessorInputs(*self.worst(seq_len, mm_counts, mm_options))
 
 
-def dummy_sizes(options: Any) -> dict[str, int]:
-    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of one modality."""
-    stated = {} if options is None else vars(options)
-    return {name: size for name, size in stated.items() if name != "count" and size is not None}
+def _sizes(options: Any, name: str) -> dict[str, int]:
+    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of a modality."""
+    stated = vars(options[name]) if options and options.get(name) is not None else {}
+    return {key: size for key, size in stated.items() if key != "count" and size is not None}
+
+
+@dataclass(frozen=True)
+class GuardedTokenizeParams(compat.TokenizeParams):
+    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without
+    items: they refuse token ids that the model lacks and placeholders without data before the
+    engine sees them."""
+
+    plan: Any = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def guard(cls, params: Any, plan: Plan) -> GuardedTokenizeParams:
+        """These parameters, guarded by a plan."""
+        theirs = fields(compat.TokenizeParams)
+        return cls(**{own.name: getattr(params, own.name) for own in theirs}, plan=plan)
+
+    @override
+    def with_kwargs(self, **tokenization_kwargs: Any) -> GuardedTokenizeParams:
+        return self.guard(super().with_kwargs(**tokenization_kwargs), self.plan)
+
+    @override
+    def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
+        spec, ids = self.plan.spec, prompt.get("prompt_token_ids")
+        if is_rendered(prompt):
+            if not compat.RENDERS:  # vLLM would render it again, without its items
+                raise InputError(f"{spec.name}.mm_kwargs", "raw items", "processed fields")
+            # it is looked at before the engine; to truncate it is the affair of the renderer, which
+            # knows its items
+            return prompt
+        # a prompt with items is checked by the processor
+        if ids is not None and not prompt.get("multi_modal_data"):
+            self.plan.check_ids(ids)
+            if spec.decoder_prompt is None:  # else this may be the decoder's
+                self.plan.check_bare(ids)
+                prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
+        return super().apply_post_tokenization(tokenizer, prompt)
+
+
+GUARDS = (GuardedTokenizeParams,) if hasattr(BaseProcessingInfo, "get_default_tok_params") else ()

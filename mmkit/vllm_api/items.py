@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from typing_extensions import override
-from vllm.multimodal.inputs import (
-    MultiModalBatchedField,
-    MultiModalFieldElem,
-    MultiModalFlatField,
-    MultiModalKwargsItem,
-    MultiModalKwargsItems,
-    MultiModalSharedField,
-    PlaceholderRange,
-)
-from vllm.multimodal.parse import (
-    AudioProcessorItems,
-    EmbeddingItems,
-    ImageProcessorItems,
-    ModalityDataItems,
-    MultiModalDataItems,
-    MultiModalDataParser,
-    ProcessorBatchItems,
-    VideoProcessorItems,
-)
+from vllm.multimodal import inputs as vllm_inputs
+from vllm.multimodal import parse as vllm_parse
 
 from ..bound.intake import Taken
 from ..bound.modality import BoundModality
@@ -38,7 +21,11 @@ from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
 from .offload import Offloaded
 
 
-class RequestItems(MultiModalDataItems):
+Items: TypeAlias = vllm_parse.ModalityDataItems[Any, Any]
+"""The items of one modality."""
+
+
+class RequestItems(vllm_parse.MultiModalDataItems):
     """The items of a request.
 
     Attributes:
@@ -47,12 +34,10 @@ class RequestItems(MultiModalDataItems):
         hashes: those of the items, as far as they are known, by modality.
     """
 
-    def __init__(
-        self, items: Mapping[str, ModalityDataItems[Any, Any]], offloaded: Offloaded | None = None
-    ) -> None:
+    def __init__(self, items: Mapping[str, Items]) -> None:
         super().__init__()
-        self.data: dict[str, ModalityDataItems[Any, Any]] = dict(items)
-        self.offloaded = offloaded
+        self.data: dict[str, Items] = dict(items)
+        self.offloaded: Offloaded | None = None
         self.largest: frozenset[str] = frozenset()
         self.hashes: dict[str, list[str]] = {}
 
@@ -62,8 +47,8 @@ class RequestItems(MultiModalDataItems):
         return Taken([own.get(i) for i in indices], isinstance(own, EmbedItems), len(own))
 
 
-class EmbedItems(EmbeddingItems):
-    """Precomputed embeddings."""
+class EmbedItems(vllm_parse.EmbeddingItems):
+    """Precomputed embeddings, which vLLM tells from raw items by this class."""
 
     def __init__(self, embeddings: Sequence[Embedding], modality: str) -> None:
         super().__init__([own.rows for own in embeddings], modality)  # vLLM looks at these
@@ -74,50 +59,36 @@ class EmbedItems(EmbeddingItems):
         return dict(embedding) if len(embedding) > 1 else embedding.rows
 
 
-class Parser(MultiModalDataParser):
+class Parser(vllm_parse.MultiModalDataParser):
     """Turns callers' data into canonical items."""
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
-        # not target_sr: canonical audio has its rate
-        super().__init__(
-            video_needs_metadata=any(m.item.metadata for m in plan.modalities.values())
-        )
+        super().__init__()
         self.plan, self.hidden_size = plan, hidden_size
 
     @override
     def parse_mm_data(self, mm_data: Any) -> RequestItems:
-        offloaded = mm_data if isinstance(mm_data, Offloaded) else None
-        if offloaded is not None and offloaded.parsed is not None:
-            return offloaded.parsed
+        if isinstance(mm_data, Offloaded):
+            if mm_data.parsed is None:
+                mm_data.parsed = self.parse_mm_data(dict(mm_data))
+                mm_data.parsed.offloaded = mm_data
+            return mm_data.parsed
         self.plan.check_names(mm_data)
-        items = RequestItems(
-            {name: self.parsed(self.plan.modalities[name], own) for name, own in mm_data.items()},
-            offloaded,
+        modalities = self.plan.modalities
+        return RequestItems(
+            {name: self.parsed(modalities[name], own) for name, own in mm_data.items()}
         )
-        if offloaded is not None:
-            offloaded.parsed = items
-        return items
 
-    def parsed(self, modality: BoundModality, data: Any) -> ModalityDataItems[Any, Any]:
+    def parsed(self, modality: BoundModality, data: Any) -> Items:
         """The items of one modality."""
         items, embeds, _ = modality.intake.take(data, self.hidden_size)
-        if embeds and items:
-            return EmbedItems(items, modality.name)
-        media = modality.item.media if items else None
-        if media == "video":
-            return _videos(items, self.video_needs_metadata)
-        if media in _MEDIA:
-            return _MEDIA[media](items)
-        return ProcessorBatchItems(items, modality.name)
+        if modality.item.media == "video" and not modality.item.metadata:  # as vLLM's own parser
+            items = [own[0] if isinstance(own, tuple) else own for own in items]
+        kind = EmbedItems if embeds and items else vllm_parse.ProcessorBatchItems
+        return kind(items, modality.name)
 
 
-def _videos(items: Sequence[Any], with_metadata: bool) -> VideoProcessorItems:
-    pairs = [item if isinstance(item, tuple) else (item, None) for item in items]
-    data = items if with_metadata else [frames for frames, _ in pairs]
-    return VideoProcessorItems(list(data), [metadata for _, metadata in pairs])
-
-
-_MEDIA = {"image": ImageProcessorItems, "audio": AudioProcessorItems}
+# -- processed fields ------------------------------------------------------------------------------
 
 
 def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
@@ -131,7 +102,7 @@ def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
     def forms() -> dict[str, Any]:
         known = {key: _field(own) for key, own in modality.fields_and_embeds.items()}
         if with_rows and modality.placeholders.has_own_rows:
-            known[rows_field(modality.name)] = MultiModalBatchedField(**_ON_CPU)
+            known[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
         return known
 
     return modality.adapted.get(("fields", with_rows), forms)
@@ -143,15 +114,15 @@ _ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
 def _field(declared: Field) -> Any:
     options = _ON_CPU if declared.keep_on_cpu else {}
     if isinstance(declared, Flat):  # the slices are for what splits a field, and this one is split
-        return MultiModalFlatField(slices=[], dim=declared.dim, **options)
+        return vllm_inputs.MultiModalFlatField(slices=[], dim=declared.dim, **options)
     if isinstance(declared, Shared):
-        return MultiModalSharedField(batch_size=1, **options)
-    return MultiModalBatchedField(**options)
+        return vllm_inputs.MultiModalSharedField(batch_size=1, **options)
+    return vllm_inputs.MultiModalBatchedField(**options)
 
 
 def kwargs_item(
     modality: BoundModality, fields: Mapping[str, Any], rows: int | None = None
-) -> MultiModalKwargsItem:
+) -> vllm_inputs.MultiModalKwargsItem:
     """vLLM's form of the processed fields of one item.
 
     Args:
@@ -162,22 +133,18 @@ def kwargs_item(
     forms = vllm_fields(modality, rows is not None)
     if rows is not None and (key := rows_field(modality.name)) in forms:
         fields = {**fields, key: torch.tensor(rows)}
-    return MultiModalKwargsItem(
-        {
-            key: _element(modality.name, key, packed(fields[key]), form)
-            for key, form in forms.items()
-            if key in fields
-        }
-    )
+    elements = {}
+    for key, form in forms.items():
+        if key in fields:
+            names = (modality.name, key) if ELEMENTS_ARE_NAMED else ()
+            elements[key] = vllm_inputs.MultiModalFieldElem(*names, packed(fields[key]), form)
+    return vllm_inputs.MultiModalKwargsItem(elements)
 
 
-def _element(modality: str, key: str, data: Any, form: Any) -> MultiModalFieldElem:
-    if ELEMENTS_ARE_NAMED:
-        return MultiModalFieldElem(modality, key, data, form)
-    return MultiModalFieldElem(data, form)
+# -- a request for the engine ----------------------------------------------------------------------
 
 
-class Rendered(MultiModalKwargsItems):
+class Rendered(vllm_inputs.MultiModalKwargsItems):
     """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
 
 
@@ -188,15 +155,14 @@ def is_rendered(prompt: Mapping[str, Any]) -> bool:
 
 def engine_input(
     ids: list[int],
-    items: Mapping[str, Sequence[MultiModalKwargsItem]],
+    items: Mapping[str, Sequence[vllm_inputs.MultiModalKwargsItem]],
     hashes: Mapping[str, Sequence[str]],
     placements: Sequence[Placement],
 ) -> dict[str, Any]:
     """A request in vLLM's form for its engine."""
-    ranges: dict[str, list[PlaceholderRange]] = {}
+    ranges: dict[str, list[vllm_inputs.PlaceholderRange]] = {}
     for at in placements:
-        placeholder = at.placeholder
-        place = PlaceholderRange(at.start, len(placeholder), placeholder.is_embed)
+        place = vllm_inputs.PlaceholderRange(at.start, len(at.placeholder), at.placeholder.is_embed)
         ranges.setdefault(at.modality, []).append(place)
     kwargs = Rendered()
     kwargs.data = dict(items)
@@ -214,7 +180,3 @@ def embeds_size(model_config: Any) -> int:
     # 0.11 has no projections
     size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)
     return int(size())
-
-
-HOOKS = (Parser,)
-"""Classes whose methods vLLM calls."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from vllm import ModelRegistry
@@ -14,10 +14,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.module_mapping import MultiModelKeys
-from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
-    _merge_multimodal_embeddings,
-)
+from vllm.model_executor.models.utils import AutoWeightsLoader, _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..bound.placeholders import rows_field
@@ -26,6 +23,9 @@ from ..plugin import MAIN_MODULES
 from . import patches
 from .compat import KEEPS_ON_CPU, RENDERS
 from .items import embeds_size
+
+merge_embeddings: Any = _merge_multimodal_embeddings
+"""Writes encoder rows into the positions that receive them, in place."""
 
 
 class UnmarkedModel(SupportsMultiModal):
@@ -54,16 +54,12 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
     May be called again for the same class: plugins run in several processes, and more than once in
     some.
     """
+    modalities = processor.spec.modalities
     if not KEEPS_ON_CPU:
-        fields = {
-            name: field
-            for modality in processor.spec.modalities
-            for name, field in modality.fields.items()
-        }
-        model.multimodal_cpu_fields = frozenset(
-            [name for name, field in fields.items() if field.keep_on_cpu]
-            + [rows_field(modality.name) for modality in processor.spec.modalities]
-        )
+        fields = [field for modality in modalities for field in modality.fields.items()]
+        on_cpu = [name for name, field in fields if field.keep_on_cpu]
+        rows = [rows_field(modality.name) for modality in modalities]
+        model.multimodal_cpu_fields = frozenset([*on_cpu, *rows])
         model.merge_by_field_config = True
     model.supports_multimodal_raw_input_only = processor.spec.is_raw
     if not RENDERS:
@@ -72,47 +68,20 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
     known = ModelRegistry.models.get(model.__name__)
     if known is None or getattr(known, "module_name", None) != model.__module__:
         by_name = model.__module__ not in MAIN_MODULES
-        ModelRegistry.register_model(
-            model.__name__, f"{model.__module__}:{model.__qualname__}" if by_name else model
-        )
+        home = f"{model.__module__}:{model.__qualname__}" if by_name else model
+        ModelRegistry.register_model(model.__name__, home)
 
 
-class Current(NamedTuple):
-    """The facts about the model that vLLM is constructing.
-
-    Attributes:
-        config: vLLM's configuration of the engine.
-        plan: the spec, bound to the model.
-        dtype: dtype of the language model.
-        width: width of the language model's rows.
-        first: whether this is the first process of a tensor-parallel group, whose processes all
-            have the same rows.
-    """
-
-    config: Any
-    plan: Plan
-    dtype: torch.dtype
-    width: int
-    first: bool
-
-
-def current_model() -> Current:
-    """The facts about the model that vLLM is constructing."""
+def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
+    """The model that vLLM is constructing: vLLM's configuration of the engine, the bound spec, the
+    dtype and the width of the language model's rows, and whether this is the first process of a
+    tensor-parallel group, whose processes all have the same rows."""
     vllm_config = get_current_vllm_config()
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
     plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(config).plan
-    return Current(
-        vllm_config, plan, config.dtype, embeds_size(config), get_tensor_model_parallel_rank() == 0
-    )
-
-
-def merge_embeddings(
-    inputs_embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor
-) -> torch.Tensor:
-    """Write encoder rows into the positions that receive them, in place."""
-    merged: torch.Tensor = _merge_multimodal_embeddings(inputs_embeds, rows, is_multimodal)
-    return merged
+    is_first = get_tensor_model_parallel_rank() == 0
+    return vllm_config, plan, config.dtype, embeds_size(config), is_first
 
 
 def weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:

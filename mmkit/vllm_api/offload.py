@@ -33,19 +33,11 @@ _TRIES = 3
 out of it."""
 
 Indices = Mapping[str, tuple[int, ...]]
+"""Some items of a request, by modality."""
 
 
 class Needed(Exception):
-    """Items of a request are to be processed before it can go on.
-
-    Attributes:
-        indices: which, by modality.
-        items: these.
-    """
-
-    def __init__(self, indices: Indices, items: Mapping[str, Taken]) -> None:
-        super().__init__(indices)
-        self.indices, self.items = indices, items
+    """Items of a request are to be processed before it can go on: their indices, and they."""
 
 
 class Offloaded(dict[str, Any]):
@@ -53,27 +45,22 @@ class Offloaded(dict[str, Any]):
 
     Attributes:
         parsed: vLLM's items, which are parsed once.
+        known: the indices of some items, and their processed fields.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        super().__init__(data)
-        self.parsed: RequestItems | None = None
-        self._indices: Indices = {}
-        self._processed: Mapping[str, Processed] = {}
+    parsed: RequestItems | None = None
+    known: tuple[Indices, Mapping[str, Processed]] = ({}, {})
 
-    def keep(self, indices: Indices, processed: Mapping[str, Processed]) -> None:
-        """Take the fields of some items."""
-        self._indices, self._processed = indices, processed
-
-    def processed(self, indices: Indices, items: Mapping[str, Taken]) -> dict[str, Processed]:
+    def processed(self, indices: Indices, items: Mapping[str, Taken]) -> Mapping[str, Processed]:
         """The fields of some of the items.
 
         Raises:
             Needed: they are not there yet.
         """
-        if indices != self._indices:
+        there, fields = self.known
+        if indices != there:
             raise Needed(indices, items)
-        return dict(self._processed)
+        return fields
 
 
 def install(renderer: Any) -> RenderProcesses | None:
@@ -130,8 +117,9 @@ def with_processes(
                 try:
                     return await theirs({**prompt, "multi_modal_data": own}, **options)
                 except Needed as needed:
-                    work = asyncio.wrap_future(processes.process(needed.items))
-                    own.keep(needed.indices, await work)
+                    indices, items = needed.args
+                    work = asyncio.wrap_future(processes.process(items))
+                    own.known = indices, await work
         return await theirs(prompt, **options)
 
     return process

@@ -9,82 +9,58 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from . import admission, chat
-from .compat import PROMPTS_ARE_IDS
+from .compat import PROMPTS_ARE_IDS, find
 
 
 class Patch(NamedTuple):
     """One replacement.
 
     Attributes:
-        places: a module of vLLM and what is replaced in it; from the newest release to the oldest,
-            and the first that there is counts.
-        by: for each name, a function from vLLM's part to that in its place.
+        by: a function from vLLM's part to that in its place.
+        places: ``module:name`` of the part, from the newest release to the oldest; the first that
+            there is counts.
         until_ids: whether only releases need it in which the prompt of a request may be a text,
             those before 0.29.
     """
 
-    places: tuple[tuple[str, ...], ...]
-    by: tuple[Callable[[Any], Any], ...]
+    by: Callable[[Any], Any]
+    places: tuple[str, ...]
     until_ids: bool = False
 
-    def found(self) -> tuple[Any, tuple[str, ...]] | None:
-        """The module, and the names in it; None where this vLLM has or needs nothing of it."""
-        for path, *names in () if self.until_ids and PROMPTS_ARE_IDS else self.places:
-            try:
-                module = import_module(f"vllm.{path}")
-                attrgetter(*names)(module)
-            except (ModuleNotFoundError, AttributeError):
-                continue
-            return module, tuple(names)
-        return None
 
-
-_RENDERER = "renderers.base"
-_CHAT = ("MultiModalItemTracker.resolve_items", "AsyncMultiModalItemTracker.resolve_items")
+_RENDERER = "renderers.base:BaseRenderer"
+_ITEMS, _ITEMS_LATER, _PARTS = (
+    tuple(f"{module}:{name}" for module in chat.MODULES)
+    for name in (
+        "MultiModalItemTracker.resolve_items",
+        "AsyncMultiModalItemTracker.resolve_items",
+        "_parse_chat_message_content_part",
+    )
+)
 
 PATCHES = (
-    Patch(
-        (("v1.engine.input_processor", "InputProcessor.process_inputs"),),
-        (admission.with_admission,),
-    ),
-    Patch(
-        ((_RENDERER, "BaseRenderer._process_tokens", "BaseRenderer._process_tokens_async"),),
-        (admission.with_tenants, admission.with_tenants),
-    ),
-    Patch(
-        (
-            ("renderers.chat_utils.chat_message", "parse_chat_message_content_part", *_CHAT),
-            ("renderers.chat_utils", "_parse_chat_message_content_part", *_CHAT),
-            ("entrypoints.chat_utils", "_parse_chat_message_content_part", *_CHAT),
-        ),
-        (chat.reading, chat.gathering, chat.gathering),
-    ),
-    Patch(
-        ((_RENDERER, "BaseRenderer.default_chat_tok_params"),),
-        (admission.begun_once,),
-        until_ids=True,
-    ),
-    Patch(
-        ((_RENDERER, "BaseRenderer._process_mm_uuids"),),
-        (admission.keeping_uuids,),
-        until_ids=True,
-    ),
+    Patch(admission.with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
+    Patch(admission.with_tenants, (f"{_RENDERER}._process_tokens",)),
+    Patch(admission.with_tenants, (f"{_RENDERER}._process_tokens_async",)),
+    Patch(chat.reading, (f"{chat.MODULES[0]}:parse_chat_message_content_part", *_PARTS)),
+    Patch(chat.gathering, _ITEMS),
+    Patch(chat.gathering, _ITEMS_LATER),
+    Patch(admission.begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
+    Patch(admission.keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
 )
 
 
 def needed() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """What this vLLM needs: the module or class, the name of the part, and what replaces it."""
-    for patch in PATCHES:
-        if (found := patch.found()) is None:
-            continue
-        module, names = found
-        for name, by in zip(names, patch.by, strict=True):
-            owner, _, part = name.rpartition(".")
-            yield (attrgetter(owner)(module) if owner else module), part, by
+    for by, places, until_ids in PATCHES:
+        known = (place for place in places if find(place, default=None) is not None)
+        if (place := next(known, None)) and not (until_ids and PROMPTS_ARE_IDS):
+            module, _, path = place.partition(":")
+            owner, _, name = path.rpartition(".")
+            yield find(f"{module}:{owner}") if owner else import_module(f"vllm.{module}"), name, by
 
 
 @cache

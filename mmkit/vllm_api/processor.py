@@ -13,66 +13,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from ..bound.binding import of_spec
 from ..bound.calls import LazyProcessor
 from ..bound.intake import Taken
 from ..bound.modality import BoundModality, Layouts
 from ..bound.processing import Processed
-from ..errors import InputError, SpecError
+from ..errors import InputError
 from ..items import SCOPES
 from ..placement import Placement
 from ..plan import Plan
+from ..spec import Declaration
 from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
 from .hashes import Hashes
-from .info import DummyInputs, ProcessingInfo, dummy_sizes
-from .items import (
-    RequestItems,
-    engine_input,
-    kwargs_item,
-    vllm_fields,
-)
-
-if TYPE_CHECKING:
-    from ..spec import Declaration
+from .hooks import refuse_dead
+from .info import DummyInputs, ProcessingInfo
+from .items import RequestItems, engine_input, kwargs_item, vllm_fields
 
 Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Layouts]
 """What vLLM's cache has of an item: its fields, None where the engine has them, and its layouts."""
 
-_DEAD = {
-    name
-    for name, value in vars(BaseMultiModalProcessor).items()
-    if callable(value) and name.startswith("_") and not name.startswith("__")
-} - {"_to_mm_items", "_get_data_parser"}
-"""The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
-
-_INSTEAD = {
-    "update": "layout= and update= of the modality",
-    "fields": "fields= of the modality",
-    "hf": "process= of the modality",
-    "hash": "cacheable= of the modality",
-    "cache": "cacheable= of the modality",
-    "prompt": "prompt= of the spec",
-    "": "it in the spec",
-}
-"""What replaces such a hook, by the first of these words in its name."""
-
 Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 """A context that takes the time of a stage, under vLLM's name of it."""
-
-
-_NO_TIME = nullcontext()
-
-
-def untimed(_: str) -> AbstractContextManager[Any]:
-    """Takes no time."""
-    return _NO_TIME
 
 
 @dataclass
@@ -107,25 +73,11 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     requires_tokenizer = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass with a hook of vLLM that nothing calls.
-
-        Raises:
-            SpecError: it has one, itself or from a mixin.
-        """
         super().__init_subclass__(**options)
-        for base in cls.__mro__[: cls.__mro__.index(CommonProcessor)]:
-            if base.__module__.startswith("vllm.") or not (dead := _DEAD & vars(base).keys()):
-                continue
-            name = min(dead)
-            place = next(place for word, place in _INSTEAD.items() if word in name)
-            got = "one that only vLLM's own apply calls"
-            raise SpecError(
-                f"{cls.__name__}.{name}", "a method that mmkit calls", got, f"State {place}."
-            )
+        refuse_dead(cls, CommonProcessor)
 
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
-        dummy_inputs.processor = self
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
         self._tried: set[str] = set()
 
@@ -137,7 +89,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
 
     # -- one request -------------------------------------------------------------------------------
 
-    def rendered(self, request: Request, timed: Timed = untimed) -> dict[str, Any]:
+    def rendered(self, request: Request, timed: Timed = nullcontext) -> dict[str, Any]:
         """A request in vLLM's form for its engine.
 
         Raises:
@@ -148,10 +100,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             self.plan.check_ids(request.prompt)
         self._check_uuids(request)
         counts = {name: len(own) for name, own in request.items.data.items()}
-        uncached = {
-            n for n, count in counts.items() if not self.plan.modalities[n].may_cache(count)
-        }
-        cache = None if uncached else request.cache
+        uncached = {n for n in counts if not self.plan.modalities[n].may_cache(counts[n])}
+        cache: Any = None if uncached else request.cache
         with timed("get_mm_hashes"):
             hashes = self._hashed(request, uncached)
         with timed("get_cache_missing_items"):
@@ -163,17 +113,17 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
                 entries = self._exchanged(cache, hashes, new)
             with timed("apply_prompt_updates"):
                 ids, placements = self._placed(request, counts, entries)
-        except _TooLarge:
-            # as the request does with the engine's half, which has the same size
-            request.cache.clear_cache()
-            return self.rendered(replace(request, cache=None), timed)
-        except Exception:
+        except Exception as error:
+            # an item has evicted another one: there is no room for both, here or in the engine
+            are_too_large = cache is not None and isinstance(error, AssertionError)
             # The engine, which has the other half of the cache, never sees the items of a refused
             # request, and would later evict others than this half. An empty half asks only for
             # items that the engine can have.
-            if isinstance(cache, SenderCache):
+            if are_too_large or isinstance(cache, SenderCache):
                 cache.clear_cache()
-            raise
+            if not are_too_large:
+                raise
+            return self.rendered(replace(request, cache=None), timed)
         items = {name: [item for item, _ in own] for name, own in entries.items()}
         return engine_input(ids, items, hashes, placements)
 
@@ -181,26 +131,23 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """The hashes of the items of a request."""
         known = request.items.hashes
         for name, items in request.items.data.items():
-            if name in known:
-                continue
-            options = self._options_of(name, request)
-            own = self._hashes.of(name, items, request.uuids.get(name), options)
-            if name in uncached:
+            if name not in known:
+                options = self._options_of(name, request)
+                own = self._hashes.of(name, items, request.uuids.get(name), options)
                 # the engine caches encoder outputs by hash: an item that depends on the number of
                 # items has another hash for each number
-                own = [f"{item_hash}-of-{len(own)}" for item_hash in own]
-            known[name] = own
+                number = f"-of-{len(own)}" if name in uncached else ""
+                known[name] = [f"{item_hash}{number}" for item_hash in own] if number else own
         return known
 
     def _options_of(self, name: str, request: Request) -> Mapping[str, Any]:
         """The options of a request with which items of a modality are processed."""
         if not request.kwargs:
             return request.factors
-        kept = ("common_kwargs", self.plan.modalities[name].item.scope)
-        others = SCOPES if kept[1] else ()
-        own = {
-            key: value for key, value in request.kwargs.items() if key not in others or key in kept
-        }
+        own = dict(request.kwargs)
+        if scope := self.plan.modalities[name].item.scope:
+            others = {*SCOPES} - {"common_kwargs", scope}
+            own = {key: value for key, value in own.items() if key not in others}
         return {**request.factors, "mm_processor_kwargs": own}
 
     def _processed(
@@ -227,6 +174,13 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
                 modality.check_positions(fields, own.alternatives)
                 entries[name][i] = self.item(modality, fields, own), own
         return entries
+
+    def _configured(self, kwargs: Mapping[str, object]) -> Plan:
+        """The plan for the `mm_processor_kwargs` of one request."""
+        if not kwargs:
+            return self.plan
+        processor = LazyProcessor(partial(self.info.get_hf_processor, **kwargs))
+        return self.plan.configured(self.info.merged_kwargs(kwargs), processor)
 
     def _parts(
         self,
@@ -267,17 +221,14 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         there. All are touched first: none may evict another one of the request."""
         if cache is None:
             return entries
-        if TOUCHES:
-            for of_items in hashes.values():
-                for item_hash in of_items:
-                    cache.touch_sender_cache_item(item_hash)
+        for of_items in hashes.values() if TOUCHES else ():
+            for item_hash in of_items:
+                cache.touch_sender_cache_item(item_hash)
         try:
             return {
                 name: [*map(cache.get_and_update_item, own, hashes[name])]
                 for name, own in entries.items()
             }
-        except AssertionError as error:  # of an item that another one of the request has evicted
-            raise _TooLarge from error
         finally:
             if RELEASES:
                 cache.release_sender_touches()
@@ -297,48 +248,17 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def _check_uuids(self, request: Request) -> None:
         for name, own in request.items.data.items():
-            uuids = request.uuids.get(name)
-            if not uuids and not any(map(_is_none, own.data)):
-                continue
-            modality = self.plan.modalities[name]
-            pairs = zip(own.data, uuids or [None] * len(own), strict=True)
-            for i, (value, uuid) in enumerate(pairs):
+            uuids = request.uuids.get(name) or [None] * len(own)
+            for i, (value, uuid) in enumerate(zip(own.data, uuids, strict=True)):
+                if isinstance(uuid, str) or (uuid is None and value is not None):
+                    continue
+                modality = self.plan.modalities[name]
                 where = f"{modality.where}[{i}]"
-                if not isinstance(uuid, str | None):
-                    got = f"{type(uuid).__name__} {uuid!r}"
-                    raise InputError(where, "a string in multi_modal_uuids", got)
-                if value is None and uuid is None:
+                if uuid is None:
                     remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
                     raise InputError(where, modality.item.expected, "None", remedy)
-
-    # -- processing --------------------------------------------------------------------------------
-
-    def _configured(self, kwargs: Mapping[str, object]) -> Plan:
-        """The plan for the `mm_processor_kwargs` of one request."""
-        if not kwargs:
-            return self.plan
-        processor = LazyProcessor(partial(self.info.get_hf_processor, **kwargs))
-        return self.plan.configured(self.info.merged_kwargs(kwargs), processor)
-
-    # -- dummy inputs ------------------------------------------------------------------------------
-
-    def worst(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
-    ) -> tuple[list[int], RequestItems]:
-        """The request with the most tokens: its prompt, and its items."""
-        data = self.dummy_inputs.get_dummy_mm_data(seq_len, mm_counts, mm_options)
-        items: RequestItems = self.data_parser.parse_mm_data(data)
-        stated = {name for name in items if dummy_sizes((mm_options or {}).get(name))}
-        items.largest = frozenset(items).difference(stated)
-        taken = {name: items.taken(name, range(len(own))) for name, own in items.data.items()}
-        with of_spec():
-            return self.plan.shortest_prompt(taken), items
-
-    def largest(self, name: str, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item of a modality with the most encoder rows, of at most `sizes`; see
-        `BoundModality.largest_item`."""
-        with of_spec():
-            return self.plan.modalities[name].largest_item(sizes)
+                got = f"{type(uuid).__name__} {uuid!r}"
+                raise InputError(where, "a string in multi_modal_uuids", got)
 
     # -- what vLLM wants beside `apply` ------------------------------------------------------------
 
@@ -359,15 +279,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         raise NotImplementedError
 
 
-_is_none = partial(is_, None)
-
-
 def _missing(cache: Any, hashes: list[str]) -> Sequence[int]:
     """The positions of the items that the cache lacks."""
     if cache is None:
         return range(len(hashes))
     return [i for i, is_cached in enumerate(cache.is_cached(hashes)) if not is_cached]
-
-
-class _TooLarge(Exception):
-    """The items of a request do not fit into the cache together."""

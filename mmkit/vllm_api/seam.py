@@ -18,33 +18,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
 from typing_extensions import override
 from vllm.multimodal.parse import MultiModalDataItems
-from vllm.multimodal.processing import (
-    BaseMultiModalProcessor,
-    EncDecMultiModalProcessor,
-)
+from vllm.multimodal.processing import BaseMultiModalProcessor, EncDecMultiModalProcessor
 
-from . import items, patches
-from .compat import ProcessorInputs
+from . import compat, patches
 from .hooks import REQUEST_FIELDS
-from .info import BUILDER_MAKES_DUMMIES, GUARDS
-from .info import INFO_PARSES as INFO_PARSES
-from .info import DummyInputs as DummyInputs
-from .info import ProcessingInfo as ProcessingInfo
+from .info import GUARDS, DummyInputs, ProcessingInfo
 from .items import Parser
-from .processor import CommonProcessor, Request, untimed
+from .processor import CommonProcessor, Request
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
-ITEMS = list(_APPLY.parameters)[2]  # where a request comes in parts: mm_data, or mm_items
-TAKES_PARTS = "prompt" in _APPLY.parameters
-_HOLDS_CACHE = "cache" in inspect.signature(BaseMultiModalProcessor.__init__).parameters
 
 _NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
-_FACTORS = tuple(own.name for own in fields(ProcessorInputs) if own.name not in _NOT_FACTORS)
+_FACTORS = tuple(own.name for own in fields(compat.ProcessorInputs) if own.name not in _NOT_FACTORS)
 """The options of a request, beside `mm_processor_kwargs`, on which the hashes of its items depend:
 also those that mmkit does not know."""
 
@@ -56,15 +47,16 @@ class Processor(CommonProcessor):
         super().__init__(*args, **options)
         patches.install()
 
-    if TAKES_PARTS:
+    if compat.TAKES_PARTS:
 
         @override
         def apply(self, *args: Any, **kwargs: Any) -> Any:
             sent = _APPLY.bind(self, *args, **kwargs).arguments
-            uuids = (sent.get("mm_uuids") or {}).items()
+            items, uuids = sent[compat.ITEMS], (sent.get("mm_uuids") or {}).items()
             request = Request(
                 sent["prompt"],
-                self.parsed(sent[ITEMS]),
+                # before 0.16 they come as the caller's data
+                items if isinstance(items, MultiModalDataItems) else self._to_mm_items(items),
                 {name: [own] if isinstance(own, str) else own for name, own in uuids},
                 sent["hf_processor_mm_kwargs"],
                 self.cache,
@@ -81,25 +73,21 @@ class Processor(CommonProcessor):
                 inputs.mm_data_items,
                 inputs.mm_uuid_items or {},
                 inputs.hf_processor_mm_kwargs,
-                self.cache if _HOLDS_CACHE else inputs.cache,
+                self.cache if compat.HOLDS_CACHE else inputs.cache,
                 {name: value for name in _FACTORS if (value := getattr(inputs, name))},
                 getattr(inputs, "tokenization_kwargs", {}),
             )
-            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else untimed)
+            return self.rendered(request, timing_ctx.record if timing_ctx.enabled else nullcontext)
 
-    if not BUILDER_MAKES_DUMMIES:
+    if not compat.BUILDER_MAKES_DUMMIES:
 
         @override
         def get_dummy_inputs(
             self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
-        ) -> ProcessorInputs:
-            return ProcessorInputs(*self.worst(seq_len, mm_counts, mm_options))
+        ) -> Any:
+            return compat.ProcessorInputs(*self.dummy_inputs.worst(seq_len, mm_counts, mm_options))
 
-    def parsed(self, data: Any) -> Any:
-        """The items of a request; before 0.16 they come as the caller's data."""
-        return data if isinstance(data, MultiModalDataItems) else self._to_mm_items(data)
-
-    if not INFO_PARSES:
+    if not compat.INFO_PARSES:
 
         @override
         def _get_data_parser(self) -> Parser:
@@ -126,5 +114,5 @@ class EncDecProcessor(EncDecMultiModalProcessor, Processor):
         return self.plan.rewrite("decoder_prompt", ids)
 
 
-HOOKS = (*items.HOOKS, *GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
+HOOKS = (Parser, *GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
 """Classes whose methods vLLM calls."""

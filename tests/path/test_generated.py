@@ -108,7 +108,7 @@ def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str,
     parts = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
     spec = ModelSpec("sized", Modality(name, item=item, process=lambda items, _: {"x": [0] * len(items)}, **parts))
     instance = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
-    _, items = instance.worst(256, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)
+    _, items = instance.dummy_inputs.worst(256, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)
     known = [vars(instance.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]
     assert [{key: one[key] for key in facts} for one in known] == [facts] * 2
     assert len(instance.get_dummy_mm_inputs({name: 2})["mm_placeholders"][name]) == 2
