@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from ..errors import InputError
-from ..placement import Placement
 from ..plan import Plan, Preview
 from ..spec import Declaration
 
@@ -26,32 +24,42 @@ class Padding:
         is_wanted: False refuses prompts of several lengths.
         token: the padding id.
         side: "left" or "right".
-        length: the least length; None for the length of the longest prompt.
+        length: the least length.
         multiple: the length is a multiple of this number.
     """
 
     is_wanted: bool
     token: int
     side: str
-    length: int | None = None
+    length: int = 0
     multiple: int = 1
 
-    def widths(self, prompts: Sequence[Sequence[int]], where: str) -> list[tuple[int, int]]:
-        """The numbers of padding ids before and after each prompt.
+    def filled(self, rows: Sequence[Sequence[int]], value: int, where: str) -> torch.Tensor:
+        """Rows of one length, int64 (rows, length): `value` stands for padding.
 
         Raises:
-            InputError: prompts of several lengths without padding.
+            InputError: rows of several lengths without padding.
         """
-        lengths = [len(prompt) for prompt in prompts]
-        longest = max(*lengths, self.length or 0, 0)
+        lengths = [len(row) for row in rows]
+        longest, padded = max(*lengths, self.length), []
         if self.is_wanted:
             longest = -(-longest // self.multiple) * self.multiple
         elif len({*lengths}) > 1:
             expected, got = "prompts of one length", f"lengths {sorted({*lengths})}"
             raise InputError(where, expected, got, "Write padding=True.")
-        is_left = self.side == "left"
-        gaps = [longest - length for length in lengths]
-        return [(gap, 0) if is_left else (0, gap) for gap in gaps]
+        for row in rows:
+            gap = [value] * (longest - len(row))
+            padded.append([*gap, *row] if self.side == "left" else [*row, *gap])
+        return torch.tensor(padded, dtype=torch.long)
+
+
+def prompts_of(
+    name: str, prompts: Sequence[Sequence[int]], padding: Padding, where: str
+) -> dict[str, Any]:
+    """Prompts as a tensor, with their attention mask."""
+    mask = padding.filled([[1] * len(prompt) for prompt in prompts], 0, where)
+    ids = padding.filled(prompts, padding.token, where)
+    return {name: ids, f"{name.removesuffix('input_ids')}attention_mask": mask}
 
 
 def token_types(spec: Declaration) -> dict[str, int]:
@@ -62,38 +70,24 @@ def token_types(spec: Declaration) -> dict[str, int]:
     return {name: number or 4 + others.index(name) for name, number in numbers.items()}
 
 
-def prompts_of(
-    name: str, prompts: Sequence[Sequence[int]], padding: Padding, where: str
-) -> dict[str, Any]:
-    """Prompts as a tensor, with their attention mask."""
-    ids, mask = [], []
-    for prompt, width in zip(prompts, padding.widths(prompts, where), strict=True):
-        row = torch.tensor(prompt, dtype=torch.long)
-        ids.append(pad(row, width, value=padding.token))
-        mask.append(pad(torch.ones_like(row), width))
-    prefix = name.removesuffix("input_ids")
-    return {name: torch.stack(ids), f"{prefix}attention_mask": torch.stack(mask)}
-
-
 def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[str, Any]:
     """The samples of a batch as tensors; see `Processor.__call__`."""
     where, numbers = f"{plan.spec.name}.prompt", token_types(plan.spec)
-    prompts = [sample.prompt_token_ids for sample in samples]
-    types: list[torch.Tensor] = []
-    placeholders: list[list[Placement]] = []
-    for sample, width in zip(samples, padding.widths(prompts, where), strict=True):
-        row = torch.zeros(len(sample.prompt_token_ids), dtype=torch.long)
+    batch = prompts_of("input_ids", [one.prompt_token_ids for one in samples], padding, where)
+    length = batch["input_ids"].shape[1]
+    types, placeholders = [], []
+    for sample in samples:
+        row = [0] * len(sample.prompt_token_ids)
+        before = length - len(row) if padding.side == "left" else 0
         for at in sample.placements:
-            mask = torch.tensor(list(at.placeholder.mask), dtype=torch.long)
-            row[at.start : at.start + len(mask)] = mask * numbers[at.modality]
-        types.append(pad(row, width))
-        placeholders.append([replace(at, start=at.start + width[0]) for at in sample.placements])
-    batch = prompts_of("input_ids", prompts, padding, where)
-    batch |= {"mm_token_type_ids": torch.stack(types), "placeholders": placeholders}
-    return batch | fields_of(plan, samples)
+            row[at.start : at.end] = [numbers[at.modality] * one for one in at.placeholder.mask]
+        types.append(row)
+        placeholders.append([replace(at, start=at.start + before) for at in sample.placements])
+    batch |= {"mm_token_type_ids": padding.filled(types, 0, where), "placeholders": placeholders}
+    return batch | _fields(plan, samples)
 
 
-def fields_of(plan: Plan, samples: Sequence[Preview]) -> dict[str, Any]:
+def _fields(plan: Plan, samples: Sequence[Preview]) -> dict[str, Any]:
     """The fields of all items, sample by sample, as a model receives them.
 
     Raises:
@@ -101,17 +95,14 @@ def fields_of(plan: Plan, samples: Sequence[Preview]) -> dict[str, Any]:
     """
     batch: dict[str, Any] = {}
     for name, modality in plan.modalities.items():
-        parts: list[Mapping[str, Any]] = [
-            part for sample in samples for part in sample.fields.get(name, ())
-        ]
-        embeds = modality.intake.embeds_field
-        sent = sum(embeds in part for part in parts)
+        parts = [part for sample in samples for part in sample.fields.get(name, ())]
+        sent = sum(modality.intake.embeds_field in part for part in parts)
         if 0 < sent < len(parts):
             expected = "raw items or precomputed embeddings in one batch"
             raise InputError(modality.where, expected, "both")
         if sent:
             batch |= {key: [part[key] for part in parts] for key in parts[0]}
         elif parts:
-            for key, field in modality.fields.items():
-                batch[key] = field.batch([part[key] for part in parts])
+            fields = modality.fields.items()
+            batch |= {key: field.batch([part[key] for part in parts]) for key, field in fields}
     return batch

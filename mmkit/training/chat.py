@@ -48,21 +48,21 @@ def apply(
         InputError: the model has no tokenizer, there is no template, a part is malformed, or
             neither the template nor the spec has a placeholder for an item.
     """
-    where = f"{processor.spec.name}.conversation"
-    tokenizer = getattr(processor, "tokenizer", None)
-    if tokenizer is None:
+    where, known = f"{processor.spec.name}.conversation", processor.chat_template
+    if (tokenizer := getattr(processor, "tokenizer", None)) is None:
         raise InputError(where, "a model with a tokenizer", "one without", "Call it with ids.")
-    template = _template(processor, chat_template, where)
+    if isinstance(known, Mapping):
+        chat_template = known.get(chat_template or "default", chat_template)
+    options["chat_template"] = template = chat_template or known
+    if not isinstance(template, str):
+        raise InputError(where, "a chat template", "none", "Give chat_template=.")
     is_one = bool(conversation) and isinstance(conversation[0], Mapping)
     conversations: Sequence[Any] = [conversation] if is_one else conversation
     texts, data = [], []
     for messages in conversations:
-        rendered, items = _without_items(processor, messages, template, where)
-        texts.append(
-            tokenizer.apply_chat_template(
-                rendered, chat_template=template, tokenize=False, **options
-            )
-        )
+        items: dict[str, list[Any]] = {}
+        rendered = [_without_items(processor, one, items, template) for one in messages]
+        texts.append(tokenizer.apply_chat_template(rendered, tokenize=False, **options))
         data.append(items)
     if not tokenize:
         return texts[0] if is_one else texts
@@ -73,56 +73,34 @@ def apply(
     return batch if return_dict else batch["input_ids"]
 
 
-def _template(processor: Processor, named: str | None, where: str) -> str:
-    known = processor.chat_template
-    if isinstance(known, Mapping):
-        named = known.get(named or "default", named)
-    template = named or known
-    if not isinstance(template, str):
-        raise InputError(where, "a chat template", "none", "Give chat_template=.")
-    return template
-
-
 def _without_items(
-    processor: Processor, messages: Messages, template: str, where: str
-) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-    """Messages in the template's form, and the items of the messages by modality."""
-    items: dict[str, list[Any]] = {}
-    rendered = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, (list, tuple)):
-            parts = [_part(processor, part, items, template, where) for part in content]
-            content = parts if _has_types(template) else _as_one_text(parts)
-        rendered.append({**message, "content": content})
-    return rendered, items
-
-
-def _has_types(template: str) -> bool:
-    """Whether a template reads the parts of a content."""
-    return any(f"{before}type" in template for before in (".", "['", '["'))
-
-
-def _part(
-    processor: Processor, part: Any, items: dict[str, list[Any]], template: str, where: str
+    processor: Processor, message: Mapping[str, Any], items: dict[str, list[Any]], template: str
 ) -> dict[str, Any]:
-    name = part.get("type") if isinstance(part, Mapping) else None
-    if name == "text":
-        return dict(part)
-    modalities = processor.plan.modalities
-    if name not in modalities or name not in part:
-        known = " or ".join(f'{{"type": "{key}", "{key}": ...}}' for key in ("text", *modalities))
-        raise InputError(where, f"parts {known}", f"type {name!r}")
-    items.setdefault(name, []).append(part[name])
-    if _has_types(template) and any(f"{q}{name}{q}" in template for q in "'\""):
-        return {"type": name}
-    text = placeholder_text(processor.spec, name, len(items[name]) - 1)
-    if text is None:
-        expected = f"a chat template with the type {name}, or replace() of a text in the spec"
-        raise InputError(where, expected, "neither")
-    return {"type": "text", "text": text, "of": name}
-
-
-def _as_one_text(parts: Sequence[Mapping[str, Any]]) -> str:
-    standing = [part["text"] for part in parts if "of" in part]
-    return "\n".join([*standing, *(part["text"] for part in parts if "of" not in part)])
+    """A message in the template's form; its items go to `items`."""
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return dict(message)
+    has_types = any(f"{before}type" in template for before in (".", "['", '["'))
+    where, modalities = f"{processor.spec.name}.conversation", processor.plan.modalities
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        name = part.get("type") if isinstance(part, Mapping) else None
+        if name == "text":
+            parts.append(dict(part))
+            continue
+        if name not in modalities or name not in part:
+            known = (f'{{"type": "{key}", "{key}": ...}}' for key in ("text", *modalities))
+            raise InputError(where, f"parts {' or '.join(known)}", f"type {name!r}")
+        items.setdefault(name, []).append(part[name])
+        if has_types and any(f"{quote}{name}{quote}" in template for quote in "'\""):
+            parts.append({"type": name})
+            continue
+        text = placeholder_text(processor.spec, name, len(items[name]) - 1)
+        if text is None:
+            expected = f"a chat template with the type {name}, or replace() of a text in the spec"
+            raise InputError(where, expected, "neither")
+        parts.append({"type": "text", "text": text, "of": name})
+    if has_types:
+        return {**message, "content": parts}
+    in_order = sorted(parts, key=lambda part: "of" not in part)  # placeholders first
+    return {**message, "content": "\n".join(part["text"] for part in in_order)}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers.feature_extraction_utils import BatchFeature
 
 from ..errors import InputError
@@ -38,8 +37,8 @@ class Collator:
         if processor.spec.decoder_prompt is not None or processor.spec.is_raw:
             where, expected = processor.spec.name, "a model that goes on with its prompt"
             raise InputError(where, expected, "an encoder-decoder model, or one without a prompt")
-        self.processor = processor
         token = processor.pad_token_id
+        self.processor = processor
         self._padding = Padding(True, token, padding_side, multiple=pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
@@ -52,22 +51,20 @@ class Collator:
             InputError: a sample without an answer, an answer with a placeholder, or a prompt that
                 vLLM would refuse.
         """
-        plan, where = self.processor.plan, f"{self.processor.spec.name}.answer"
-        previews, answers = [], []
+        plan, previews, answers = self.processor.plan, [], []
         for sample in samples:
-            fields = dict(sample)
-            text, ids = fields.pop("text", None), fields.pop("input_ids", None)
-            answer = plan.encode(fields.pop("answer", ()), add_special_tokens=False)
+            items = {key: own for key, own in sample.items() if key != "answer"}
+            answer = plan.encode(sample.get("answer", ()), add_special_tokens=False)
             if not answer:
-                raise InputError(where, "a text or ids", "none")
+                raise InputError(f"{plan.spec.name}.answer", "a text or ids", "none")
             plan.check_bare(answer)
-            prompt = self.processor.preview(text, ids, fields)
+            prompt = self.processor.preview(**items)
             whole = [*prompt.prompt_token_ids, *answer]
             previews.append(replace(prompt, prompt_token_ids=whole))
             answers.append(len(answer))
         batch = batch_of(plan, previews, self._padding)
-        learned = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
-        for row, mask, count in zip(learned, batch["attention_mask"], answers, strict=True):
-            row[mask.nonzero()[-count:, 0]] = True
-        labels = batch["input_ids"].masked_fill(~learned, IGNORED)
+        labels = batch["input_ids"].clone()
+        for row, mask, count in zip(labels, batch["attention_mask"], answers, strict=True):
+            end = int(mask.nonzero()[-1]) + 1
+            row[: end - count] = row[end:] = IGNORED
         return BatchFeature({**batch, "labels": labels})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -10,7 +10,6 @@ import torch
 
 from ..bound.encoder_rows import encoder_rows
 from ..errors import InputError, MmkitError
-from ..placement import Placement
 from ..spec import Declaration
 from .batch import token_types
 
@@ -82,26 +81,28 @@ class MultiModalMixin:
         self, input_ids: torch.Tensor | None, inputs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The inputs of the language model: embeddings for a batch with items, else ids."""
-        spec = self.mm_spec
+        spec, sent = self.mm_spec, {}
         rest = {key: value for key, value in inputs.items() if key not in _OF_BATCH}
-        sent = {}
         for modality in spec.modalities:
             names = [f"{modality.name}_embeds", *modality.fields]
-            fields = {key: rest.pop(key) for key in names if key in rest}
-            known = {key: value for key, value in fields.items() if value is not None}
-            if known:
-                sent[modality.name] = known
+            fields = {key: own for key in names if (own := rest.pop(key, None)) is not None}
+            if fields:
+                sent[modality.name] = fields
         if not sent:
             return {"input_ids": input_ids, **rest}
-        types = inputs.get("mm_token_type_ids")
+        types, placeholders = (inputs.get(name) for name in _OF_BATCH)
         if input_ids is None or types is None:
             expected = "input_ids and mm_token_type_ids beside items"
             raise InputError(spec.name, expected, f"{', '.join(sent)} without", "Pass **batch.")
         embeds = self.get_input_embeddings()(input_ids)  # type: ignore[attr-defined]
         for name, number in token_types(spec).items():
             is_its_own = types == number
-            counts = _counts(inputs.get("placeholders"), name)
-            rows = self._rows(name, sent.get(name), counts, embeds.shape[-1])
+            rows = torch.empty(0, embeds.shape[-1])
+            if name in sent:
+                placed = chain.from_iterable(placeholders or ())
+                counts = [at.placeholder.num_embeds for at in placed if at.modality == name]
+                known = None if placeholders is None else counts
+                rows = self._rows(name, sent[name], known, embeds.shape[-1])
             if len(rows) != (positions := int(is_its_own.sum())):
                 where = f"{spec.name}.{name}, embed_{name}"
                 raise MmkitError(where, f"{positions} encoder rows in all", str(len(rows)))
@@ -109,23 +110,14 @@ class MultiModalMixin:
         return {"inputs_embeds": embeds, **rest}
 
     def _rows(
-        self, name: str, fields: dict[str, Any] | None, counts: list[int] | None, width: int
+        self, name: str, fields: dict[str, Any], counts: list[int] | None, width: int
     ) -> torch.Tensor:
-        """The rows of all items of a modality, (rows, width)."""
-        if fields is None:
-            return torch.empty(0, width)
-        embeds = fields.pop(f"{name}_embeds", None)
-        modality = self.mm_spec[name]
-        received = {key: own for key, own in fields.items() if not modality.fields[key].hidden}
-        returned = getattr(self, f"embed_{name}")(**received) if embeds is None else embeds
+        """The rows of all items of a modality, (rows, width). `counts` are those of each item, None
+        for a batch without `placeholders`."""
+        declared = self.mm_spec[name].fields
+        returned = fields.pop(f"{name}_embeds", None)
+        if returned is None:
+            received = {key: own for key, own in fields.items() if not declared[key].hidden}
+            returned = getattr(self, f"embed_{name}")(**received)
         where = f"{self.mm_spec.name}.{name}, embed_{name}"
         return torch.cat(encoder_rows(returned, where, counts, width))
-
-
-def _counts(placeholders: Sequence[Sequence[Placement]] | None, name: str) -> list[int] | None:
-    """The number of rows of each item of a modality, prompt by prompt; None for a batch without
-    `placeholders`."""
-    if placeholders is None:
-        return None
-    placed = (at for at in chain.from_iterable(placeholders) if at.modality == name)
-    return [at.placeholder.num_embeds for at in placed]

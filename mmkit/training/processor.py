@@ -134,8 +134,7 @@ class Processor(ProcessorMixin):
                 padding; a list of items without one entry per prompt.
         """
         if return_tensors not in ("pt", None):
-            where = f"{self.spec.name}.return_tensors"
-            raise InputError(where, '"pt"', repr(return_tensors))
+            raise InputError(f"{self.spec.name}.return_tensors", '"pt"', repr(return_tensors))
         prompts, is_batch = self._prompts(text, input_ids)
         data = self._data(items, len(prompts) if is_batch else None)
         padded = self._padding(padding, max_length, padding_side, pad_to_multiple_of)
@@ -147,7 +146,7 @@ class Processor(ProcessorMixin):
             batch |= prompts_of("decoder_input_ids", ids, padded, where)
         return BatchFeature(batch)
 
-    def preview(self, text: str | None, input_ids: Any, items: Mapping[str, Any]) -> Preview:
+    def preview(self, text: str | None = None, input_ids: Any = None, **items: Any) -> Preview:
         """One prompt with its items, before the batch; arguments as for a call."""
         (prompt,), _ = self._prompts(text, input_ids)
         (data,) = self._data(items, None)
@@ -163,43 +162,33 @@ class Processor(ProcessorMixin):
             raise InputError(where, "a text or input_ids", got)
         if isinstance(text, str):
             return [text], False
-        if text is not None:
-            if not len(text):
-                raise InputError(where, "at least one prompt", "none")
-            return list(text), True
-        ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
-        nested = [one.tolist() if hasattr(one, "tolist") else one for one in ids]
-        is_batch = any(isinstance(one, (list, tuple)) for one in nested)
-        return (nested, True) if is_batch else ([nested], False)
+        sent = [_listed(one) for one in _listed(input_ids if text is None else text)]
+        if text is not None and not sent:
+            raise InputError(where, "at least one prompt", "none")
+        is_batch = text is not None or any(isinstance(one, (list, tuple)) for one in sent)
+        return (sent, True) if is_batch else ([sent], False)
 
     def _data(self, items: Mapping[str, Any], prompts: int | None) -> list[dict[str, Any]]:
         """The items of each prompt, by modality. `prompts` is the number of prompts of a batch, or
         None for one prompt."""
-        names = {
-            _KEYWORDS[modality.item.media]: name
-            for name, modality in self.plan.modalities.items()
-            if modality.item.media
-        }
-        names |= {name: name for name in self.plan.modalities}
-        given = [(names.get(key, key), own) for key, own in items.items() if own is not None]
-        sent = dict(given)
-        if len(sent) < len(given):
+        own, where = self.plan.modalities, self.spec.name
+        names = {_KEYWORDS[m.item.media]: name for name, m in own.items() if m.item.media}
+        given = {key: sent for key, sent in items.items() if sent is not None}
+        data = {key if key in own else names.get(key, key): sent for key, sent in given.items()}
+        if len(data) < len(given):
             got = " and ".join(items)
-            raise InputError(f"{self.spec.name}.images", "items under one name", got)
-        self.plan.check_names(sent)
+            raise InputError(f"{where}.images", "items under one name", got)
+        self.plan.check_names(data)
         if prompts is None:
-            return [sent]
-        for name, own in sent.items():
-            count = len(own) if isinstance(own, (list, tuple)) else None
-            if count != prompts:
-                got = type(own).__name__ if count is None else f"{count} of them"
+            return [data]
+        for name, sent in data.items():
+            got = f"{len(sent)} of them" if isinstance(sent, (list, tuple)) else type(sent).__name__
+            if got != f"{prompts} of them":
                 expected = f"a list with the items of each of {prompts} prompts"
                 remedy = "Write None for a prompt without any."
-                raise InputError(f"{self.spec.name}.{name}", expected, got, remedy)
-        return [
-            {name: own[i] for name, own in sent.items() if own[i] is not None}
-            for i in range(prompts)
-        ]
+                raise InputError(f"{where}.{name}", expected, got, remedy)
+        rows = ({name: sent[i] for name, sent in data.items()} for i in range(prompts))
+        return [{name: one for name, one in row.items() if one is not None} for row in rows]
 
     def _padding(
         self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
@@ -207,12 +196,13 @@ class Processor(ProcessorMixin):
         where = f"{self.spec.name}.padding"
         if padding not in (True, False, "longest", "max_length", "do_not_pad"):
             raise InputError(where, 'a bool, "longest" or "max_length"', repr(padding))
-        if padding == "max_length" and length is None:
+        if padding != "max_length":
+            length = 0
+        elif length is None:
             raise InputError(where, 'a max_length beside "max_length"', "none")
         side = side or getattr(getattr(self, "tokenizer", None), "padding_side", "right")
-        least = length if padding == "max_length" else None
         is_wanted = padding not in (False, "do_not_pad")
-        return Padding(is_wanted, self.pad_token_id, str(side), least, multiple or 1)
+        return Padding(is_wanted, self.pad_token_id, str(side), length, multiple or 1)
 
     @property
     def pad_token_id(self) -> int:
@@ -250,6 +240,10 @@ class Processor(ProcessorMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Processor:
         """See `mmkit.training.saving.load`."""
         return saving.load(cls, pretrained_model_name_or_path, **options)
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def dtype_of(config: Any) -> torch.dtype | None:

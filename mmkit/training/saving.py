@@ -36,17 +36,15 @@ logger = logging.getLogger(__name__)
 
 INNER = "hf_processor"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_PARTS = ("config", "tokenizer", "hf_processor", "mm_processor_kwargs", "dtype")
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
 def described(processor: Processor) -> dict[str, Any]:
     """The contents of processor_config.json."""
-    name = type(processor).__name__
-    stated: dict[str, Any] = {
-        "processor_class": name,
-        "mm_processor_kwargs": processor.mm_processor_kwargs,
-        "dtype": dtype_name(processor.dtype),
-    }
+    name, kwargs = type(processor).__name__, processor.mm_processor_kwargs
+    stated: dict[str, Any] = {"processor_class": name, "mm_processor_kwargs": kwargs}
+    stated["dtype"] = dtype_name(processor.dtype)
     if _inner(processor) is not None:
         stated[INNER] = INNER
     if _code_of_spec(processor.spec):
@@ -89,54 +87,40 @@ def save(processor: Processor, folder: Any) -> None:
 
 
 def load(
-    cls: type[Processor],
-    name: Any,
-    *,
-    config: Any = None,
-    tokenizer: Any = None,
-    hf_processor: Any = None,
-    mm_processor_kwargs: Any = None,
-    dtype: Any = None,
-    trust_remote_code: bool = False,
-    **options: Any,
+    cls: type[Processor], name: Any, *, trust_remote_code: bool = False, **options: Any
 ) -> Processor:
     """A processor from a folder that `save` wrote, or from any checkpoint of the model.
 
     Args:
         cls: the generated class.
         name: a folder, or a name on the hub.
-        config: in place of the checkpoint's config.
-        tokenizer: in place of the checkpoint's tokenizer.
-        hf_processor: in place of the checkpoint's Hugging Face processor.
-        mm_processor_kwargs: in place of the saved options.
-        dtype: in place of the saved dtype.
         trust_remote_code: run code of the checkpoint for its config, tokenizer and processor.
-        options: of transformers' `from_pretrained`, for example `revision`; further options go to
-            the `from_pretrained` of the Hugging Face processor.
+        options: `config`, `tokenizer`, `hf_processor`, `mm_processor_kwargs` and `dtype` stand in
+            place of what the checkpoint has; others are options of transformers' `from_pretrained`,
+            for example `revision`, and those that it does not know are for the Hugging Face
+            processor.
     """
     options.pop("_from_auto", None)
+    given = {key: options.pop(key, None) for key in _PARTS}
     of_files = {key: options[key] for key in _OF_FILES if key in options}
     trusted = {**of_files, "trust_remote_code": trust_remote_code}
     stored, _ = cls.get_processor_dict(name, **of_files)
-    is_saved = stored.get("processor_class") == cls.__name__
-    if tokenizer is None and has_tokenizer(name, **of_files):
-        tokenizer = AutoTokenizer.from_pretrained(name, **trusted)
-    if hf_processor is None and (not is_saved or INNER in stored):
-        inner, where = name, {}
-        if is_saved:
-            local = Path(name) / INNER
-            inner, where = (local, {}) if local.is_dir() else (name, {"subfolder": INNER})
-        given = {**options, **trusted, **where}
-        hf_processor = LazyProcessor(partial(AutoProcessor.from_pretrained, inner, **given))
-    saved = stored if is_saved else {}
-    return cls(
-        config or AutoConfig.from_pretrained(name, **trusted),
-        tokenizer,
-        hf_processor=hf_processor,
-        mm_processor_kwargs=mm_processor_kwargs or saved.get("mm_processor_kwargs"),
-        dtype=dtype or saved.get("dtype"),
-        chat_template=stored.get("chat_template"),
-    )
+    saved = stored if stored.get("processor_class") == cls.__name__ else {}
+    if given["config"] is None:
+        given["config"] = AutoConfig.from_pretrained(name, **trusted)
+    if given["tokenizer"] is None and has_tokenizer(name, **of_files):
+        given["tokenizer"] = AutoTokenizer.from_pretrained(name, **trusted)
+    if given["hf_processor"] is None and (not saved or INNER in saved):
+        inner, local = name, Path(name) / INNER
+        if saved and local.is_dir():
+            inner = local
+        elif saved:
+            options["subfolder"] = INNER
+        load_inner = partial(AutoProcessor.from_pretrained, inner, **{**options, **trusted})
+        given["hf_processor"] = LazyProcessor(load_inner)
+    for key in ("mm_processor_kwargs", "dtype"):
+        given[key] = given[key] or saved.get(key)
+    return cls(**given, chat_template=stored.get("chat_template"))
 
 
 def _inner(processor: Processor) -> Any:

@@ -20,7 +20,6 @@ from ..plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
 from .offload import Offloaded
 
-
 Items: TypeAlias = vllm_parse.ModalityDataItems[Any, Any]
 """The items of one modality."""
 
