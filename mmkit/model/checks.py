@@ -11,6 +11,9 @@ from .mixin import MultiModalModel
 _OF_FORWARD = {"input_ids", "positions", "intermediate_tensors", "inputs_embeds"}
 """The arguments that vLLM passes to every `forward`."""
 
+_OF_MIXIN = {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
+"""The methods by which the mixin keeps a spec."""
+
 
 def check_class(spec: Declaration, model: type) -> None:
     """Refuse a model class that cannot run a spec.
@@ -26,33 +29,22 @@ def check_class(spec: Declaration, model: type) -> None:
         if not getattr(model, "supports_multimodal", False):
             raise SpecError(where, "a multimodal model", "a class without MultiModalModel", remedy)
         return  # vLLM's own, or written by hand
-    before = [
-        base for base in model.__mro__[: model.__mro__.index(MultiModalModel)] if base is not model
-    ]
-    for base in before:
-        hidden = vars(base).keys() & {
-            "__init__",
-            "embed_multimodal",
-            "embed_input_ids",
-            "compute_logits",
-        }
+    for base in model.__mro__[1 : model.__mro__.index(MultiModalModel)]:
+        hidden = _OF_MIXIN & vars(base).keys()
         if hidden and not issubclass(base, MultiModalModel):
             got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
             raise SpecError(where, "MultiModalModel first among the bases", got, remedy)
     if model.embed_multimodal is not MultiModalModel.embed_multimodal and not spec.is_raw:
         return
-    others = _OF_FORWARD if spec.is_raw else set()
     for modality in spec.modalities:
         method = "forward" if spec.is_raw else f"embed_{modality.name}"
         fields = sorted(name for name, field in modality.fields.items() if not field.hidden)
         if not callable(encode := getattr(model, method, None)):
             raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
-        taken = list(inspect.signature(encode).parameters.values())[1:]
-        named = {p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        required = {p.name for p in taken if p.default is p.empty and p.name in named}
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in taken)
-        if not required <= others.union(fields) or not (takes_all or named >= set(fields)):
-            got = f"({', '.join(p.name for p in taken)})"
-            raise SpecError(
-                f"{where}.{method}", f"the fields ({', '.join(fields)}) as parameters", got
-            )
+        taken = list(inspect.signature(encode).parameters)[1:]
+        beside = _OF_FORWARD.intersection(taken) if spec.is_raw else ()
+        try:
+            inspect.signature(encode).bind(None, **dict.fromkeys([*fields, *beside]))
+        except TypeError:
+            expected = f"the fields ({', '.join(fields)}) as parameters"
+            raise SpecError(f"{where}.{method}", expected, f"({', '.join(taken)})") from None

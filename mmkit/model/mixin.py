@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from functools import partial, wraps
 from itertools import pairwise
@@ -15,20 +16,23 @@ from ..bound.encoder_rows import encoder_rows
 from ..bound.modality import BoundModality
 from ..bound.placeholder_text import placeholder_text
 from ..bound.placeholders import rows_field
+from ..errors import MmkitError
 from ..field import Batched
 from ..plan import Plan
 from ..spec import Declaration
+from ..vllm_api import models
 from ..vllm_api.hooks import check
-from ..vllm_api.models import (
-    ModelInterface,
-    current_model,
-    merge_embeddings,
-    module_names,
-    weights_loader,
-)
 from . import sampling
-from .loading import Weights, check_loaded
 from .sound import Reporter, contained, largest_magnitude
+
+logger = logging.getLogger(__name__)
+
+_HEADS = {"score", "classifier", "pooler"}
+"""Modules that vLLM adds to a model that it converts; their weights may come from elsewhere than
+the checkpoint."""
+
+_NAMED = 20
+"""The most names in a message."""
 
 
 def _masked(
@@ -47,7 +51,7 @@ def _masked(
     return masked
 
 
-class MultiModalModel(ModelInterface):
+class MultiModalModel(models.ModelInterface):
     """Mixin for a vLLM model class; put it first among the bases, and decorate the class with
     `ModelSpec.register`.
 
@@ -90,7 +94,7 @@ class MultiModalModel(ModelInterface):
             multimodal = getattr(model, "supports_multimodal", False)  # it marks its own parts
             with nullcontext() if multimodal else self._mark_language_model(vllm_config):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
-        self.mm_engine, self.mm_plan, dtype, self._width, counts = current_model()
+        self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
         sampling.serve(self)
@@ -100,7 +104,7 @@ class MultiModalModel(ModelInterface):
         call on to the next base."""
         mro: Any = type(self).__mro__
         bases = pairwise(mro[mro.index(MultiModalModel) :])
-        last, model = next(pair for pair in bases if pair[1] not in ModelInterface.__mro__)
+        last, model = next(pair for pair in bases if pair[1] not in models.ModelInterface.__mro__)
         return model, super(last, self)
 
     @classmethod
@@ -185,7 +189,7 @@ class MultiModalModel(ModelInterface):
         embeds: torch.Tensor = language_model.embed_input_ids(torch.where(known, input_ids, 0))
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
             return embeds
-        merged: torch.Tensor = merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
+        merged: torch.Tensor = models.merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
         return merged
 
     @_masked
@@ -214,7 +218,7 @@ class MultiModalModel(ModelInterface):
         if (own := vars(cls).get("compute_logits")) is not None:
             cls.compute_logits = _masked(own)  # type: ignore[method-assign]
 
-    def load_weights(self, weights: Weights) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint, by the class's own `load_weights` or by vLLM's `AutoWeightsLoader` and
         the class's `hf_to_vllm_mapper`.
 
@@ -228,10 +232,10 @@ class MultiModalModel(ModelInterface):
             MmkitError: names the parameters that were not loaded, while vLLM loads the model.
             ValueError: of vLLM, names a weight that the model has no use for.
         """
-        load = getattr(super(), "load_weights", None) or weights_loader(self)
+        load = getattr(super(), "load_weights", None) or models.weights_loader(self)
         loaded = load(weights)
         if self.training and loaded is not None:  # later, an update may bring some of them
-            check_loaded(self, loaded)
+            _check_loaded(self, loaded)
         return loaded
 
     @property
@@ -244,7 +248,7 @@ class MultiModalModel(ModelInterface):
         language_model = self.get_language_model()
         if language_model is self or not hasattr(language_model, "compute_logits"):
             raise AttributeError("get_mm_mapping")
-        return partial(module_names, self, language_model)
+        return partial(models.module_names, self, language_model)
 
     def get_mm_lora_token_counts(
         self, *, modality: str, mm_kwargs: Any, num_mm_embeds: int
@@ -276,6 +280,31 @@ class MultiModalModel(ModelInterface):
                 sorted(self.mm_plan.embed_ids), device=device
             )
         return reserved
+
+
+def _check_loaded(model: Any, loaded: Collection[str]) -> None:
+    """Refuse a model of which a parameter was not loaded, by its name in the model. A quantised one
+    may lack parameters, which vLLM fills itself.
+
+    Raises:
+        MmkitError: names them.
+    """
+    if model.mm_engine.quant_config is not None:
+        return
+    names: dict[int, list[str]] = {}  # a tied parameter has several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    missing = [own[0] for own in names.values() if not {*own} & {*loaded}]
+    where = f"{model.mm_spec.name}.load_weights"
+    if getattr(model, "is_pooling_model", False):
+        heads = [name for name in missing if not _HEADS.isdisjoint(name.split("."))]
+        if heads:
+            text = "%s: %s not in the checkpoint: arbitrary, unless vLLM or an adapter brings them."
+            logger.warning(text, where, ", ".join(heads))
+        missing = [name for name in missing if name not in heads]
+    if missing:
+        shown = ", ".join(sorted(missing)[:_NAMED])
+        raise MmkitError(where, "the weights of the model", f"{len(missing)} missing: {shown}")
 
 
 check([MultiModalModel, sampling.PlaceholderMask])

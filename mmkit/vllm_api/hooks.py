@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,7 @@ def _texts() -> Iterator[str]:
     return (_text(path) for pattern in _CALLERS for path in sorted(root.glob(pattern)))
 
 
-@cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+_text = cache(partial(Path.read_text, encoding="utf-8"))
 
 
 # -- what mmkit does in vLLM's place ---------------------------------------------------------------

@@ -15,16 +15,18 @@ from types import FunctionType
 
 import pytest
 import vllm
+from vllm.multimodal.processing import BaseMultiModalProcessor
 
 import mmkit.vllm_api
 from mmkit.errors import SpecError, VllmApiError
+from mmkit.testing import vllm_path
 from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.compat import NEWEST_TESTED, newer
-from mmkit.vllm_api.hooks import unknown
+from mmkit.vllm_api.hooks import check, unknown
 from mmkit.vllm_api.patches import PATCHES, needed
 from mmkit.vllm_api.seam import HOOKS
 from tests import ROOT
-from tests.path.plain import plain, processor
+from tests.path.plain import ONES, ids, plain, processor, run
 
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
@@ -43,6 +45,11 @@ FUTURES: dict[str, tuple[Changes, str]] = {
         "num_items, request_id). Different, too: BaseMultiModalProcessor._get_mm_fields_config, "
         "EncDecMultiModalProcessor.apply.",
     ),
+    "apply": (
+        {PROCESSOR: [(ARGUMENTS, r"\1, priority: int,")]},
+        ", EncDecMultiModalProcessor.apply: expected the arguments (inputs, timing_ctx), got (inputs, timing_ctx, "
+        "priority).",
+    ),
     "dead": (
         {f"multimodal/{path}.py": [(r"\.get_supported_mm_limits\(", ".limits(")] for path in ("processing/context",)},
         ", BaseProcessingInfo.get_supported_mm_limits: expected a method that vLLM calls, got no call of it.",
@@ -54,6 +61,19 @@ FUTURES: dict[str, tuple[Changes, str]] = {
         },
         ": expected ProcessorInputs in vllm.multimodal.processing or ProcessorInputs in vllm.multimodal.profiling, got "
         "none.",
+    ),
+}
+
+TOUCH, LAST_FIELD = r"cache\.touch_sender_cache_item\(item_hash\)", r"    cache: BaseMultiModalProcessorCache.*\n"
+ADDED: dict[str, tuple[Changes, str]] = {
+    "nothing": ({}, ""),
+    "a cache call": (
+        {PROCESSOR: [(TOUCH, r"\g<0>; cache.pin_item(item_hash)")]},
+        " New in it, and unknown to mmkit: cache.pin_item().",
+    ),
+    "a request field": (
+        {"multimodal/processing/inputs.py": [(LAST_FIELD, r"\g<0>    priority: int = 0\n")]},
+        " New in it, and unknown to mmkit: the option priority.",
     ),
 }
 
@@ -77,8 +97,8 @@ def future(folder: Path, changes: Changes) -> Path:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What `import mmkit.vllm_api` comes to with each future, and with one that is newer and else the same."""
-    changes = {"newer": {}} | {name: changes for name, (changes, _) in FUTURES.items()}
+    """What `import mmkit.vllm_api` comes to with each future."""
+    changes = {name: changes for name, (changes, _) in (ADDED | FUTURES).items()}
     folders = [future(tmp_path_factory.mktemp(name), some) for name, some in changes.items()]
     done = subprocess.run(
         [sys.executable, "-m", "tests.path.scripts_vllm_api", *map(str, folders)],
@@ -98,10 +118,27 @@ def test_an_incompatible_vllm_is_refused(name: str, sentences: dict[str, list[st
     assert sentences[name] == [f"VllmApiError: vLLM 0.99.0{FUTURES[name][1]} {remedy}"]
 
 
-def test_a_newer_vllm_that_fits_is_taken_with_a_warning(sentences: dict[str, list[str]]) -> None:
-    _, warning = sentences["newer"]
+@pytest.mark.parametrize("name", ADDED)
+def test_a_newer_vllm_that_fits_is_taken_with_a_warning(name: str, sentences: dict[str, list[str]]) -> None:
+    _, warning = sentences[name]
     assert warning.startswith(f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0.")
+    assert warning.endswith(f"check your spec with mmkit.testing.{ADDED[name][1]}")
     assert not newer()  # this one: no warning
+
+
+def test_a_vllm_that_renames_its_private_hooks_serves_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in [*vars(BaseMultiModalProcessor).items()]:
+        is_hook = isinstance(value, FunctionType) and re.match("_[a-z]", name)
+        if is_hook and name not in BaseMultiModalProcessor.__abstractmethods__:
+            monkeypatch.delattr(BaseMultiModalProcessor, name)
+            monkeypatch.setattr(BaseMultiModalProcessor, f"{name}_renamed", value, raising=False)
+    assert not hasattr(BaseMultiModalProcessor, "_cached_apply_hf_processor")
+    check(HOOKS)
+    instance = processor(plain())
+    for known in (None, vllm_path.Caches(instance, 1, pair=False)):
+        for _ in range(2):
+            assert run(instance, "a <frame>", {"frames": ONES}, caches=known).ids == ids("a <pad> <pad>")
+    assert instance.get_dummy_mm_inputs({"frames": 1})["mm_placeholders"]["frames"][0].length == 2
 
 
 def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
