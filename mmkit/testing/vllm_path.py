@@ -52,15 +52,13 @@ Miss: Any = None
 with suppress(VllmApiError):  # before 0.28 the engine's half of a cache asserts
     Miss = find("multimodal.cache:MultiModalCacheMissError")
 
+# A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
+# than the cache.
 LEAST_CACHE_GIB = 1e-6 if hasattr(MultiModalProcessorOnlyCache, "cache_if_fits") else 0.01
-"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
-than the cache."""
 
-_TEXT_PROMPTS = (
-    "prompt" in inspect.signature(BaseMultiModalProcessor._apply_hf_processor_main).parameters
-)
-"""Whether a prompt passes the processor with the items, and may be a text: up to 0.28."""
-
+# Up to 0.28 a prompt passes the processor with the items, and may be a text.
+_main = BaseMultiModalProcessor._apply_hf_processor_main
+_TEXT_PROMPTS = "prompt" in inspect.signature(_main).parameters
 
 Data = Mapping[str, Any]
 """What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
@@ -229,19 +227,17 @@ def render(
 ) -> Any:
     """One request, as vLLM hands it to a processor."""
     items = parsed(processor, data) if seam.INFO_PARSES else data
-    if seam.TAKES_PARTS:
-        with _holding(processor, cache):
-            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
-    ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
-    inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
-    if not hasattr(processor, "cache"):
-        inputs.cache = cache
     with _holding(processor, cache):
+        if seam.TAKES_PARTS:
+            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
+        ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
+        inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
+        inputs.cache = cache
         return _applied(processor, inputs)
 
 
 def _holding(processor: Any, cache: Any) -> Any:
-    """A processor with another cache, where a processor has one."""
+    """A processor with another cache, where a processor has one: up to 0.30."""
     return patch.object(processor, "cache", cache) if hasattr(processor, "cache") else nullcontext()
 
 
@@ -295,15 +291,9 @@ def _flags(mask: Any, length: int) -> tuple[bool, ...]:
 
 def _fields(modality: str, item: Any) -> dict[str, Any]:
     """The values of an item; tensors and arrays are copied: a processor may reuse their memory."""
-    values = {name: element.data for name, element in item.items()}
-    values.pop(rows_field(modality), None)
-    return {name: _copied(value) for name, value in values.items()}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    values = {key: own.data for key, own in item.items() if key != rows_field(modality)}
+    reused = {key for key, own in values.items() if isinstance(own, torch.Tensor | np.ndarray)}
+    return {key: deepcopy(own) if key in reused else own for key, own in values.items()}
 
 
 def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:

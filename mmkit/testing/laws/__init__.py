@@ -8,9 +8,9 @@ law and the limits of its test.
 from __future__ import annotations
 
 from ..law import Law
-from . import decoding, huggingface, items, models, outcomes
+from . import huggingface, items, models, outcomes
 
-_MODULES = (outcomes, items, models, huggingface, decoding)
+_MODULES = (outcomes, items, models, huggingface)
 
 LAWS = {
     law.name: law for module in _MODULES for law in vars(module).values() if isinstance(law, Law)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -16,13 +15,13 @@ from ..differences import differences
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import ImageSample, Request
 from ..subject import Subject
-from ..vllm_model import embeddings as forms_of
-from ..vllm_model import hidden_size, parsed_embeddings
+from ..vllm_model import embeddings, hidden_size, parsed_embeddings
 from ..vllm_path import Outcome, decoded, most_rows, run
 
 
-@law("no item has more encoder rows than stated, and the dummy item has as many as stated")
+@law()
 def worst_case(case: Case) -> None:
+    """No item has more encoder rows than stated, and the dummy item has as many as stated."""
     subject = case.subject
     name = case.draw(st.sampled_from(sorted(subject.limits)))
     stated, reached = most_rows(subject.processor, name)
@@ -38,11 +37,10 @@ def worst_case(case: Case) -> None:
         case.fail(f"{name} has an item of {rows} rows, and at most {stated} are stated")
 
 
-@law(
-    "items of equal content have equal hashes whatever their container; other content, kwargs "
-    "that change what it becomes, or options of decoding that do, have another hash",
-)
+@law()
 def identity(case: Case) -> None:
+    """Items of equal content have equal hashes whatever their container; other content, kwargs that
+    change what it becomes, or options of decoding that do, have another hash."""
     subject = case.subject
     request = case.draw_request(most=1)
     name = next(iter(request.items))
@@ -56,7 +54,7 @@ def identity(case: Case) -> None:
     # former first
     here = subject.run(request)
     first, other = here.hashes[name], sample.other()
-    if differences(_content(sample), _content(other)):
+    if differences(sample.same()[0], other.same()[0]):
         there = outcome(other.value())
         if there and there.hashes[name] == first:
             case.fail(f"{other!r} has the same hash")
@@ -82,26 +80,14 @@ def identity(case: Case) -> None:
 
 def _becomes(outcome: Outcome, name: str) -> list[Any]:
     """The fields of a modality's first item, and its ids with their mask."""
-    places = [
-        (outcome.ids[start : start + length], mask)
-        for start, length, mask in outcome.ranges.get(name, [])[:1]
-    ]
-    return [outcome.values(name, 0), places]
+    places = outcome.ranges.get(name, [])[:1]
+    return [outcome.values(name, 0), [(outcome.ids[at : at + n], mask) for at, n, mask in places]]
 
 
-def _content(sample: Any) -> Any:
-    value = sample.same()[0]
-    value = value[0] if isinstance(value, tuple) else value
-    is_known = isinstance(value, (torch.Tensor, dict, str))
-    return value if is_known else torch.as_tensor(np.array(value))
-
-
-@law(
-    "missing, surplus or malformed items, and placeholder counts that do not match, are refused "
-    "in a message that names the modality",
-    cost=4,
-)
+@law(cost=4)
 def refusal(case: Case) -> None:
+    """Missing, surplus or malformed items, and placeholder counts that do not match, are refused in
+    a message that names the modality."""
     subject = case.subject
     request = case.draw_request()
     named = (*subject.samples, "prompt", "multi_modal_data")
@@ -151,18 +137,10 @@ def _mistakes(
         yield {name: [*before, torch.stack([last, last])[None]]}, f"a wrong shape in {name}"
 
 
-def embeddings(modality: Any, rows: Sequence[torch.Tensor], outcome: Any) -> dict[str, Any]:
-    """Precomputed embeddings in place of a modality's items: their rows, and the fields beside them
-    that their layout reads."""
-    fields = outcome.fields[modality.name]
-    companions = {key: [own[key] for own in fields] for key in modality.intake.companions}
-    return {modality.intake.embeds_field: list(rows), **companions}
-
-
-@law("precomputed embeddings get the ranges of the item that they were computed from")
+@law()
 def embeds(case: Case) -> None:
-    subject = case.subject
-    processor, plan = subject.processor, subject.plan
+    """Precomputed embeddings get the ranges of the item that they were computed from."""
+    subject, plan = case.subject, case.subject.plan
     accepting = {*subject.samples}
     if plan is not None:
         accepting = {name for name, own in plan.modalities.items() if own.intake.takes_embeds}
@@ -175,39 +153,28 @@ def embeds(case: Case) -> None:
     outcome = subject.run(request)
     if not outcome.ranges.get(name):
         raise NotApplicable(f"no position of the prompt stands for {name}")
-    rows = [torch.ones(sum(mask), hidden_size(processor)) for _, _, mask in outcome.ranges[name]]
-    forms = _forms(subject, name, rows, outcome)
+    width = hidden_size(subject.processor)
+    rows = [torch.ones(sum(mask), width) for _, _, mask in outcome.ranges[name]]
     refusals: list[str] = []
+    forms = embeddings(subject, name, rows, outcome)
     for form in forms:
-        data, how = {**request.data(), name: form}, f"(sent as a {type(form).__name__})"
-        read = case.attempt(parsed_embeddings, processor, name, form)
-        if not read:
-            reason = "taken for something else" if read is None else str(read.error)
-            if plan is not None:
-                case.fail(
-                    f"the spec takes embeddings of {name}, and the parser refuses them: {reason}"
-                )
-            refusals.append(reason)
-            continue
-        done = case.attempt(run, processor, request.prompt, data, request.kwargs)
+        read = case.attempt(parsed_embeddings, subject.processor, name, form)
+        request_of = request.prompt, {**request.data(), name: form}, request.kwargs
+        done = read and case.attempt(run, subject.processor, *request_of)
         if done:
             case.same(outcome.ranges, done.ranges, "the raw item and its embeddings", "ranges")
             continue
+        reason = "taken for something else" if done is None else str(done.error)
+        if plan is not None and not read:
+            case.fail(f"the spec takes embeddings of {name}, and the parser refuses them: {reason}")
         # a refusal that says so is one, whoever gives it; that of a generated class comes from its
         # parser
-        if plan is not None or not any(word in str(done).lower() for word in _SAYING_SO):
-            case.fail(f"embeddings of {name} pass the parser, then {done} {how}")
-        refusals.append(str(done.error))
+        if plan is not None or (read and not any(word in str(done).lower() for word in _SAYING_SO)):
+            sent = f"(sent as a {type(form).__name__})"
+            case.fail(f"embeddings of {name} pass the parser, then {done} {sent}")
+        refusals.append(reason)
     if len(refusals) == len(forms) and len(accepting) == 1:  # another modality may take them
         raise NotApplicable(f"embeddings are refused: {refusals[0]}")
 
 
 _SAYING_SO = ("embedding", "--enable-mm-embeds")
-
-
-def _forms(
-    subject: Subject, name: str, rows: list[torch.Tensor], outcome: Outcome
-) -> Sequence[Any]:
-    if subject.plan is not None:
-        return [embeddings(subject.plan.modalities[name], rows, outcome)]
-    return forms_of(subject.processor, name, rows, outcome.fields[name])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter, ne
 from typing import Any
 
 import torch
@@ -19,69 +19,66 @@ from .. import vllm_path
 from ..differences import brief, differences, near
 from ..law import Case, NotApplicable, law
 from ..strategies import Request
-from ..vllm_path import LEAST_CACHE_GIB, Caches, Miss, Outcome
+from ..vllm_path import LEAST_CACHE_GIB, Caches, Miss, Outcome, Piece
 
 
-@law(
-    "placeholder ranges are in bounds, disjoint and in the order of their items; the ids at a "
-    "range are the layout of its item; everything outside is the caller's prompt; numbered "
-    "placeholders in another order are refused, or get the items of their numbers",
-)
+@law()
 def ranges(case: Case) -> None:
+    """Placeholder ranges are in bounds, disjoint and in the order of their items; the ids at a
+    range are the layout of its item; everything outside is the caller's prompt; numbered
+    placeholders in another order are refused, or get the items of their numbers."""
     request = case.draw_request()
-    _check_ranges(case, request)
-    for permuted in _permuted(case, request):
-        case.request = permuted
-        done, order = case.attempt(case.subject.run, permuted), [*permuted.order]
-        if not done:  # as it may be
-            continue
-        ranges = done.ranges
-        placed = sorted(order, key=lambda at: ranges[at[0]][at[1]][0])
-        if placed != order:
-            case.fail(f"placeholders of {order} get the items {placed}")
+    pieces = case.subject.pieces_of(request)
+    _check_ranges(case, request, pieces)
+    for permuted in _permuted(case, request, pieces):
+        case.request, order = permuted, [*permuted.order]
+        if done := case.attempt(case.subject.run, permuted):
+            starts = {(name, i): done.ranges[name][i][0] for name, i in order}
+            placed = sorted(order, key=starts.__getitem__)
+            if placed != order:
+                case.fail(f"placeholders of {order} get the items {placed}")
 
 
-def _permuted(case: Case, request: Request) -> Iterator[Request]:
+def _permuted(
+    case: Case, request: Request, pieces: Mapping[str, Sequence[Piece]]
+) -> Iterator[Request]:
     """The same items, with the numbered placeholders of a modality (``<|image_1|>``) in another
     order."""
-    subject = case.subject
-    for name, samples in request.items.items():
-        pieces = subject.pieces(name, samples, request.kwargs) if len(samples) > 1 else []
-        targets = {tuple(piece.written) for piece in pieces if piece.written != piece.ids}
-        if not pieces or len(targets) < len(pieces):
-            continue
-        numbers = list(range(len(pieces)))
-        order = case.draw(st.permutations(numbers).filter(partial(operator.ne, numbers)))
-        prompt = list(pieces[0].prefix)
-        for number in order:
-            prompt += [*pieces[number].written, subject.ordinary[0]]
-        places = tuple((name, number) for number in order)
-        yield Request(prompt, {name: samples}, request.kwargs, places)
+    for name, own in pieces.items():
+        targets = {tuple(piece.written) for piece in own if piece.written != piece.ids}
+        if 1 < len(own) == len(targets):
+            numbers = list(range(len(own)))
+            order = case.draw(st.permutations(numbers).filter(partial(ne, numbers)))
+            prompt = [*own[0].prefix]
+            for number in order:
+                prompt += [*own[number].written, case.subject.ordinary[0]]
+            places = tuple((name, number) for number in order)
+            yield Request(prompt, {name: request.items[name]}, request.kwargs, places)
 
 
-def _check_ranges(case: Case, request: Request) -> None:
-    subject = case.subject
+def _check_ranges(case: Case, request: Request, pieces: Mapping[str, Sequence[Piece]]) -> None:
+    subject, runs = case.subject, case.subject.runs
     outcome = subject.run(request)
-    placed = []
-    for name, samples in request.items.items():
-        pieces = subject.pieces(name, samples, request.kwargs)
-        if subject.plan is None and not any(piece.ids for piece in pieces):
+    ids, placed = outcome.ids, []
+    for name, own in pieces.items():
+        if subject.plan is None and not any(piece.ids for piece in own):
             raise NotApplicable(f"no position of the prompt stands for {name}")
-        ranges = outcome.ranges.get(name, [])
-        if len(ranges) != len(samples):
-            case.fail(f"{len(ranges)} ranges for {len(samples)} items of {name}")
-        offsets = [offset for offset, _, _ in ranges]
-        if offsets != sorted(offsets):
+        places = outcome.ranges.get(name, [])
+        if len(places) != len(own):
+            case.fail(f"{len(places)} ranges for {len(own)} items of {name}")
+        if places != sorted(places, key=itemgetter(0)):
             case.fail(f"the ranges of {name} are not in order")
-        for i, (place, piece) in enumerate(zip(ranges, pieces, strict=True)):
-            placed.append((*place, piece, f"{name}[{i}]"))
-    ids, position, runs = outcome.ids, 0, subject.runs
-    run = [*runs.tokens.values()][:1]
-    rebuilt: list[int] = []  # with one token for each character of a run
-    for offset, length, mask, piece, item in sorted(placed, key=lambda place: place[:2]):
+        numbered = enumerate(zip(places, own, strict=True))
+        placed += [(*place, piece, f"{name}[{i}]") for i, (place, piece) in numbered]
+    # with one token for each character of a run
+    text, prompt = runs.apart(ids), runs.apart(subject.postprocessed(request))
+    rebuilt: list[int] = []
+    position = copied = 0
+    for offset, length, mask, piece, item in sorted(placed, key=itemgetter(0, 1)):
         end = offset + length
         if offset < position:
-            case.fail(f"{item} at {offset} begins inside the range before it, up to {position}")
+            before = f"the range before it, which ends at {position}"
+            case.fail(f"{item} at {offset} begins inside {before}")
         if end > len(ids):
             case.fail(f"{item} ends at {end}, past {len(ids)} ids")
         surplus = _surplus(runs, ids[offset:end], piece.ids)
@@ -90,14 +87,11 @@ def _check_ranges(case: Case, request: Request) -> None:
             case.fail(f"the ids at {item} are {here}, its layout is {layout}")
         if mask != piece.mask[len(piece.mask) - length :]:
             case.fail(f"the mask of {item} is not that of its layout")
-        before, after = surplus
-        rebuilt += runs.apart(ids[position:offset])
         # the token that two layouts share is in the range of the first
-        rebuilt = rebuilt[: len(rebuilt) + min(before, 0)] + run * before
-        rebuilt += ([] if piece.inserted else runs.apart(piece.written)) + run * after
-        position = end
-    rebuilt += runs.apart(ids[position:])
-    prompt = runs.apart(subject.postprocessed(request))
+        rebuilt += text[copied : len(runs.apart(ids[:offset])) + surplus[0]]
+        rebuilt += [] if piece.inserted else runs.apart(piece.written)
+        position, copied = end, len(runs.apart(ids[:end])) - surplus[1]
+    rebuilt += text[copied:]
     if rebuilt != prompt:
         here, there = brief(rebuilt), brief(prompt)
         case.fail(f"outside the ranges the prompt is {here}, the caller's {there}")
@@ -117,8 +111,9 @@ def _surplus(runs: Runs, ids: list[int], layout: list[int]) -> tuple[int, int] |
     return (before - lead, after - tail) if core == own else None
 
 
-@law("a text prompt and its token ids give the same result")
+@law()
 def text(case: Case) -> None:
+    """A text prompt and its token ids give the same result."""
     processor = case.subject.processor
     tokenizer = processor.info.ctx.tokenizer
     if tokenizer is None:
@@ -138,14 +133,15 @@ def text(case: Case) -> None:
         case.same(of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}")
 
 
-@law(
-    "the fields and the layout of an item do not depend on the other items of the request: "
-    "integers not at all, floating pixels by 64 units in the last place of the largest"
-)
+@law()
 def independence(case: Case) -> None:
+    """The fields and the layout of an item do not depend on the other items of the request:
+    integers not at all, floating pixels by 64 units in the last place of the largest."""
     subject = case.subject
     request = case.draw_request(least=2)
-    assume(subject.may_cache(request))
+    if subject.plan is not None:
+        modalities = subject.plan.modalities
+        assume(all(modalities[name].may_cache(n) for name, n in request.counts.items()))
     together = subject.run(request)
     for name, samples in request.items.items():
         for i, sample in enumerate(samples):
@@ -158,26 +154,22 @@ def independence(case: Case) -> None:
                 case.fail(f"{name}[{i}] has {counts}")
 
 
-@law(
-    "splitting the processed fields into items and batching these again changes nothing, and no "
-    "declared field is left out",
-)
+@law()
 def round_trip(case: Case) -> None:
-    subject = case.subject
+    """Splitting the processed fields into items and batching these again changes nothing, and no
+    declared field is left out."""
+    subject, plan = case.subject, case.subject.plan
     request = case.draw_request()
     outcome = subject.run(request)
     for name, samples in request.items.items():
         items = outcome.fields.get(name, [])
-        if not all(items):
-            case.fail(f"{name}[{items.index({})}] has no fields")
-        if len(items) != len(samples):
+        if len(items) != len(samples) or not all(items):
             case.fail(f"{name} has items without fields")
-        if subject.plan is not None:
-            declared = sorted(subject.plan.modalities[name].fields)
-            for i, fields in enumerate(items):
-                if sorted(fields) != declared:
-                    case.fail(f"{name}[{i}] has {sorted(fields)}, declared are {declared}")
-    if subject.plan is not None:  # which splits and batches as it declares
+        declared = sorted(plan.modalities[name].fields) if plan else []
+        for i, fields in enumerate(items):
+            if plan is not None and sorted(fields) != declared:
+                case.fail(f"{name}[{i}] has {sorted(fields)}, declared are {declared}")
+    if plan is not None:  # which splits and batches as it declares
         return
     sent = request.data(), request.kwargs
     for field, (raw, joined) in vllm_path.round_trip(subject.processor, *sent).items():
@@ -195,8 +187,9 @@ def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, torch.Tensor) and value.ndim else value
 
 
-@law("a prompt that is expanded already is not expanded again")
+@law()
 def idempotence(case: Case) -> None:
+    """A prompt that is expanded already is not expanded again."""
     subject = case.subject
     request = case.draw_request()
     outcome = subject.run(request)
@@ -210,45 +203,39 @@ def idempotence(case: Case) -> None:
     if second.ids not in expected:
         case.fail(f"{len(outcome.ids)} ids became {len(second.ids)}")
     for name, ranges in outcome.ranges.items():
-        repeated = second.ranges.get(name, [])
-        if [place[1] for place in ranges] != [place[1] for place in repeated]:
-            case.fail(f"the ranges of {name} have other lengths")
-        if [place[2] for place in ranges] != [place[2] for place in repeated]:
-            case.fail(f"the masks of {name} are others")
+        here, there = ([own[1:] for own in some] for some in (ranges, second.ranges.get(name, [])))
+        if here != there:
+            case.fail(f"the ranges of {name} have other lengths or masks")
 
 
 # -- sequences of requests -------------------------------------------------------------------------
 
+# what a request of the sequence is; one that is refused before lacks its placeholders
 STEPS = ("new", "seen before", "refused before")
-"""What a request of the sequence is. One that is refused before lacks its placeholders."""
 
-_TRIES = 4
-"""Of a request whose items the engine's half of a cache lacks."""
+_TRIES = 4  # of a request whose items the engine's half of a cache lacks
 
 
-@law(
-    "any sequence of requests gives the same outputs with and without vLLM's processor caches, "
-    "however small",
-    cost=2,
-)
+@law(cost=2)
 def cache(case: Case) -> None:
-    """Requests of a few items, so that some of a request are cached, and at other positions. Each
+    """Any sequence of requests gives the same outputs with and without vLLM's processor caches,
+    however small.
+
+    Requests are of a few items, so that some of a request are cached, and at other positions. Each
     is sent without a cache, with vLLM's cache in one process, and with its pair of sender and
     receiver. Shrinks towards few requests, a large cache, and no refused request."""
     subject = case.subject
     # in GiB: of all items, or hardly any
     capacity = case.draw(st.sampled_from([1.0, LEAST_CACHE_GIB]))
     few = subject.of_few(case.draw)
-    caches = {
-        "in one process": Caches(subject.processor, capacity, pair=False),
-        "in two processes": Caches(subject.processor, capacity, pair=True),
-    }
+    pairs = {"in one process": False, "in two processes": True}
+    caches = {how: Caches(subject.processor, capacity, pair=pair) for how, pair in pairs.items()}
     seen: list[Request] = []
     drifts = False
     for step in case.draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=6)):
         again = step == "seen before" and seen
-        request = case.draw(st.sampled_from(seen) if again else few)
-        told = replace(case, request=request, before=f" after {seen!r}" if seen else "")
+        request = case.request = case.draw(st.sampled_from(seen) if again else few)
+        case.before = f" after {seen!r}" if seen else ""
         when = ""
         if step == "refused before" and request.order:
             when = ", refused without a prompt before"
@@ -259,20 +246,19 @@ def cache(case: Case) -> None:
         # where one request fills them, the two halves evict in different orders, and vLLM asks for
         # the items again that the engine then lacks
         drifts = drifts or expected.gib > capacity
-        for name, some in caches.items():
-            outcome = told.attempt(_run, told, some, _TRIES if drifts and Miss else 0)
+        for how, some in caches.items():
+            outcome = case.attempt(_run, case, request, some, _TRIES if drifts and Miss else 0)
             if not outcome:
-                told.fail(f"with a cache {name}: {outcome}{when}")
+                case.fail(f"with a cache {how}: {outcome}{when}")
             if difference := differences(expected, outcome):
-                told.fail(f"without a cache and with one {name}: {difference}{when}")
+                case.fail(f"without a cache and with one {how}: {difference}{when}")
         seen.append(request)
 
 
-def _run(case: Case, caches: Caches, tries: int) -> Outcome:
-    assert case.request is not None
+def _run(case: Case, request: Request, caches: Caches, tries: int) -> Outcome:
     for _ in range(tries):
         try:
-            return case.subject.run(case.request, caches)
+            return case.subject.run(request, caches)
         except Miss as error:
             caches.forget(error.mm_hashes)
-    return case.subject.run(case.request, caches)
+    return case.subject.run(request, caches)
