@@ -28,19 +28,17 @@ class Comparison:
     Attributes:
         requests: number of compared requests; ids and text count separately.
         refused: number of requests that both refuse.
-        taken: number of requests that the spec accepts and the class refuses. This is no
+        taken: sentences of the requests that the spec accepts and the class refuses. This is no
             difference: hand-written classes fail on many well-formed requests.
-        taken_first: the first of these, as a sentence.
         known: number of requests with a difference that was known.
         difference: the first other difference, as a sentence; empty for none.
     """
 
     requests: int = 0
     refused: int = 0
-    taken: int = 0
-    taken_first: str = ""
     known: int = 0
     difference: str = ""
+    taken: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return not self.difference
@@ -98,7 +96,7 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    vllm_path.load_plugins()
+    vllm_path.load_general_plugins()
     vllm_path.stand_in(*vllm_path.architectures_of(model_dir), model=model_class)
     subject = subject_of(spec, model_dir, **options)
     assert subject.plan is not None
@@ -112,8 +110,7 @@ def compare(
         comparison.requests += 1
         if isinstance(of_class, str):
             comparison.refused += isinstance(of_spec, str)
-            comparison.taken += not isinstance(of_spec, str)
-            comparison.taken_first = comparison.taken_first or f"{of_class}\n    {request!r}"
+            comparison.taken += [] if isinstance(of_spec, str) else [f"{of_class}\n    {request!r}"]
         elif difference := _difference(of_class, of_spec):
             sentence = f"{difference}\n    {request!r}"
             if not any(re.search(pattern, sentence) for pattern in known):

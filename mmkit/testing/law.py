@@ -32,7 +32,7 @@ class Violation(Verdict, AssertionError):
 class NotApplicable(Verdict):
     """A law has nothing to say about this subject; the message has the reason."""
 
-    status = "not applicable"
+    status: ClassVar[Status] = "not applicable"
 
 
 class NotDrawn(NotApplicable):

@@ -239,8 +239,7 @@ def _videos(kind: Video) -> SearchStrategy[Sample]:
 
 @items.register
 def _audio(kind: Audio) -> SearchStrategy[Sample]:
-    rate = None if kind.rate is None else int(kind.rate)
-    return _media(AudioSample, kind, (1 << 15,), st.just(rate))
+    return _media(AudioSample, kind, (1 << 15,), st.just(kind.rate and int(kind.rate)))
 
 
 def _media(

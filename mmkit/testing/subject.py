@@ -24,11 +24,10 @@ from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
 from .strategies import Request, Sample, as_sample, items, prompts
-from .vllm_path import Caches, Outcome, Piece
+from .vllm_path import Caches, Data, Outcome, Piece
 
-Kwargs = Mapping[str, Any]
 Samples = Mapping[str, SearchStrategy[Any]]
-_NONE: Kwargs = {}
+_NONE: Data = {}
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +48,7 @@ class Subject:
     samples: Samples
     _: KW_ONLY
     model_dir: str | Path
-    kwargs: SearchStrategy[Kwargs] | None = None
+    kwargs: SearchStrategy[Data] | None = None
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +72,7 @@ class Subject:
     def run(self, request: Request, caches: Caches | None = None) -> Outcome:
         return vllm_path.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
 
-    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE) -> list[Piece]:
+    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Data = _NONE) -> list[Piece]:
         """The ids of items in a prompt, by the processor's own updates."""
         values = [sample.value() for sample in samples]
         try:
@@ -116,9 +115,8 @@ class Subject:
             size = min(size, len(tokenizer))
         taken = {*getattr(tokenizer, "all_special_ids", ())}
         if self.plan is not None:
-            taken.update(self.plan.embed_ids)
-            for modality in self.plan.modalities.values():
-                taken.update(*modality.placeholders.targets())
+            targets = [m.placeholders.targets() for m in self.plan.modalities.values()]
+            taken.update(self.plan.embed_ids, *chain(*targets))
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property
@@ -141,13 +139,7 @@ class Subject:
         """
         return _requests(self, least, most, self.samples if of is None else of)
 
-    def of_few(self, draw: Any) -> SearchStrategy[Request]:
-        """Requests of three drawn items of each modality at most, so that items repeat."""
-        three = {name: draw(st.tuples(*[self.samples[name]] * 3)) for name in self.limits}
-        few = {name: st.sampled_from(own) for name, own in three.items()}
-        return self.requests(of=few)
-
-    def minimal(self, name: str, sample: Sample, kwargs: Kwargs = _NONE) -> Request:
+    def minimal(self, name: str, sample: Sample, kwargs: Data = _NONE) -> Request:
         """A request of one item and nothing else."""
         (piece,) = _pieces(self, name, [sample], kwargs)
         return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
@@ -196,7 +188,7 @@ def _drawn_samples(
     return {name: samples for name, samples in drawn.items() if samples}
 
 
-def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) -> list[Piece]:
+def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Data) -> list[Piece]:
     # items that are accepted alone and refused together are for the law to find
     for parts in ([samples], [[one] for one in samples]):
         try:
@@ -207,7 +199,7 @@ def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) 
     reject()
 
 
-def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
+def _is_refusal(subject: Subject, kwargs: Data, error: Exception) -> bool:
     """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
     Hugging Face processor fails at an option that the kit itself chose. A fault of the spec is not
     legitimate."""
@@ -241,7 +233,7 @@ _OTHERWISE = {
 _HALVED = ("size", "min_pixels", "max_pixels", "max_image_size")
 
 
-def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
+def _kwargs_of(processor: Any) -> SearchStrategy[Data]:
     """None, or one of the options that nobody has stated: those that the Hugging Face processor, or
     a part of it, names. Shrinks towards none."""
     try:
@@ -285,7 +277,7 @@ def of_spec(
     info: type | None = None,
     dummy_inputs: type | None = None,
     processor: type | None = None,
-    kwargs: SearchStrategy[Kwargs] | None = None,
+    kwargs: SearchStrategy[Data] | None = None,
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
@@ -310,17 +302,14 @@ def of_spec(
     classes = info or own.info, dummy_inputs or own.dummy_inputs, processor or own.processor
     instance = vllm_path.generated(*classes, vllm_path.config_for_spec(model_dir, **options))
     plan: Plan = instance.info.plan
-    drawn = {
-        name: given[name] if name in given else items(modality.item)
-        for name, modality in plan.modalities.items()
-    }
-    return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan)
+    drawn = {name: items(m.item) for name, m in plan.modalities.items() if name not in given}
+    return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)
 
 
 def of_registered(
     model_dir: str | Path,
     *,
-    kwargs: SearchStrategy[Kwargs] | None = None,
+    kwargs: SearchStrategy[Data] | None = None,
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from vllm.config import ModelConfig
+from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader import utils as loading
 from vllm.multimodal import utils
@@ -36,7 +36,6 @@ def loaded_model(config: ModelConfig, dtype: str = "float32") -> Iterator[Any]:
     """The vLLM model of a checkpoint, on this machine's device, without an engine and with dummy
     weights. Until it is gone, the processor of this configuration works for its dtype."""
     from vllm import distributed
-    from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -95,9 +94,8 @@ def filled(item: Any, value: float) -> Any:
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """The input of the language model at the positions of these rows."""
     ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
-    everywhere = torch.ones_like(ids).bool()
     with torch.inference_mode():
-        return model.embed_input_ids(ids, list(rows), is_multimodal=everywhere)  # type: ignore[no-any-return]
+        return model.embed_input_ids(ids, list(rows), is_multimodal=ids == 0)  # type: ignore[no-any-return]
 
 
 # -- embeddings ------------------------------------------------------------------------------------
@@ -155,9 +153,9 @@ def _row(value: Any) -> torch.Tensor:
 # -- positions -------------------------------------------------------------------------------------
 
 
+# Computes positions of several dimensions, integers (dimensions, tokens), and how far the position
+# after the prompt is from its length, of ids and of items as `placed` makes them.
 Rope = Callable[[list[int], Sequence[Any]], tuple[torch.Tensor, int]]
-"""Computes positions of several dimensions, integers (dimensions, tokens), and how far the position
-after the prompt is from its length, of ids and of items as `placed` makes them."""
 
 
 def rope(subject: Subject, config: Any) -> Rope:
@@ -178,7 +176,8 @@ def rope(subject: Subject, config: Any) -> Rope:
         raise NotApplicable("positions have one dimension")
     model_class: Any = loading.get_model_cls(settings)
     if declares and not issubclass(model_class, MultiModalModel):
-        return partial(get_mrope_input_positions, SimpleNamespace(mm_plan=plan))
+        mixin: Any = SimpleNamespace(mm_plan=plan)
+        return partial(get_mrope_input_positions, mixin)
     model = model_class.__new__(model_class)
     nn.Module.__init__(model)
     model.config, model.model_config, model.mm_plan = config, settings, plan

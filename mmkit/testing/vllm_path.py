@@ -23,6 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
+from vllm.plugins import load_general_plugins as load_general_plugins
 
 from ..bound.modality import Layouts
 from ..bound.placeholders import rows_field
@@ -60,8 +61,8 @@ LEAST_CACHE_GIB = 1e-6 if hasattr(MultiModalProcessorOnlyCache, "cache_if_fits")
 _main = BaseMultiModalProcessor._apply_hf_processor_main
 _TEXT_PROMPTS = "prompt" in inspect.signature(_main).parameters
 
+# what a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`
 Data = Mapping[str, Any]
-"""What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
 
 
 # -- processors ------------------------------------------------------------------------------------
@@ -92,13 +93,6 @@ def architectures_of(folder: str | Path) -> list[str]:
     return list(known.get("architectures") or [])
 
 
-def load_plugins() -> None:
-    """Load vLLM's plugins, as each of its processes does."""
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-
-
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none.
     Plugins are loaded first: config classes are theirs. What code the folder brings is run with
@@ -107,7 +101,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     Raises:
         MmkitError: the model class cannot be imported.
     """
-    load_plugins()
+    load_general_plugins()
     tokenizer = any((Path(folder) / name).exists() for name in TOKENIZER_FILES)
     defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
     settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
@@ -122,9 +116,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
 def _import_models(architectures: Sequence[str]) -> None:
     """Find the exception of which vLLM says only that it is in the logs: its inspection imports the
     model in another process."""
-    for name in architectures:
-        if name not in ModelRegistry.models:
-            continue
+    for name in ModelRegistry.models.keys() & {*architectures}:
         try:
             ModelRegistry.models[name].load_model_cls()
         except Exception as error:
@@ -333,11 +325,6 @@ class Caches:
             self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
             self.receiver = _ReceiverCache(config) if pair else None
 
-    def forget(self, hashes: Sequence[str]) -> None:
-        """The step of vLLM before it sends a request again whose items the engine lacks."""
-        for item_hash in hashes:
-            self.sender.invalidate(item_hash)
-
     def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
         """The items as the engine has them."""
         if self.receiver is None:
@@ -477,19 +464,14 @@ def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any,
 def most_rows(processor: Any, name: str) -> tuple[int, int]:
     """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of
     the dummy item."""
-    seq_len = processor.info.ctx.model_config.max_model_len
-    dummy = outcome(_dummy(processor, seq_len, {name: 1}))
-    reached = sum(sum(mask) for _, _, mask in dummy.ranges.get(name, ()))
-    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
-    return reached if stated is None else stated, reached
-
-
-def _dummy(processor: Any, seq_len: int, counts: Mapping[str, int]) -> Any:
-    """The result of the dummy request."""
+    seq_len, counts = processor.info.ctx.model_config.max_model_len, {name: 1}
     if hasattr(processor, "get_dummy_mm_inputs"):
-        return processor.get_dummy_mm_inputs(counts)
-    inputs = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
-    if not seam.TAKES_PARTS:
-        return _applied(processor, inputs)
-    items = getattr(inputs, seam.ITEMS)
-    return processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)
+        result = processor.get_dummy_mm_inputs(counts)
+    else:
+        sent = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
+        parts = (sent.prompt, getattr(sent, seam.ITEMS, None), sent.hf_processor_mm_kwargs)
+        result = processor.apply(*parts) if seam.TAKES_PARTS else _applied(processor, sent)
+    ranges = outcome(result).ranges.get(name, ())
+    reached = sum(sum(mask) for _, _, mask in ranges)
+    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, counts) or {}).get(name)
+    return reached if stated is None else stated, reached

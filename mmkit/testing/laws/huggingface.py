@@ -101,8 +101,7 @@ def _as_in_chat(case: Case, config: Any, request: Request) -> Request:
 def _around(config: Any, name: str) -> tuple[list[int], list[int]]:
     """The ids before and after an item, by a config of transformers."""
     for kind in (name, "vision"):
-        start = getattr(config, f"{kind}_start_token_id", None)
-        end = getattr(config, f"{kind}_end_token_id", None)
+        start, end = (getattr(config, f"{kind}_{at}_token_id", None) for at in ("start", "end"))
         if start is not None and end is not None:
             return [start], [end]
     return [], []
@@ -149,8 +148,7 @@ def _processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str,
         result = dict(hf_processor(text=text, **{**kwargs, **named}))
     except Exception:
         reject()
-    ids = result["input_ids"]
-    return {**result, "input_ids": torch.as_tensor(ids).flatten().tolist()}
+    return {**result, "input_ids": torch.as_tensor(result["input_ids"]).flatten().tolist()}
 
 
 def _other_field(result: Mapping[str, Any], outcome: Outcome) -> str:
