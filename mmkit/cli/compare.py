@@ -66,8 +66,8 @@ def run(
     but = f", but for {plural(comparison.known, 'known difference')}" if comparison.known else ""
     console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}{but}."))
     if comparison.taken:
-        note = f"The class refuses {comparison.taken} that the spec takes, as: "
-        console.print(Text.assemble(("– ", "dim"), note, comparison.taken_first))
+        note = f"The class refuses {len(comparison.taken)} that the spec takes, as: "
+        console.print(Text.assemble(("– ", "dim"), note, comparison.taken[0]))
     return 0
 
 

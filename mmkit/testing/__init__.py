@@ -16,48 +16,29 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 
 from __future__ import annotations
 
-from .checks import Report, Result, check, check_law, parametrize
-from .law import Case, KitError, Law, NotApplicable, NotDrawn, Status, Violation
-from .laws import LAWS
-from .strategies import (
-    AudioSample,
-    ImageSample,
-    RecordSample,
-    Request,
-    Sample,
-    TensorSample,
-    TextSample,
-    VideoSample,
-    items,
-    prompts,
-)
-from .subject import Subject, of_registered, of_spec
-
-__all__ = [
-    "LAWS",
-    "AudioSample",
-    "Case",
-    "ImageSample",
-    "KitError",
-    "Law",
-    "NotApplicable",
-    "NotDrawn",
-    "RecordSample",
-    "Report",
-    "Request",
-    "Result",
-    "Sample",
-    "Status",
-    "Subject",
-    "TensorSample",
-    "TextSample",
-    "VideoSample",
-    "Violation",
-    "check",
-    "check_law",
-    "items",
-    "of_registered",
-    "of_spec",
-    "parametrize",
-    "prompts",
-]
+from .checks import Report as Report
+from .checks import Result as Result
+from .checks import check as check
+from .checks import check_law as check_law
+from .checks import parametrize as parametrize
+from .law import Case as Case
+from .law import KitError as KitError
+from .law import Law as Law
+from .law import NotApplicable as NotApplicable
+from .law import NotDrawn as NotDrawn
+from .law import Status as Status
+from .law import Violation as Violation
+from .laws import LAWS as LAWS
+from .strategies import AudioSample as AudioSample
+from .strategies import ImageSample as ImageSample
+from .strategies import RecordSample as RecordSample
+from .strategies import Request as Request
+from .strategies import Sample as Sample
+from .strategies import TensorSample as TensorSample
+from .strategies import TextSample as TextSample
+from .strategies import VideoSample as VideoSample
+from .strategies import items as items
+from .strategies import prompts as prompts
+from .subject import Subject as Subject
+from .subject import of_registered as of_registered
+from .subject import of_spec as of_spec

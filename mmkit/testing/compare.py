@@ -16,12 +16,9 @@ from ..errors import SpecError
 from ..model_spec import ModelSpec
 from . import vllm_path
 from .differences import differences
+from .law import Violation
 from .strategies import Request, for_each
 from .subject import of_spec as subject_of
-
-
-class Difference(AssertionError):
-    """A request that the two process differently; the message has the first difference."""
 
 
 @dataclass
@@ -31,19 +28,17 @@ class Comparison:
     Attributes:
         requests: number of compared requests; ids and text count separately.
         refused: number of requests that both refuse.
-        taken: number of requests that the spec accepts and the class refuses. This is no
+        taken: sentences of the requests that the spec accepts and the class refuses. This is no
             difference: hand-written classes fail on many well-formed requests.
-        taken_first: the first of these, as a sentence.
         known: number of requests with a difference that was known.
         difference: the first other difference, as a sentence; empty for none.
     """
 
     requests: int = 0
     refused: int = 0
-    taken: int = 0
-    taken_first: str = ""
     known: int = 0
     difference: str = ""
+    taken: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return not self.difference
@@ -101,7 +96,7 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    vllm_path.load_plugins()
+    vllm_path.load_general_plugins()
     vllm_path.stand_in(*vllm_path.architectures_of(model_dir), model=model_class)
     subject = subject_of(spec, model_dir, **options)
     assert subject.plan is not None
@@ -115,39 +110,33 @@ def compare(
         comparison.requests += 1
         if isinstance(of_class, str):
             comparison.refused += isinstance(of_spec, str)
-            comparison.taken += not isinstance(of_spec, str)
-            comparison.taken_first = comparison.taken_first or f"{of_class}\n    {request!r}"
+            comparison.taken += [] if isinstance(of_spec, str) else [f"{of_class}\n    {request!r}"]
         elif difference := _difference(of_class, of_spec):
             sentence = f"{difference}\n    {request!r}"
             if not any(re.search(pattern, sentence) for pattern in known):
-                raise Difference(sentence)
+                raise Violation(sentence)
             comparison.known += 1
 
-    def canonical(request: Request) -> dict[str, list[Any]]:
-        """The items in canonical form: hand-written classes interpret other forms differently."""
-        return {
+    def drawn(request: Request) -> None:
+        # in canonical form: hand-written classes interpret other forms differently
+        data = {
             name: [items[name].canonical(value, name) for value in values]
             for name, values in request.data().items()
         }
-
-    def drawn(request: Request) -> None:
-        prompts = [request.prompt]
-        if tokenizer is not None:
-            prompts.append(tokenizer.decode(request.prompt))
-        for prompt in prompts:
-            check(Given(prompt, canonical(request), request.kwargs, dict(request.items)))
+        texts = [] if tokenizer is None else [tokenizer.decode(request.prompt)]
+        for prompt in (request.prompt, *texts):
+            check(Given(prompt, data, request.kwargs, dict(request.items)))
 
     try:
         for request in given_requests:
             check(request)
         if examples:
             for_each(subject.requests(), drawn, max_examples=examples, database=None)
-    except Difference as error:
+    except Violation as error:
         comparison.difference = str(error)
     except SpecError as error:  # with an item or an option that was drawn
-        notes = getattr(error, "__notes__", [])
-        drawn_of = [note for note in notes if note.startswith("in the processing of")]
-        comparison.difference = "\n    ".join([f"The spec is at fault: {error}", *drawn_of])
+        notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in the proc")]
+        comparison.difference = "\n    ".join([f"The spec is at fault: {error}", *notes])
     return comparison
 
 
@@ -162,7 +151,7 @@ def _difference(reference: vllm_path.Outcome, port: vllm_path.Outcome | str) -> 
     """The first difference of two outcomes, the class's first."""
     if isinstance(port, str):
         return f"The class takes what the spec refuses: {port}"
-    found = differences(replace(reference, hashes={}), replace(port, hashes={}))
     kinds = vllm_path.kinds(reference), vllm_path.kinds(port)
+    found = differences(replace(reference, hashes={}), replace(port, hashes={}))
     found = found or differences(*kinds, "field kinds")
     return found and f"The class and the spec: {found}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import cleandoc
 from traceback import walk_tb
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -17,13 +17,19 @@ from .subject import Subject
 Status = Literal["holds", "violated", "not applicable", "not drawn", "kit error"]
 
 
-class Violation(AssertionError):
+class Verdict(Exception):
+    """What `check_law` raises where a law does not hold, or says nothing."""
+
+    status: ClassVar[Status]
+
+
+class Violation(Verdict, AssertionError):
     """A law does not hold; the message has the law and the observation."""
 
-    status: ClassVar[Status] = "violated"
+    status = "violated"
 
 
-class NotApplicable(Exception):
+class NotApplicable(Verdict):
     """A law has nothing to say about this subject; the message has the reason."""
 
     status: ClassVar[Status] = "not applicable"
@@ -32,13 +38,13 @@ class NotApplicable(Exception):
 class NotDrawn(NotApplicable):
     """A law said something about too few of the drawn requests; the message has the share."""
 
-    status: ClassVar[Status] = "not drawn"
+    status = "not drawn"
 
 
-class KitError(Exception):
+class KitError(Verdict):
     """mmkit's own code failed, so nothing is known of the law. The cause has the traceback."""
 
-    status: ClassVar[Status] = "kit error"
+    status = "kit error"
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Law:
 
     Attributes:
         name: for example ``independence``.
-        statement: the law in one sentence.
+        statement: what holds.
         check: a function of a `Case` that raises `Violation`.
         cost: requests per example; the number of examples is divided by it.
         needs_model: the check needs the model, loaded without an engine.
@@ -75,9 +81,9 @@ class Law:
     dtypes: tuple[str, ...] = ("float32",)
 
 
-def law(statement: str, **options: Any) -> Callable[[Callable[[Case], Any]], Law]:
-    """A decorator that makes a law of a check, with its name."""
-    return lambda check: Law(check.__name__, statement, check, **options)
+def law(**options: Any) -> Callable[[Callable[[Case], Any]], Law]:
+    """A decorator that makes a law of a check: its name, and its docstring as the statement."""
+    return lambda check: Law(check.__name__, cleandoc(check.__doc__ or ""), check, **options)
 
 
 @dataclass
@@ -127,12 +133,11 @@ class Case:
         to the code under test: vLLM always, the rest of mmkit where the processor is generated. A
         frame of another library belongs to its caller.
         """
-        processor = self.subject.processor
+        processor, code = self.subject.processor, getattr(self.law.check, "__code__", None)
         parts = [processor, processor.info, processor.dummy_inputs, processor.info.ctx.tokenizer]
         parts += [getattr(processor, "data_parser", None), self.model]
-        classes = {base for part in parts if part is not None for base in type(part).__mro__}
+        classes = {base for part in parts for base in type(part).__mro__}
         packages = {cls.__module__.partition(".")[0] for cls in classes} - _NOBODY
-        code = getattr(self.law.check, "__code__", None)
         for frame, _ in reversed([*walk_tb(error.__traceback__)]):
             module = str(frame.f_globals.get("__name__"))
             if frame.f_code is code or f"{module}.".startswith(f"{__package__}."):
@@ -140,6 +145,15 @@ class Case:
             if module.partition(".")[0] in packages:
                 return False
         return True
+
+    def verdict(self, error: Exception) -> Verdict:
+        """The verdict that an exception is."""
+        # what Hypothesis cannot do twice depends on what the code under test did before
+        of_kit = self.is_of_kit(error) and not isinstance(error, Flaky)
+        # those of Hypothesis about its own function say nothing
+        said = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
+        message = "\n    ".join([f"{self.law.name}: {type(error).__name__}: {error}", *said])
+        return KitError(message) if of_kit else Violation(message)
 
     def attempt(self, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """What a call returns, or a `Refused`, which is false, where the code under test raises.
@@ -153,7 +167,7 @@ class Case:
             raise
         except Exception as error:
             if self.is_of_kit(error):
-                raise KitError(f"{self.law.name}: {type(error).__name__}: {error}") from error
+                raise self.verdict(error) from error
             return Refused(error)
 
     def fail(self, observation: str) -> NoReturn:
@@ -175,21 +189,3 @@ class Case:
 
 
 _NOBODY = {"abc", "builtins", "collections", "torch", "typing"}
-
-
-@contextmanager
-def judged(case: Case) -> Iterator[None]:
-    """Turn exceptions into verdicts."""
-    name = case.law.name
-    try:
-        yield
-    except (Violation, NotApplicable, KitError):
-        raise
-    except Exception as error:
-        # those of Hypothesis about its own function say nothing
-        said = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
-        notes = "".join(f"\n    {note}" for note in said)
-        # what Hypothesis cannot do twice depends on what the code under test did before
-        of_kit = case.is_of_kit(error) and not isinstance(error, Flaky)
-        kind = KitError if of_kit else Violation
-        raise kind(f"{name}: {type(error).__name__}: {error}{notes}") from error

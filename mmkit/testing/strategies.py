@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from io import BytesIO
-from itertools import cycle
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from PIL.Image import fromarray
 
 from ..errors import sentence
 from ..items import Between, ItemType
@@ -44,6 +45,11 @@ class Sample:
     def other(self) -> Sample:
         """A sample of the same shape with other content."""
         return replace(self, seed=self.seed + 1)
+
+    @property
+    def random(self) -> np.random.RandomState:
+        """What its content is drawn from."""
+        return np.random.RandomState(self.seed)
 
 
 @dataclass(frozen=True)
@@ -94,24 +100,22 @@ class TensorSample(Sample):
     def tensor(self) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, self.dtype)
         random = torch.Generator().manual_seed(self.seed)
-        if dtype == torch.bool:
-            return torch.randint(0, 2, self.shape, generator=random).bool()
-        if not dtype.is_floating_point:
+        if dtype.is_floating_point:
+            # multiples of a power of two survive every floating dtype
+            eighths = torch.randint(-8, 9, self.shape, generator=random)
+            return (eighths / 8 * min(self.bound, 4.0)).to(dtype)
+        least, most = 0, 1
+        if dtype != torch.bool:
             limits = torch.iinfo(dtype)
-            least = -int(self.bound) if self.least is None else self.least
-            least, most = max(limits.min, least), min(limits.max, int(self.bound))
-            return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
-        # multiples of a power of two survive every floating dtype
-        eighths = torch.randint(-8, 9, self.shape, generator=random)
-        return (eighths / 8 * min(self.bound, 4.0)).to(dtype)
+            stated = -int(self.bound) if self.least is None else self.least
+            least, most = max(limits.min, stated), min(limits.max, int(self.bound))
+        return torch.randint(least, most + 1, self.shape, generator=random).to(dtype)
 
     def value(self) -> Any:
         return _CONTAINERS[self.container](self.tensor())
 
     def same(self) -> list[Any]:
-        return [
-            replace(self, container=form).value() for form in containers(self.dtype, self.shape)
-        ]
+        return [_CONTAINERS[form](self.tensor()) for form in containers(self.dtype, self.shape)]
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,7 @@ class TextSample(Sample):
     alphabet: str
 
     def value(self) -> str:
-        random = np.random.RandomState(self.seed)
-        return "".join(random.choice(list(self.alphabet), self.length))
+        return "".join(self.random.choice(list(self.alphabet), self.length))
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,10 @@ class RecordSample(Sample):
         return {name: part.value() for name, part in self.parts.items()}
 
     def same(self) -> list[Any]:
-        forms = {name: cycle(part.same()) for name, part in self.parts.items()}
-        count = max(len(part.same()) for part in self.parts.values())
-        values = [{name: next(form) for name, form in forms.items()} for _ in range(count)]
+        """Each part in all of its containers, and the parts in another order."""
+        forms = [part.same() for part in self.parts.values()]
+        rows = islice(zip(*map(cycle, forms), strict=False), max(map(len, forms)))
+        values = [dict(zip(self.parts, row, strict=True)) for row in rows]
         return [*values, dict(reversed(values[0].items()))]
 
     def other(self) -> Sample:
@@ -148,44 +152,29 @@ class RecordSample(Sample):
 
 @dataclass(frozen=True)
 class ImageSample(Sample):
-    """An image of RGB noise."""
+    """An image of RGB noise: as PIL's image, as `numpy`, or as a `chw` tensor."""
 
     width: int
     height: int
     container: str = "pil"
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        return np.random.RandomState(self.seed).randint(
-            0, 256, (self.height, self.width, 3), dtype=np.uint8
-        )
+        return self.random.randint(0, 256, (self.height, self.width, 3), dtype=np.uint8)
 
     def value(self) -> Any:
-        from PIL import Image as PILImage
-
         pixels = self.pixels()
-        first = torch.from_numpy(pixels).permute(2, 0, 1)
-        match self.container:
-            case "numpy":
-                return pixels
-            case "chw" if self.width != 3:  # else it would be taken for channels last
-                return first
-            case "float" if self.width not in (1, 3, 4):
-                return first.float()
-        return PILImage.fromarray(pixels, "RGB")
+        if self.container == "chw" and self.width != 3:  # else it would be taken for channels last
+            return torch.from_numpy(pixels).permute(2, 0, 1)
+        return pixels if self.container == "numpy" else fromarray(pixels)
 
     def transparent(self) -> bytes:
         """A PNG file of the pixels, half transparent: what it shows depends on the background."""
-        from PIL import Image as PILImage
-
-        picture = PILImage.fromarray(self.pixels(), "RGB")
+        file, picture = BytesIO(), fromarray(self.pixels())
         picture.putalpha(128)
-        file = BytesIO()
         picture.save(file, "PNG")
         return file.getvalue()
 
     def same(self) -> list[Any]:
-        if self.container == "float":
-            return [self.value()]
         return [replace(self, container=form).value() for form in ("pil", "numpy")]
 
 
@@ -200,13 +189,11 @@ class VideoSample(Sample):
 
     def value(self) -> Any:
         shape = (self.frames, self.height, self.width, 3)
-        pixels = np.random.RandomState(self.seed).randint(0, 256, shape, dtype=np.uint8)
-        if not self.metadata:
-            return pixels
+        pixels = self.random.randint(0, 256, shape, dtype=np.uint8)
         facts = {"fps": 1.0, "duration": float(self.frames), "total_num_frames": self.frames}
-        indices = list(range(self.frames))
+        indices = {"frames_indices": list(range(self.frames))}
         how = {"do_sample_frames": False, "video_backend": "opencv"}
-        return pixels, {**facts, "frames_indices": indices, **how}
+        return (pixels, {**facts, **indices, **how}) if self.metadata else pixels
 
 
 @dataclass(frozen=True)
@@ -217,15 +204,13 @@ class AudioSample(Sample):
     rate: int | None = None
 
     def value(self) -> Any:
-        samples = np.random.RandomState(self.seed).randn(self.length).astype(np.float32) / 8
+        samples = self.random.randn(self.length).astype(np.float32) / 8
         return samples if self.rate is None else (samples, self.rate)
 
 
-_INTEGERS = (1 << 31) - 1
-"""Magnitude of drawn integers, where only their dtype bounds them."""
+_INTEGERS = (1 << 31) - 1  # magnitude of drawn ones, where only their dtype bounds them
 
-_ALPHABET = "aZ0 \u00e9\u6f22\U0001f600"
-"""Characters of drawn texts, where any will do: of one to four bytes."""
+_ALPHABET = "aZ0 \u00e9\u6f22\U0001f600"  # where any will do: characters of one to four bytes
 
 SEEDS = st.integers(0, 3)  # few, so that items repeat
 
@@ -254,8 +239,7 @@ def _videos(kind: Video) -> SearchStrategy[Sample]:
 
 @items.register
 def _audio(kind: Audio) -> SearchStrategy[Sample]:
-    rate = None if kind.rate is None else int(kind.rate)
-    return _media(AudioSample, kind, (1 << 15,), st.just(rate))
+    return _media(AudioSample, kind, (1 << 15,), st.just(kind.rate and int(kind.rate)))
 
 
 def _media(
@@ -291,7 +275,6 @@ def _size(least: int, most: int) -> SearchStrategy[int]:
 @items.register
 def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
     ends = [(size.least, size.most) for size in kind.bounds()]
-    sides = [_size(*end) for end in ends]
     bound = _INTEGERS if kind.bound is None else kind.bound
     least, most = (bound.least, bound.most) if isinstance(bound, Between) else (None, bound)
     forms = st.sampled_from(containers(kind.dtype, [side for side, _ in ends]))
@@ -299,7 +282,7 @@ def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
     def sample(seed: int, shape: tuple[int, ...], form: str) -> Sample:
         return TensorSample(seed, shape, kind.dtype, float(most), form, least)
 
-    return st.builds(sample, SEEDS, st.tuples(*sides), forms)
+    return st.builds(sample, SEEDS, st.tuples(*[_size(*end) for end in ends]), forms)
 
 
 @items.register
@@ -343,15 +326,11 @@ class Request:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of items."""
-        return {name: len(samples) for name, samples in self.items.items() if samples}
+        return {name: len(own) for name, own in self.items.items() if own}
 
     def data(self) -> dict[str, list[Any]]:
         """The items as a caller writes them into ``multi_modal_data``."""
-        return {
-            name: [sample.value() for sample in samples]
-            for name, samples in self.items.items()
-            if samples
-        }
+        return {name: [one.value() for one in own] for name, own in self.items.items() if own}
 
     def __repr__(self) -> str:
         options = f", kwargs={dict(self.kwargs)!r}" if self.kwargs else ""
@@ -374,15 +353,9 @@ def prompts(
         prefix: ids with which every prompt starts.
     """
     other = st.sampled_from([*([token] for token in fillers), *fragments])
-    between = st.lists(other, max_size=3)
-
-    def joined(gaps: list[list[list[int]]]) -> list[int]:
-        prompt = list(prefix)
-        for gap, ids in zip(gaps, [*written, []], strict=True):
-            prompt += [token for part in gap for token in part] + ids
-        return prompt
-
-    return st.tuples(*[between] * (len(written) + 1)).map(list).map(joined)
+    gap = st.lists(other, max_size=3).map(lambda parts: [*chain(*parts)])
+    parts = [part for ids in written for part in (gap, st.just(ids))]
+    return st.tuples(st.just(prefix), *parts, gap).map(lambda runs: [*chain(*runs)])
 
 
 def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options: Any) -> None:
@@ -397,16 +370,15 @@ def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options
             failing value.
         options: Hypothesis settings, for example `max_examples`.
     """
-    chosen: dict[str, Any] = {
-        "deadline": None,
-        "suppress_health_check": list(HealthCheck),
-        "report_multiple_bugs": False,  # a group of them has no message; the smallest is one
-        "phases": [phase for phase in settings().phases if phase is not Phase.explain],
-        "verbosity": Verbosity.quiet,  # what is wrong is said by the error
-        **options,
-    }
 
-    @settings(**chosen)
+    @settings(
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,  # a group of them has no message; the smallest is one
+        phases=[phase for phase in settings().phases if phase is not Phase.explain],
+        verbosity=Verbosity.quiet,  # what is wrong is said by the error
+        **options,
+    )
     @given(values)
     def holds(value: Any) -> None:
         check(value)

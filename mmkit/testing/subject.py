@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -22,13 +24,13 @@ from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
 from .strategies import Request, Sample, as_sample, items, prompts
-from .vllm_path import Caches, Outcome, Piece
+from .vllm_path import Caches, Data, Outcome, Piece
 
-Kwargs = Mapping[str, Any]
 Samples = Mapping[str, SearchStrategy[Any]]
-_NONE: Kwargs = {}
+_NONE: Data = {}
 
 
+@dataclass(eq=False, repr=False)
 class Subject:
     """A processor under test.
 
@@ -37,31 +39,23 @@ class Subject:
         samples: per modality, a strategy for its items: samples, or values as a caller sends them.
         kwargs: a strategy for `mm_processor_kwargs`: the given one, else one over the options that
             the Hugging Face processor names.
-        has_own_kwargs: whether a strategy for `mm_processor_kwargs` was given.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
+        has_own_kwargs: whether a strategy for `mm_processor_kwargs` was given.
     """
 
-    def __init__(
-        self,
-        processor: Any,
-        samples: Samples,
-        *,
-        model_dir: str | Path,
-        kwargs: SearchStrategy[Kwargs] | None = None,
-        plan: Plan | None = None,
-    ) -> None:
-        self.processor = processor
-        self.samples = {name: strategy.map(as_sample) for name, strategy in samples.items()}
-        self.plan = plan
-        self.model_dir = Path(model_dir)
-        self.has_own_kwargs = kwargs is not None
-        self.kwargs = _kwargs_of(processor) if kwargs is None else kwargs
+    processor: Any
+    samples: Samples
+    _: KW_ONLY
+    model_dir: str | Path
+    kwargs: SearchStrategy[Data] | None = None
+    plan: Plan | None = None
 
-    @property
-    def title(self) -> str:
-        """The name of the spec, or the folder."""
-        return str(self.model_dir) if self.plan is None else self.plan.spec.name
+    def __post_init__(self) -> None:
+        self.samples = {name: own.map(as_sample) for name, own in self.samples.items()}
+        self.has_own_kwargs = self.kwargs is not None
+        if self.kwargs is None:
+            self.kwargs = _kwargs_of(self.processor)
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -78,7 +72,7 @@ class Subject:
     def run(self, request: Request, caches: Caches | None = None) -> Outcome:
         return vllm_path.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
 
-    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Kwargs = _NONE) -> list[Piece]:
+    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Data = _NONE) -> list[Piece]:
         """The ids of items in a prompt, by the processor's own updates."""
         values = [sample.value() for sample in samples]
         try:
@@ -87,6 +81,11 @@ class Subject:
             options = f", mm_processor_kwargs {dict(kwargs)!r}" if kwargs else ""
             error.add_note(f"in the processing of {name}: {samples!r}{options}")
             raise
+
+    def pieces_of(self, request: Request) -> dict[str, list[Piece]]:
+        """The ids of the items of a request, by modality."""
+        kwargs = request.kwargs
+        return {name: self.pieces(name, own, kwargs) for name, own in request.items.items()}
 
     def postprocessed(self, request: Request) -> list[int]:
         """The prompt in which items are placed: the caller's prompt after the spec's `prompt`, or
@@ -98,13 +97,6 @@ class Subject:
         if self.plan is not None:
             return list(self.plan.rewrite("prompt", prompt, request.counts))
         return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
-
-    def may_cache(self, request: Request) -> bool:
-        """Whether the spec lets vLLM cache the processed items of a request."""
-        plan = self.plan
-        return plan is None or all(
-            plan.modalities[name].may_cache(count) for name, count in request.counts.items()
-        )
 
     @property
     def runs(self) -> Runs:
@@ -123,9 +115,8 @@ class Subject:
             size = min(size, len(tokenizer))
         taken = {*getattr(tokenizer, "all_special_ids", ())}
         if self.plan is not None:
-            taken.update(self.plan.embed_ids)
-            for modality in self.plan.modalities.values():
-                taken.update(*modality.placeholders.targets())
+            targets = [m.placeholders.targets() for m in self.plan.modalities.values()]
+            taken.update(self.plan.embed_ids, *chain(*targets))
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 
     @cached_property
@@ -148,22 +139,13 @@ class Subject:
         """
         return _requests(self, least, most, self.samples if of is None else of)
 
-    def of_few(self, draw: Any, most: int | None = None) -> SearchStrategy[Request]:
-        """Requests of three drawn items of each modality at most, so that items repeat."""
-        few = {}
-        for name in self.limits:
-            three = draw(st.lists(self.samples[name], min_size=3, max_size=3))
-            few[name] = st.sampled_from(three)
-        return self.requests(of=few, most=most)
-
-    def minimal(self, name: str, sample: Sample, kwargs: Kwargs = _NONE) -> Request:
+    def minimal(self, name: str, sample: Sample, kwargs: Data = _NONE) -> Request:
         """A request of one item and nothing else."""
         (piece,) = _pieces(self, name, [sample], kwargs)
         return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
 
 
-_RUNS = 4
-"""The longest run of the tokens that merge that is drawn."""
+_RUNS = 4  # the longest run of the tokens that merge that is drawn
 
 
 @st.composite
@@ -179,16 +161,13 @@ def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Sam
     every = [piece for of_modality in pieces.values() for piece in of_modality]
     prefix = next((piece.prefix for piece in every if piece.prefix), [])
     targets = [target for piece in every for target in piece.targets]
-    in_layouts = {token for piece in every for token in piece.ids}
-    in_any = in_layouts | {token for target in targets for token in target}
-    # the beginnings of placeholders, where they are none themselves
-    beginnings = {tuple(ids[:-1]) for ids in written if len(ids) > 1}
-    fragments = [
-        list(ids)
-        for ids in beginnings
-        if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets)
-    ]
-    fragments += [[token] for token in [*subject.runs.tokens.values()][:_RUNS]]
+    in_layouts = {*chain(*(piece.ids for piece in every))}
+    in_any = in_layouts.union(*targets)
+    fragments = [[token] for token in [*subject.runs.tokens.values()][:_RUNS]]
+    for ids in {tuple(ids[:-1]) for ids in written if len(ids) > 1}:
+        # the beginning of a placeholder, where it is none itself
+        if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets):
+            fragments.append([*ids])
     fillers = [token for token in subject.ordinary if token not in in_any] or [0]
     if not prefix and in_any.isdisjoint(subject.first):
         prefix = draw(st.sampled_from([[], subject.first]))
@@ -199,19 +178,17 @@ def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Sam
 def _drawn_samples(
     draw: Any, subject: Subject, least: int, most: int | None, of: Samples
 ) -> dict[str, list[Sample]]:
-    limits = subject.limits
+    limits = {name: max(4, least) if own is None else own for name, own in subject.limits.items()}
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():
-        few = 4 if limit is None else min(limit, 4)
-        drawn[name] = draw(st.lists(of[name], max_size=few if most is None else min(few, most)))
+        drawn[name] = draw(st.lists(of[name], max_size=min(4, limit, most or limit)))
     for name, limit in limits.items():  # the first modalities fill up to the least number
         missing = least - sum(map(len, drawn.values()))
-        room = missing if limit is None else min(missing, limit - len(drawn[name]))
-        drawn[name] += [draw(of[name]) for _ in range(room)]
+        drawn[name] += [draw(of[name]) for _ in range(min(missing, limit - len(drawn[name])))]
     return {name: samples for name, samples in drawn.items() if samples}
 
 
-def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) -> list[Piece]:
+def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Data) -> list[Piece]:
     # items that are accepted alone and refused together are for the law to find
     for parts in ([samples], [[one] for one in samples]):
         try:
@@ -222,7 +199,7 @@ def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Kwargs) 
     reject()
 
 
-def _is_refusal(subject: Subject, kwargs: Kwargs, error: Exception) -> bool:
+def _is_refusal(subject: Subject, kwargs: Data, error: Exception) -> bool:
     """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
     Hugging Face processor fails at an option that the kit itself chose. A fault of the spec is not
     legitimate."""
@@ -241,45 +218,41 @@ _LIBRARIES = ("transformers", "torch", "torchvision", "numpy", "PIL")
 
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
 
-_OTHERWISE: dict[str, Any] = {
-    "crop_to_patches": False,
-    "do_image_splitting": False,
-    "do_normalize": False,
+# Options by which callers change what an item becomes, and a value that few have as the default.
+# What a processor was trained with (its patches, its mean) is none of them.
+_OTHERWISE = {
+    **dict.fromkeys(("crop_to_patches", "do_image_splitting", "do_normalize"), False),
+    **dict.fromkeys(("dynamic_image_size", "use_thumbnail"), False),
+    **dict.fromkeys(("max_crops", "max_dynamic_patch", "max_patches"), 2),
+    **dict.fromkeys(("max_slice_nums", "num_crops"), 2),
     "do_pan_and_scan": True,
-    "dynamic_image_size": False,
-    "max_crops": 2,
-    "max_dynamic_patch": 2,
     "max_image_tokens": 8,
-    "max_patches": 2,
-    "max_slice_nums": 2,
-    "num_crops": 2,
-    "use_thumbnail": False,
 }
-"""Options by which callers change what an item becomes, and a value that few have as the default.
-What a processor was trained with (its patches, its mean) is none of them."""
 
+# Options with a half of their own value; of a mapping, a half of each.
 _HALVED = ("size", "min_pixels", "max_pixels", "max_image_size")
-"""Options with a half of their own value; of a mapping, a half of each."""
 
 
-def _options_of(hf_processor: Any) -> list[dict[str, Any]]:
-    """Options of a request that nobody has stated: those that a Hugging Face processor, or a part
-    of it, names, one at a time."""
-    parts = [hf_processor, *(getattr(hf_processor, name, None) for name in _PARTS)]
-    options = {name: value for part in parts if part is not None for name, value in _options(part)}
-    return [{name: options[name]} for name in sorted(options)]
+def _kwargs_of(processor: Any) -> SearchStrategy[Data]:
+    """None, or one of the options that nobody has stated: those that the Hugging Face processor, or
+    a part of it, names. Shrinks towards none."""
+    try:
+        hf_processor = processor.info.get_hf_processor()
+        parts = [hf_processor, *(getattr(hf_processor, name, None) for name in _PARTS)]
+        options = {key: value for part in parts for key, value in _options(part).items()}
+    except Exception:  # each processing info says in a way of its own that there is none
+        return st.just(_NONE)
+    return st.sampled_from([_NONE, *({name: options[name]} for name in sorted(options))])
 
 
-def _options(part: Any) -> Iterator[tuple[str, Any]]:
+def _options(part: Any) -> dict[str, Any]:
+    if part is None:
+        return {}
     named = {*inspect.signature(getattr(part, "preprocess", part.__call__)).parameters}
     for of_class in getattr(getattr(part, "valid_kwargs", None), "__mro__", ()):
         named |= {*getattr(of_class, "__annotations__", {})}
-    for name in named & _OTHERWISE.keys():
-        yield name, _OTHERWISE[name]
-    for name in named.intersection(_HALVED):
-        half = _half(getattr(part, name, None))
-        if half:
-            yield name, half
+    halves = {name: half for name in _HALVED if (half := _half(getattr(part, name, None)))}
+    return {name: value for name, value in (_OTHERWISE | halves).items() if name in named}
 
 
 def _half(value: Any) -> Any:
@@ -294,15 +267,6 @@ def _half(value: Any) -> Any:
     return halves if all(halves.values()) else None
 
 
-def _kwargs_of(processor: Any) -> SearchStrategy[Kwargs]:
-    """None, or one of the options that the Hugging Face processor names. Shrinks towards none."""
-    try:
-        options = _options_of(processor.info.get_hf_processor())
-    except Exception:  # each processing info says in a way of its own that there is none
-        options = []
-    return st.sampled_from([_NONE, *options])
-
-
 # -- subjects --------------------------------------------------------------------------------------
 
 
@@ -313,7 +277,7 @@ def of_spec(
     info: type | None = None,
     dummy_inputs: type | None = None,
     processor: type | None = None,
-    kwargs: SearchStrategy[Kwargs] | None = None,
+    kwargs: SearchStrategy[Data] | None = None,
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
@@ -338,17 +302,14 @@ def of_spec(
     classes = info or own.info, dummy_inputs or own.dummy_inputs, processor or own.processor
     instance = vllm_path.generated(*classes, vllm_path.config_for_spec(model_dir, **options))
     plan: Plan = instance.info.plan
-    drawn = {
-        name: given[name] if name in given else items(modality.item)
-        for name, modality in plan.modalities.items()
-    }
-    return Subject(instance, drawn, model_dir=model_dir, kwargs=kwargs, plan=plan)
+    drawn = {name: items(m.item) for name, m in plan.modalities.items() if name not in given}
+    return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)
 
 
 def of_registered(
     model_dir: str | Path,
     *,
-    kwargs: SearchStrategy[Kwargs] | None = None,
+    kwargs: SearchStrategy[Data] | None = None,
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
@@ -364,11 +325,10 @@ def of_registered(
     processor = vllm_path.registered(vllm_path.model_config(model_dir, **options))
     defaults = {
         # of a side of one or three pixels, transformers takes that for the channels
-        "image": items(Image(largest=((96, 96),), least=4).bind(Scope())),
-        "video": items(Video(largest=((6, 64, 64),), least=(1, 4, 4)).bind(Scope())),
-        "audio": items(Audio(largest=((16000,),))),
+        "image": Image(largest=((96, 96),), least=4).bind(Scope()),
+        "video": Video(largest=((6, 64, 64),), least=(1, 4, 4)).bind(Scope()),
+        "audio": Audio(largest=((16000,),)),
     }
     known = processor.info.get_supported_mm_limits()
-    drawn = {name: strategy for name, strategy in defaults.items() if name in known}
-    drawn |= samples or {}
-    return Subject(processor, drawn, model_dir=model_dir, kwargs=kwargs)
+    drawn = {name: items(kind) for name, kind in defaults.items() if name in known}
+    return Subject(processor, {**drawn, **(samples or {})}, model_dir=model_dir, kwargs=kwargs)

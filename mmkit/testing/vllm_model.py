@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from vllm.config import ModelConfig
+from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader import utils as loading
 from vllm.multimodal import utils
@@ -25,44 +24,35 @@ from ..model.mixin import MultiModalModel
 from ..model.positions import get_mrope_input_positions
 from ..vllm_api.items import embeds_size
 from .law import NotApplicable
+from .subject import Subject
 from .vllm_path import Outcome, features, in_prompt_order
+
+# options of a configuration that the model has as well
+_SHARED = ("trust_remote_code", "skip_tokenizer_init", "hf_overrides")
 
 
 @contextmanager
-def loaded_model(
-    config: ModelConfig, load_format: str = "dummy", dtype: str = "float32"
-) -> Iterator[Any]:
-    """The vLLM model of a checkpoint, on this machine's device, without an engine. Until it is
-    gone, the processor of this configuration works for its dtype."""
+def loaded_model(config: ModelConfig, dtype: str = "float32") -> Iterator[Any]:
+    """The vLLM model of a checkpoint, on this machine's device, without an engine and with dummy
+    weights. Until it is gone, the processor of this configuration works for its dtype."""
     from vllm import distributed
-    from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    vllm_config = EngineArgs(
-        model=config.model,
-        dtype=dtype,
-        load_format=load_format,
-        enforce_eager=True,
-        trust_remote_code=config.trust_remote_code,
-        skip_tokenizer_init=config.skip_tokenizer_init,
-        hf_overrides=config.hf_overrides,
-    ).create_engine_config()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    of_model = patch.object(config, "dtype", vllm_config.model_config.dtype)
-    with of_model, set_current_vllm_config(vllm_config):
-        distributed.init_distributed_environment(1, 0, address, 0, "gloo")
+    options: dict[str, Any] = {name: getattr(config, name) for name in _SHARED}
+    options |= {"dtype": dtype, "load_format": "dummy", "enforce_eager": True}
+    own = EngineArgs(config.model, **options).create_engine_config()
+    with patch.object(config, "dtype", own.model_config.dtype), set_current_vllm_config(own):
+        # the store takes a free port itself
+        distributed.init_distributed_environment(1, 0, "tcp://127.0.0.1:0", 0, "gloo")
         distributed.ensure_model_parallel_initialized(1, 1)
         try:
             # as vLLM's loader does, which also wants an accelerator's allocator
-            device = torch.device(vllm_config.device_config.device)
+            device = torch.device(own.device_config.device)
             with set_default_torch_dtype(config.dtype), device:
-                model = loading.initialize_model(vllm_config=vllm_config)
-                loader = get_model_loader(vllm_config.load_config)
-                loader.load_weights(model, vllm_config.model_config)
-                loading.process_weights_after_loading(model, vllm_config.model_config, device)
+                model = loading.initialize_model(vllm_config=own)
+                get_model_loader(own.load_config).load_weights(model, own.model_config)
+                loading.process_weights_after_loading(model, own.model_config, device)
             yield model.eval()
         finally:
             distributed.cleanup_dist_env_and_memory()
@@ -101,36 +91,30 @@ def filled(item: Any, value: float) -> Any:
     return type(item)(filled)
 
 
-def embedded(model: Any, modality: Any, item: Any, embeds: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of one precomputed embedding, (rows, hidden_size), in place of an item of vLLM's
-    kwargs."""
-    intake = modality.intake
-    sent = {key: item[key].data[None] for key in intake.companions}
-    sent[intake.embeds_field] = intake.embeds_as.batch([embeds])
-    with torch.inference_mode():
-        return list(model.embed_multimodal(**sent))
-
-
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """The input of the language model at the positions of these rows."""
     ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
-    everywhere = torch.ones_like(ids).bool()
     with torch.inference_mode():
-        return model.embed_input_ids(ids, list(rows), is_multimodal=everywhere)  # type: ignore[no-any-return]
+        return model.embed_input_ids(ids, list(rows), is_multimodal=ids == 0)  # type: ignore[no-any-return]
 
 
 # -- embeddings ------------------------------------------------------------------------------------
 
 
 def embeddings(
-    processor: Any, name: str, rows: Sequence[torch.Tensor], fields: Sequence[Mapping[str, Any]]
+    subject: Subject, name: str, rows: Sequence[torch.Tensor], outcome: Outcome
 ) -> list[Any]:
-    """Rows of items in each form that a hand-written processor's parser may take for embeddings.
+    """Rows of the items of a request in each form in which a caller may send them in their place.
 
-    It may declare a mapping, with more about each item; one that declares nothing takes a list, or
-    a mapping all the same.
+    A spec declares one. The parser of a hand-written processor may declare a mapping, with more
+    about each item; one that declares nothing takes a list, or a mapping all the same.
     """
-    declared = getattr(processor.data_parser, "embedding_fields", {}).get(name)
+    fields = outcome.fields[name]
+    if subject.plan is not None:
+        intake = subject.plan.modalities[name].intake
+        companions = {key: [own[key] for own in fields] for key in intake.companions}
+        return [{intake.embeds_field: list(rows), **companions}]
+    declared = getattr(subject.processor.data_parser, "embedding_fields", {}).get(name)
     if declared:
         return [_as_declared(declared, rows, fields)]
     return [list(rows), {f"{name}_embeds": list(rows)}]
@@ -148,18 +132,15 @@ def _as_declared(
 ) -> dict[str, Any]:
     """What sizes the placeholders (a grid, a number of tokens) is taken from the fields of the
     items, or counted."""
-    counts = torch.tensor([len(of_item) for of_item in rows])
     has_grid = any("grid" in key for key in declared)
     values = torch.cat(list(rows)) if has_grid else list(rows)
-    sent: dict[str, Any] = {}
-    for key, role in declared.items():
+    sent: dict[str, Any] = dict.fromkeys(declared, torch.tensor([len(own) for own in rows]))
+    sent |= {key: values for key, role in declared.items() if role == "values"}
+    for key in declared:
         sizes = [_row(item[key]) for item in fields if key in item]
-        if not sizes or len(sizes) != len(rows):
-            sent[key] = values if role == "values" else counts
-        elif len({size.shape for size in sizes}) == 1:
-            sent[key] = torch.stack(sizes)
-        else:
-            sent[key] = sizes
+        if len(sizes) == len(rows):
+            alike = len({size.shape for size in sizes}) == 1
+            sent[key] = torch.stack(sizes) if alike else sizes
     return sent
 
 
@@ -172,26 +153,24 @@ def _row(value: Any) -> torch.Tensor:
 # -- positions -------------------------------------------------------------------------------------
 
 
-def rope(
-    processor: Any, plan: Any, config: Any
-) -> Callable[[list[int], Sequence[Any]], tuple[torch.Tensor, int]]:
-    """A function that computes positions of several dimensions, integers (dimensions, tokens), and
-    how far the position after the prompt is from its length, of ids and of items as `placed` makes
-    them.
+# Computes positions of several dimensions, integers (dimensions, tokens), and how far the position
+# after the prompt is from its length, of ids and of items as `placed` makes them.
+Rope = Callable[[list[int], Sequence[Any]], tuple[torch.Tensor, int]]
 
-    Positions that a spec declares are those of mmkit's model classes, whatever vLLM has for the
-    checkpoint.
+
+def rope(subject: Subject, config: Any) -> Rope:
+    """The positions that the model class gives. Those that a spec declares are those of mmkit's
+    model classes, whatever vLLM has for the checkpoint.
 
     Args:
-        processor: vLLM's.
-        plan: of a generated one, else None.
+        subject: the processor.
         config: what the model class takes for its config.
 
     Raises:
         NotApplicable: tokens have positions of one dimension, the model class has no method for
             others, or (by the function) they depend on more than the config.
     """
-    settings = processor.info.ctx.model_config
+    settings, plan = subject.processor.info.ctx.model_config, subject.plan
     declares = plan is not None and any(m.positions is not None for m in plan.modalities.values())
     if not (declares or settings.uses_mrope or getattr(settings, "uses_xdrope_dim", 0)):
         raise NotApplicable("positions have one dimension")

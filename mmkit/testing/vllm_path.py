@@ -23,6 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
+from vllm.plugins import load_general_plugins as load_general_plugins
 
 from ..bound.modality import Layouts
 from ..bound.placeholders import rows_field
@@ -52,18 +53,16 @@ Miss: Any = None
 with suppress(VllmApiError):  # before 0.28 the engine's half of a cache asserts
     Miss = find("multimodal.cache:MultiModalCacheMissError")
 
+# A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
+# than the cache.
 LEAST_CACHE_GIB = 1e-6 if hasattr(MultiModalProcessorOnlyCache, "cache_if_fits") else 0.01
-"""A processor cache so small that items are evicted from it. Before 0.29 vLLM refuses items larger
-than the cache."""
 
-_TEXT_PROMPTS = (
-    "prompt" in inspect.signature(BaseMultiModalProcessor._apply_hf_processor_main).parameters
-)
-"""Whether a prompt passes the processor with the items, and may be a text: up to 0.28."""
+# Up to 0.28 a prompt passes the processor with the items, and may be a text.
+_main = BaseMultiModalProcessor._apply_hf_processor_main
+_TEXT_PROMPTS = "prompt" in inspect.signature(_main).parameters
 
-
+# what a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`
 Data = Mapping[str, Any]
-"""What a caller writes into ``multi_modal_data``, or into `mm_processor_kwargs`."""
 
 
 # -- processors ------------------------------------------------------------------------------------
@@ -94,13 +93,6 @@ def architectures_of(folder: str | Path) -> list[str]:
     return list(known.get("architectures") or [])
 
 
-def load_plugins() -> None:
-    """Load vLLM's plugins, as each of its processes does."""
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-
-
 def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     """The config of a checkpoint folder, in float32; without a tokenizer if the folder has none.
     Plugins are loaded first: config classes are theirs. What code the folder brings is run with
@@ -109,7 +101,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     Raises:
         MmkitError: the model class cannot be imported.
     """
-    load_plugins()
+    load_general_plugins()
     tokenizer = any((Path(folder) / name).exists() for name in TOKENIZER_FILES)
     defaults = {"dtype": "float32", "seed": 0, "mm_processor_cache_gb": 1}
     settings = {**defaults, "skip_tokenizer_init": not tokenizer, **options}
@@ -124,9 +116,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
 def _import_models(architectures: Sequence[str]) -> None:
     """Find the exception of which vLLM says only that it is in the logs: its inspection imports the
     model in another process."""
-    for name in architectures:
-        if name not in ModelRegistry.models:
-            continue
+    for name in ModelRegistry.models.keys() & {*architectures}:
         try:
             ModelRegistry.models[name].load_model_cls()
         except Exception as error:
@@ -229,19 +219,17 @@ def render(
 ) -> Any:
     """One request, as vLLM hands it to a processor."""
     items = parsed(processor, data) if compat.INFO_PARSES else data
-    if compat.TAKES_PARTS:
-        with _holding(processor, cache):
-            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
-    ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
-    inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
-    if not hasattr(processor, "cache"):
-        inputs.cache = cache
     with _holding(processor, cache):
+        if compat.TAKES_PARTS:
+            return processor.apply(prompt, items, kwargs, mm_uuids=uuids)
+        ids = _tokenized(processor, prompt, data) if isinstance(prompt, str) else list(prompt)
+        inputs = ProcessorInputs(ids, items, uuids, hf_processor_mm_kwargs=kwargs)
+        inputs.cache = cache
         return _applied(processor, inputs)
 
 
 def _holding(processor: Any, cache: Any) -> Any:
-    """A processor with another cache, where a processor has one."""
+    """A processor with another cache, where a processor has one: up to 0.30."""
     return patch.object(processor, "cache", cache) if hasattr(processor, "cache") else nullcontext()
 
 
@@ -295,15 +283,9 @@ def _flags(mask: Any, length: int) -> tuple[bool, ...]:
 
 def _fields(modality: str, item: Any) -> dict[str, Any]:
     """The values of an item; tensors and arrays are copied: a processor may reuse their memory."""
-    values = {name: element.data for name, element in item.items()}
-    values.pop(rows_field(modality), None)
-    return {name: _copied(value) for name, value in values.items()}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    values = {key: own.data for key, own in item.items() if key != rows_field(modality)}
+    reused = {key for key, own in values.items() if isinstance(own, torch.Tensor | np.ndarray)}
+    return {key: deepcopy(own) if key in reused else own for key, own in values.items()}
 
 
 def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
@@ -342,11 +324,6 @@ class Caches:
         with patch.object(multimodal, "mm_processor_cache_gb", capacity_gib):
             self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
             self.receiver = _ReceiverCache(config) if pair else None
-
-    def forget(self, hashes: Sequence[str]) -> None:
-        """The step of vLLM before it sends a request again whose items the engine lacks."""
-        for item_hash in hashes:
-            self.sender.invalidate(item_hash)
 
     def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
         """The items as the engine has them."""
@@ -487,19 +464,14 @@ def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any,
 def most_rows(processor: Any, name: str) -> tuple[int, int]:
     """(stated, reached): the most encoder rows of an item, as stated for scheduling, and those of
     the dummy item."""
-    seq_len = processor.info.ctx.model_config.max_model_len
-    dummy = outcome(_dummy(processor, seq_len, {name: 1}))
-    reached = sum(sum(mask) for _, _, mask in dummy.ranges.get(name, ()))
-    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, {name: 1}) or {}).get(name)
-    return reached if stated is None else stated, reached
-
-
-def _dummy(processor: Any, seq_len: int, counts: Mapping[str, int]) -> Any:
-    """The result of the dummy request."""
+    seq_len, counts = processor.info.ctx.model_config.max_model_len, {name: 1}
     if hasattr(processor, "get_dummy_mm_inputs"):
-        return processor.get_dummy_mm_inputs(counts)
-    inputs = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
-    if not compat.TAKES_PARTS:
-        return _applied(processor, inputs)
-    items = getattr(inputs, compat.ITEMS)
-    return processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)
+        result = processor.get_dummy_mm_inputs(counts)
+    else:
+        sent = processor.dummy_inputs.get_dummy_processor_inputs(seq_len, counts, {})
+        parts = (sent.prompt, getattr(sent, compat.ITEMS, None), sent.hf_processor_mm_kwargs)
+        result = processor.apply(*parts) if compat.TAKES_PARTS else _applied(processor, sent)
+    ranges = outcome(result).ranges.get(name, ())
+    reached = sum(sum(mask) for _, _, mask in ranges)
+    stated = (processor.info.get_mm_max_tokens_per_item(seq_len, counts) or {}).get(name)
+    return reached if stated is None else stated, reached

@@ -234,7 +234,7 @@ def same_as_the_class(name: str, examples: int) -> None:
         trust_remote_code=True,
     )
     assert comparison, comparison.difference
-    assert comparison.refused + comparison.taken < comparison.requests / 4, comparison.taken_first
+    assert comparison.refused + len(comparison.taken) < comparison.requests / 4, comparison.taken[:1]
 
 
 @pytest.mark.parametrize("name", LIVE)

@@ -13,7 +13,7 @@ from tests.profiles import scaled
 
 from .planted import BASES, BUGS, BY_NUMBER, Bug, another_qwen, mixed, violation
 
-EXAMPLES = 80
+EXAMPLES = 200
 """At most; every planted bug is found before, the same way each time."""
 
 

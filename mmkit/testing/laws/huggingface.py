@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import compress
+from itertools import compress, product
 from typing import Any
 
 import torch
@@ -20,16 +20,14 @@ from ..differences import near
 from ..law import Case, NotApplicable, law
 from ..strategies import Request
 from ..subject import Subject
-from ..vllm_model import placed, rope
+from ..vllm_model import Rope, placed, rope
 from ..vllm_path import Data, Outcome, run
 
 
-@law(
-    "a text with items has the ids that the model's own Hugging Face processor gives it, where "
-    "that writes placeholders, and fields of one name and size have the same values",
-    cost=2,
-)
+@law(cost=2)
 def reference(case: Case) -> None:
+    """A text with items has the ids that the model's own Hugging Face processor gives it, where
+    that writes placeholders, and fields of one name and size have the same values."""
     processor = case.subject.processor
     tokenizer = processor.info.ctx.tokenizer
     if tokenizer is None:
@@ -42,12 +40,8 @@ def reference(case: Case) -> None:
     outcome = case.attempt(run, processor, text, request.data(), request.kwargs)
     if not outcome:  # decoding may change what the ids mean
         reject()
-    rows = {
-        token
-        for ranges in outcome.ranges.values()
-        for start, _, mask in ranges
-        for token in compress(outcome.ids[start:], mask)
-    }
+    places = [at for ranges in outcome.ranges.values() for at in ranges]
+    rows = {token for start, _, mask in places for token in compress(outcome.ids[start:], mask)}
     if rows.isdisjoint(result["input_ids"]):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
     where = f"the Hugging Face processor and vLLM, of {text!r}"
@@ -56,11 +50,10 @@ def reference(case: Case) -> None:
         case.fail(f"{where}: the field {field!r} has other values")
 
 
-@law(
-    "where tokens have positions of several dimensions, they are those of the model's own Hugging "
-    "Face class, and generated tokens go on as there; what follows changes none of a prefix",
-)
+@law()
 def positions(case: Case) -> None:
+    """Where tokens have positions of several dimensions, they are those of the model's own Hugging
+    Face class, and generated tokens go on as there; what follows changes none of a prefix."""
     model, config, positions = rope_of(case.subject)
     request = case.request = _as_in_chat(case, config, case.draw_request(least=1))
     outcome = case.attempt(case.subject.run, request)
@@ -93,10 +86,7 @@ def positions(case: Case) -> None:
 def _as_in_chat(case: Case, config: Any, request: Request) -> Request:
     """The items of a request between the tokens that stand around them in a chat, by which
     transformers finds them, and with a little text between."""
-    pieces = {
-        name: case.subject.pieces(name, samples, request.kwargs)
-        for name, samples in request.items.items()
-    }
+    pieces = case.subject.pieces_of(request)
     prompt = [*next(iter(pieces.values()))[0].prefix]
     text = case.subject.ordinary[1:3]
     for name, i in request.order:
@@ -111,8 +101,7 @@ def _as_in_chat(case: Case, config: Any, request: Request) -> Request:
 def _around(config: Any, name: str) -> tuple[list[int], list[int]]:
     """The ids before and after an item, by a config of transformers."""
     for kind in (name, "vision"):
-        start = getattr(config, f"{kind}_start_token_id", None)
-        end = getattr(config, f"{kind}_end_token_id", None)
+        start, end = (getattr(config, f"{kind}_{at}_token_id", None) for at in ("start", "end"))
         if start is not None and end is not None:
             return [start], [end]
     return [], []
@@ -128,14 +117,14 @@ def _compare(case: Case, ours: torch.Tensor, theirs: torch.Tensor, where: str) -
 
 # -- Hugging Face's classes ------------------------------------------------------------------------
 
+# the names of items in processors of transformers
 _KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
-"""The names of items in processors of transformers."""
 
+# the names of fields under which `get_rope_index` takes them, where they differ
 _FIELDS = {
     "audio_seqlens": ("audio_feature_lengths",),
     "second_per_grids": ("second_per_grid_ts", "video_second_per_grid"),
 }
-"""The names of fields under which `get_rope_index` takes them, where they differ."""
 
 
 def _processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str, Any]:
@@ -159,8 +148,7 @@ def _processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str,
         result = dict(hf_processor(text=text, **{**kwargs, **named}))
     except Exception:
         reject()
-    ids = result["input_ids"]
-    return {**result, "input_ids": torch.as_tensor(ids).flatten().tolist()}
+    return {**result, "input_ids": torch.as_tensor(result["input_ids"]).flatten().tolist()}
 
 
 def _other_field(result: Mapping[str, Any], outcome: Outcome) -> str:
@@ -197,7 +185,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 @lru_cache(maxsize=1)
-def rope_of(subject: Subject) -> tuple[Any, Any, Callable[..., tuple[torch.Tensor, int]]]:
+def rope_of(subject: Subject) -> tuple[Any, Any, Rope]:
     """The Hugging Face model that computes positions of several dimensions, None where transformers
     has none; what the model class takes for its config; and vLLM's function for them.
 
@@ -207,7 +195,7 @@ def rope_of(subject: Subject) -> tuple[Any, Any, Callable[..., tuple[torch.Tenso
     config = subject.processor.info.ctx.model_config.hf_config
     model = _position_model(config)
     config = config if model is None else model.config
-    return model, config, rope(subject.processor, subject.plan, config)
+    return model, config, rope(subject, config)
 
 
 def _position_model(config: Any) -> Any:
@@ -228,16 +216,15 @@ def _position_model(config: Any) -> Any:
     except ImportError:
         return None
     parts = [part for part in vars(config).values() if isinstance(part, PretrainedConfig)]
-    for part in (config, *parts):
-        for cls in list(classes.values()):
-            # not one that the models of several parts inherit it from
-            is_model = isinstance(cls, type) and "forward" in vars(cls)
-            if is_model and hasattr(cls, "get_rope_index") and cls.config_class is type(part):
-                try:
-                    with torch.device("meta"):
-                        return cls(part)
-                except Exception as error:
-                    raise NotApplicable(f"{cls.__name__}: {error}") from error
+    for part, cls in product([config, *parts], [*classes.values()]):
+        # not one that the models of several parts inherit it from
+        is_model = isinstance(cls, type) and "forward" in vars(cls)
+        if is_model and hasattr(cls, "get_rope_index") and cls.config_class is type(part):
+            try:
+                with torch.device("meta"):
+                    return cls(part)
+            except Exception as error:
+                raise NotApplicable(f"{cls.__name__}: {error}") from error
     return None
 
 
@@ -261,15 +248,13 @@ def _positions_of(model: Any, outcome: Outcome, kwargs: Data) -> tuple[torch.Ten
     for name, ranges in outcome.ranges.items():
         for start, length, mask in ranges:
             types[0, start : start + length] = MEDIA.get(name, 0) * torch.tensor(mask)
-    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    given |= {"mm_token_type_ids": types} if "mm_token_type_ids" in taken else {}
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
     for name in taken:
         for field in (name, *_FIELDS.get(name, ())):
-            values = _joined(outcome, field)
-            if values is not None:
+            if (values := _joined(outcome, field)) is not None:
                 given[name] = values
-    given |= {name: value for name, value in kwargs.items() if name in taken}
-    found, delta = model.get_rope_index(**given)
+    sent = {name: value for name, value in {**given, **kwargs}.items() if name in taken}
+    found, delta = model.get_rope_index(**sent)
     return found[:, 0], int(delta)
 
 
