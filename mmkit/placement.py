@@ -77,8 +77,8 @@ class Alternatives(tuple[Alternative, ...]):
     def leftovers(self) -> frozenset[Target]:
         """The ids of which none may be left over in a prompt: targets, and each placeholder id."""
         embeds = frozenset().union(*(one.placeholder.embed_ids for one in self))
-        targets = {one.replaced for one in self if one.replaced}
-        return targets.union((token,) for token in embeds)
+        targets = [one.replaced for one in self if one.replaced]
+        return frozenset([*targets, *((token,) for token in embeds)])
 
     @cached_property
     def begins(self) -> frozenset[str]:
@@ -245,7 +245,7 @@ class _Match(NamedTuple):
         one: the alternative.
         stands: whether they are the layout itself.
         modality: that of the item.
-        index: the item's position among those of its modality.
+        number: the item's position among those of its modality.
     """
 
     begin: int
@@ -253,7 +253,7 @@ class _Match(NamedTuple):
     one: Alternative
     stands: bool
     modality: str
-    index: int
+    number: int
 
     def order(self) -> tuple[int, bool]:
         """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
@@ -302,13 +302,13 @@ class _Search:
         waiting: dict[str, int] = {}
         for modality, items in self.items.items():
             for index, alternatives in enumerate(items):
-                anchors = [(one.update.anchor(self.prompt, one.target), one) for one in alternatives]
-                known = [(at, one) for at, one in anchors if at is not None]
-                if not known:
+                for one in alternatives:
+                    if (at := one.update.anchor(self.prompt, one.target)) is not None:
+                        anchored.append(_Match(at, at, one, False, modality, index))
+                        break
+                else:
                     waiting[modality] = index
                     break
-                at, one = known[0]
-                anchored.append(_Match(at, at, one, False, modality, index))
         searched = [*self._searched(waiting, reading)]
         return sorted(anchored + searched, key=_Match.order) if anchored else searched
 
