@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
+from . import placement
 from .bound.binding import At, Refusals
 from .bound.calls import Calls
 from .bound.intake import Taken
@@ -26,21 +27,7 @@ from .bound.processing import Processed
 from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
-from .placement import (
-    EMPTY,
-    READINGS,
-    Alternatives,
-    Items,
-    NotFound,
-    Placed,
-    Placement,
-    Reading,
-    expanded_as_text,
-    in_other_ids,
-    may_be_split,
-    place,
-    refuse_reserved,
-)
+from .placement import Alternatives, Items, NotFound, Placed, Placement
 from .runs import Runs
 from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
@@ -115,8 +102,7 @@ class Plan:
         """Bind all parts of the spec; returns why some cannot be bound."""
         name, self._scope = self.spec.name, scope
         self.modalities: dict[str, BoundModality] = {}
-        options = scope.kwargs or {}
-        self._calls = Calls(name, self.modalities, scope.proc, options, self._dtype)
+        self._calls = Calls(name, self.modalities, scope, self._dtype)
         refusals = Refusals()
         for m in self.spec.modalities:
             where, process = f"{name}.{m.name}", partial(self._calls.of_spec, m.name)
@@ -298,7 +284,7 @@ class Plan:
         self,
         prompt: str | Sequence[int],
         taken: Mapping[str, Taken],
-        fields: Mapping[str, Sequence[Mapping[str, Any]]],
+        fields: Mapping[str, Processed],
     ) -> Placed:
         """A prompt with the layouts of some items in it, and where they stand."""
         ids, items = self.encode(prompt), self._alternatives(taken, fields)
@@ -327,7 +313,7 @@ class Plan:
         taken = self.take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
-            apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
+            apart, placements = self._apart(ids, items, placement.EMPTY, ("layouts",))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -360,13 +346,14 @@ class Plan:
             InputError: an id that the model does not have, or a text for a model without a
                 tokenizer.
         """
+        written: Any = prompt
         if isinstance(prompt, str):
             if self._scope.tok is None:
                 where, expected = f"{self.spec.name}.prompt", "token ids"
                 raise InputError(where, expected, "a text", "The model has no tokenizer.")
             options = {**self.spec.tokenization_kwargs, **options}
-            prompt = self._scope.tok.tokenizer.encode(prompt, **options)
-        ids = list(prompt)
+            written = self._scope.tok.tokenizer.encode(prompt, **options)
+        ids: list[int] = list(written)
         self.check_ids(ids)
         return ids
 
@@ -387,7 +374,7 @@ class Plan:
                 taken[name] = own
         return taken
 
-    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
         """The processed fields of items, as far as their layouts read them."""
         by_hf = {n for n, own in taken.items() if not own.embeds and self.modalities[n].needs_hf}
         return {
@@ -397,7 +384,7 @@ class Plan:
         } | self.process({name: taken[name] for name in by_hf})
 
     def _alternatives(
-        self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
+        self, taken: Mapping[str, Taken], fields: Mapping[str, Processed]
     ) -> dict[str, list[Alternatives]]:
         """The alternatives of each item, by modality, in the order of the spec."""
         return {
@@ -515,7 +502,7 @@ class Plan:
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
-            refuse_reserved(prompt, self._reserved, self.spec.name)
+            placement.refuse_reserved(prompt, self._reserved, self.spec.name)
 
     def place(self, prompt: list[int], items: Items) -> Placed:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
@@ -527,32 +514,25 @@ class Plan:
         self.check_bare(prompt, present)
         if not present:
             return list(prompt), []
-        known = present, self._reserved
+        name, known, tok = self.spec.name, self._reserved, self._scope.tok
         try:
-            return self.runs.joined(*self._apart(prompt, *known))
+            return self.runs.joined(*self._apart(prompt, present, known))
         except NotFound as error:
-            if self._scope.tok is None or not may_be_split(present):
+            if tok is None or not placement.may_be_split(present):
                 raise
             try:
-                ids = expanded_as_text(
-                    prompt, present, self.spec.name, self._reserved, self._scope.tok
-                )
+                ids = placement.expanded_as_text(prompt, present, name, known, tok)
                 self.check_bare(ids, present)
-                return self.runs.joined(*self._apart(ids, *known, ("layouts",)))
+                return self.runs.joined(*self._apart(ids, present, known, ("layouts",)))
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
 
-    def _apart(
-        self,
-        prompt: list[int],
-        items: Items,
-        reserved: Mapping[Target, str],
-        readings: Sequence[Reading] = READINGS,
-    ) -> Placed:
+    def _apart(self, prompt: list[int], items: Items, *more: Any) -> Placed:
         """`mmkit.placement.place`, with the tokens that merge taken apart."""
         if items and self.runs.tokens:
-            prompt, items = self.runs.apart(prompt), in_other_ids(items, self.runs.placeholder)
-        return place(prompt, items, self.spec.name, reserved, readings)
+            prompt = self.runs.apart(prompt)
+            items = placement.in_other_ids(items, self.runs.placeholder)
+        return placement.place(prompt, items, self.spec.name, *more)
 
 
 def hidden_size(config: Any) -> int | None:

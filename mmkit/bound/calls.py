@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError, SpecError
+from ..expr import Scope
 from ..items import ItemType, unscoped
 from .binding import of_spec
 from .intake import Taken
@@ -99,8 +100,8 @@ class Calls:
     Args:
         where: names the spec in errors.
         modalities: the bound modalities, by name.
-        own: the model's Hugging Face processor, or None.
-        options: arguments of every call that the spec does not fix.
+        scope: has the model's Hugging Face processor, or None, and as its `kwargs` the arguments of
+            every call that the spec does not fix.
         dtype: that of the floats of Hugging Face processors; None leaves them as they are.
     """
 
@@ -108,12 +109,11 @@ class Calls:
         self,
         where: str,
         modalities: Mapping[str, BoundModality],
-        own: Any,
-        options: Options,
+        scope: Scope,
         dtype: torch.dtype | None,
     ) -> None:
-        self._where, self._modalities, self._own = where, modalities, own
-        self._options, self._dtype = options, dtype
+        self._where, self._modalities, self._dtype = where, modalities, dtype
+        self._own, self._options = scope.proc, scope.kwargs
         self._callees: dict[tuple[str, ...], Callee] = {}
 
     def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:

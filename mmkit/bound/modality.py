@@ -20,9 +20,8 @@ from ..spec import Modality
 from ..updates import AlreadyExpanded, Insert, Replace, Target, Update
 from .binding import At, Refusals
 from .intake import Intake, Taken
-from .placeholders import Placeholders
-from .positions import Positions
-from .processing import Processing
+from .placeholders import Placeholders, TooManyRows
+from .processing import Processed, Processing
 
 _STEPS = 1024
 """The steps in which the sizes of the largest item are fitted to the context."""
@@ -91,12 +90,11 @@ class BoundModality:
         updates: the alternatives of `update`.
         fields: the fields that the model receives for raw items.
         fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
-        grid: the sizes of the grid of M-RoPE positions.
+        grid: the sizes of its grid of M-RoPE positions; empty where the spec has none.
         limit: the most items in one request, or None.
         intake: turns a caller's data into canonical items.
         processing: turns canonical items into processed fields.
         placeholders: the layouts and targets of items.
-        positions: its M-RoPE positions; None where the spec has none.
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: what an adapter has derived from the modality.
@@ -153,7 +151,6 @@ class BoundModality:
         self.placeholders = Placeholders(self)
         self.intake = Intake(self)
         self.processing = Processing(self, fields, hf)
-        self.positions = None if spec.positions is None else Positions(self)
         self.fields = self.processing.sent
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
@@ -228,7 +225,7 @@ class BoundModality:
     def layouts(
         self,
         taken: Taken,
-        fields: Sequence[Mapping[str, Any]],
+        fields: Processed,
         *,
         are_largest: bool = False,
         may_be_larger: bool = False,
@@ -242,7 +239,9 @@ class BoundModality:
             may_be_larger: whether they may have more encoder rows than that.
 
         Raises:
-            InputError: see `Placeholders.check_rows`.
+            InputError: precomputed embeddings of other rows than their layout has.
+            TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
+                reserves memory and plans its schedule.
         """
         placeholders, embeds, most = self.placeholders, taken.embeds, None
         varies = placeholders.varies(embeds)
@@ -257,12 +256,17 @@ class BoundModality:
             rows = layouts.placeholder.num_embeds
             if are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
-            sent = len(value.rows) if embeds else None
-            placeholders.check_rows(index, rows, sent=sent, most=most)
+            if embeds and rows != len(value.rows):
+                expected = f"{rows} embedding row(s)"
+                raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
+            if most is not None and rows > most:
+                expected = f"at most {most} encoder row(s), as the stated largest item has"
+                remedy = "Send a smaller item, or state a larger `largest=` in the spec."
+                raise TooManyRows(f"{self.where}[{index}]", expected, str(rows), remedy)
             yield layouts
 
     def written(
-        self, taken: Taken, fields: Callable[[], Mapping[str, Sequence[Mapping[str, Any]]]]
+        self, taken: Taken, fields: Callable[[], Mapping[str, Processed]]
     ) -> Iterator[tuple[Target, Sequence[int]]]:
         """The target of each item, and the ids that a caller writes for it, by the first update.
 
@@ -281,7 +285,7 @@ class BoundModality:
             target = update.resolve(self.scope(value, index, None, taken.total))
             yield target, target if isinstance(update, Replace) else ()
 
-    def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    def fields_of(self, values: Sequence[Any]) -> Processed:
         """The processed fields of items as far as their layouts read them, where these need no
         Hugging Face processor."""
         if self._needs_fields:

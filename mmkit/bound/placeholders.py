@@ -10,9 +10,11 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import InputError, SpecError
 from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, leaves, plain
-from ..layout import nothing
+from ..layout import Placeholder, nothing, whole
 from ..placement import Alternative, Alternatives
 from ..updates import Replace, Target
 from ..vocabulary import check_ids, vocab_size
@@ -88,7 +90,7 @@ class Placeholders:
             InputError: an item without any embed() position; any mistake with precomputed
                 embeddings, whose fields come from the caller.
         """
-        is_whole = self._modality.positions is None or self._is_whole(scope, embeds)
+        is_whole = not self._modality.grid or self._is_whole(scope, embeds)
         try:
             if self._opaque:
                 return self._evaluate(scope, embeds, is_whole)
@@ -121,8 +123,8 @@ class Placeholders:
             expected = "embed() of ids that the largest or the smallest item has, too"
             remedy = "State the layout as an expression: no prompt is guarded against other ids."
             raise SpecError(at.where, expected, repr(sorted(more)), remedy)
-        if modality.positions is not None and is_whole:
-            modality.positions.sizes(scope, placeholder)
+        if modality.grid and is_whole:
+            self._sizes(scope, placeholder)
         alternatives = []
         at = modality.at("update")
         for update in modality.updates:
@@ -165,28 +167,44 @@ class Placeholders:
             return self.alternatives(scope, embeds=embeds)[0].placeholder.num_embeds
         return None
 
-    def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:
-        """Compare the encoder rows of an item with its precomputed embeddings, and with the largest
-        item.
+    def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
+        """The M-RoPE positions of the encoder rows of an item.
 
         Args:
-            index: position among the items of the modality.
-            rows: encoder rows in its layout.
-            sent: rows of its precomputed embeddings; None for a raw item.
-            most: encoder rows of the spec's largest item, for which vLLM reserves memory and plans
-                its schedule; None where they are not known.
+            fields: its processed fields.
+            mask: which positions of its layout receive encoder rows, an array or a list.
+
+        Returns:
+            For each run of such positions the offset in the layout, and integers (3, length): time,
+            height, width, counted from 0.
 
         Raises:
-            InputError: the rows differ.
-            TooManyRows: there are more than the largest item has.
+            SpecError: the grid has another number of positions than the layout has rows.
         """
-        if sent is not None and sent != rows:
-            where = f"{self._where}[{index}]"
-            raise InputError(where, f"{rows} embedding row(s)", str(sent))
-        if most is not None and rows > most:
-            expected = f"at most {most} encoder row(s), as the stated largest item has"
-            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
-            raise TooManyRows(f"{self._where}[{index}]", expected, str(rows), remedy)
+        placeholder = Placeholder([], np.asarray(mask, np.bool_).tobytes())
+        scope = self._modality.scope(SimpleNamespace(), 0, fields)
+        t, h, w, *scale = self._sizes(scope, placeholder)
+        starts = [start for start, _ in placeholder.runs]
+        if len(starts) != 1:
+            return [(start, np.indices((1, h, w)).reshape(3, -1)) for start in starts]
+        grid = np.indices((t, h, w))
+        if scale:
+            grid[0] = (grid[0] * scale[0]).astype(np.int64)
+        return [(starts[0], grid.reshape(3, -1))]
+
+    def _sizes(self, scope: Scope, placeholder: Placeholder) -> list[Any]:
+        """The sizes of an item's grid, compared with the mask of its layout: one run of all its
+        rows, or one of each time."""
+        grid = self._modality.grid
+        with self._modality.at("positions"):
+            values = [plain(evaluate(part, scope)) for part in grid]
+            pairs = zip(values[:3], grid, strict=False)
+            t, h, w = (whole(value, part, "a size of a grid") for value, part in pairs)
+            lengths = [length for _, length in placeholder.runs]
+            if lengths not in ([t * h * w], [h * w] * t):
+                expected = f"embed() positions for a grid of {(t, h, w)}"
+                raise SpecError("layout", expected, f"runs of {lengths}")
+        return [t, h, w, *values[3:]]
 
 
 def rows_field(modality: str) -> str:
