@@ -233,11 +233,9 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     def call() -> Any:
         entries: dict[str, list[Any]] = {}
         for name, fields in parts.items():
-            modality, entries[name] = plan.modalities[name], []
-            layouts = modality.layouts(taken[name], fields, may_be_larger=bool(kwargs))
-            for part, own in zip(fields, layouts, strict=True):
-                modality.check_positions(part, own.alternatives)
-                entries[name].append((None, own))
+            modality, larger = plan.modalities[name], bool(kwargs)
+            layouts = modality.layouts(taken[name], fields, may_be_larger=larger)
+            entries[name] = [(None, own) for own in layouts]
         return processor._placed(sent, counts, entries)
 
     return call

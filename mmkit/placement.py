@@ -6,11 +6,12 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .errors import InputError
 from .layout import Placeholder, as_text
@@ -21,17 +22,10 @@ READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
 """The readings of a prompt, in the order in which they are tried: the prompt holds every layout
 already; every item has a target or an anchor; the caller expanded some items and not others."""
 
-_STEP = 256
-"""The least part of a prompt that one step searches for several alternatives."""
-
-_FEW = 32
-"""The most ids that are sought one by one."""
-
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(NamedTuple):
     """One alternative of `update` for one item.
 
     Attributes:
@@ -51,9 +45,14 @@ class Alternative:
         return self.update.written(self.target, self.placeholder)
 
     @property
-    def sought(self) -> tuple[int, ...]:
+    def replaced(self) -> Target | None:
+        """The target, where the layout takes its place."""
+        return self.target if isinstance(self.update, Replace) else None
+
+    @property
+    def sought(self) -> Target:
         """The ids that stand for the item in a prompt that is not expanded yet."""
-        return self.target if isinstance(self.update, Replace) else tuple(self.placeholder.ids)
+        return self.replaced or tuple(self.placeholder.ids)
 
 
 class Sought(NamedTuple):
@@ -72,20 +71,19 @@ class Sought(NamedTuple):
 
 class Alternatives(tuple[Alternative, ...]):
     """The alternatives of one item, in order of preference. Items of one geometry share them, and
-    what a search for them needs is computed once.
-
-    Attributes:
-        positions_checked: whether the declared positions of an item were compared with its layout.
-    """
-
-    positions_checked = False
+    what a search for them needs is computed once."""
 
     @cached_property
-    def begins(self) -> frozenset[int]:
-        """The ids of which none may be left over in a prompt: those with which targets begin, and
-        placeholder ids."""
-        targets = {one.target[0] for one in self if isinstance(one.update, Replace)}
-        return frozenset(targets).union(*(one.placeholder.embed_ids for one in self))
+    def leftovers(self) -> frozenset[Target]:
+        """The ids of which none may be left over in a prompt: targets, and each placeholder id."""
+        embeds = frozenset().union(*(one.placeholder.embed_ids for one in self))
+        targets = [one.replaced for one in self if one.replaced]
+        return frozenset([*targets, *((token,) for token in embeds)])
+
+    @cached_property
+    def begins(self) -> frozenset[str]:
+        """The ids with which leftovers begin, as characters."""
+        return frozenset(chr(target[0]) for target in self.leftovers)
 
     @cached_property
     def sought(self) -> dict[Reading, list[Sought]]:
@@ -96,8 +94,8 @@ class Alternatives(tuple[Alternative, ...]):
         for one in self:
             if reading != "targets" or isinstance(one.update, AlreadyExpanded):
                 yield Sought(one.placeholder.text, one, is_layout=True)
-            if reading != "layouts" and isinstance(one.update, Replace):
-                yield Sought(as_text(one.target), one, is_layout=False)
+            if reading != "layouts" and one.replaced:
+                yield Sought(as_text(one.replaced), one, is_layout=False)
 
 
 Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
@@ -126,6 +124,10 @@ class Placement:
         return self.start + len(self.placeholder)
 
 
+Placed: TypeAlias = tuple[list[int], list[Placement]]
+"""A prompt with layouts in it, and one placement per item, in prompt order."""
+
+
 class NotFound(InputError):
     """An item's target is not in the prompt."""
 
@@ -135,15 +137,14 @@ def place(
     items: Items,
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
-    readings: tuple[Reading, ...] = READINGS,
-) -> tuple[list[int], list[Placement]]:
+    readings: Sequence[Reading] = READINGS,
+) -> Placed:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading
     that fits.
 
     The items of a modality are placed in order. Where targets of several modalities match at the
     same place, the modality that comes first in `items` goes first, as in vLLM. `prompt` is not
-    changed. The time grows with the sum of the lengths of the prompt and of the ids that are
-    sought, not with their product.
+    changed. Under one reading, the prompt is searched once for all items that share their ids.
 
     Args:
         prompt: token ids.
@@ -153,46 +154,29 @@ def place(
             may be left over.
         readings: the readings to try; the error is that of the last reading other than "either".
 
-    Returns:
-        The new prompt and one placement per item, in prompt order.
-
     Raises:
         NotFound: an item's target is not in the prompt.
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
-    text = as_text(prompt)
-    if readings == READINGS and not _may_be_expanded(text, items):
-        readings = readings[1:]
-    refusals: list[Callable[[], NoReturn]] = []
-    for reading in readings:
+    search = _Search(prompt, as_text(prompt), items, where, reserved)
+    for reading in readings if search.may_be_expanded() else readings[1:] or readings:
         try:
-            return _Pass(prompt, text, items, where, reserved, reading).run()
-        except _Unfit as unfit:
+            return search.run(reading)
+        except _Misfit as misfit:
             if reading != "either":
-                refusals.append(unfit.refuse)
-    refusals[-1]()
-
-
-def _may_be_expanded(text: str, items: Items) -> bool:
-    """Whether a prompt holds a layout of the first item of each modality."""
-    return all(
-        any(one.placeholder.text in text for one in alternatives)
-        for of_modality in items.values()
-        for alternatives in of_modality[:1]
-    )
+                refusal = misfit.error
+    raise refusal()
 
 
 def may_be_split(items: Items) -> bool:
     """Whether a target has several tokens, as texts have: inside a prompt the tokenizer may split
     the text otherwise."""
-    known = (one for of_modality in items.values() for one in _distinct(of_modality))
-    return any(isinstance(one.update, Replace) and len(one.target) > 1 for one in known)
+    return any(len(one.replaced or ()) > 1 for own in _distinct(items) for one in own)
 
 
-def _distinct(items: Sequence[Alternatives]) -> list[Alternative]:
+def _distinct(items: Items) -> Iterable[Alternatives]:
     """The alternatives of some items, each once: most items share them."""
-    known = {id(alternatives): alternatives for alternatives in items}
-    return [one for alternatives in known.values() for one in alternatives]
+    return {id(own): own for of_modality in items.values() for own in of_modality}.values()
 
 
 def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> Items:
@@ -202,11 +186,7 @@ def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> 
         target = change(Placeholder(list(one.target), bytes(len(one.target))))
         return Alternative(one.update, tuple(target.ids), change(one.placeholder))
 
-    known = {
-        id(own): Alternatives(map(changed, own))
-        for of_modality in items.values()
-        for own in of_modality
-    }
+    known = {id(own): Alternatives(map(changed, own)) for own in _distinct(items)}
     return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
 
 
@@ -239,11 +219,21 @@ def expanded_as_text(
     return ids
 
 
-class _Unfit(Exception):
-    """A reading of a prompt that does not fit. Its message is built only where no reading fits."""
+def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
+    """Refuse a prompt with a reserved target whose item the request lacks; see `place`.
 
-    def __init__(self, refuse: Callable[..., NoReturn], *args: Any) -> None:
-        self.refuse = partial(refuse, *args)
+    Raises:
+        InputError: names the modality.
+    """
+    if reserved and (target := _left_over(reserved, [as_text(prompt)])):
+        raise _without_item(target, reserved, where)
+
+
+class _Misfit(Exception):
+    """A reading of a prompt that does not fit. Its error is made only where no reading fits."""
+
+    def __init__(self, error: Callable[..., InputError], *args: Any) -> None:
+        self.error = partial(error, *args)
 
 
 class _Match(NamedTuple):
@@ -254,218 +244,176 @@ class _Match(NamedTuple):
         end: offset after the last id.
         one: the alternative.
         stands: whether they are the layout itself.
+        modality: that of the item.
+        number: the item's position among those of its modality.
     """
 
     begin: int
     end: int
     one: Alternative
-    stands: bool = False
+    stands: bool
+    modality: str
+    number: int
 
-
-_Item: TypeAlias = tuple[_Match, str, int]
-"""A match, and the modality and the index of its item."""
+    def order(self) -> tuple[int, bool]:
+        """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
+        return self.begin, isinstance(self.one.update, Insert) and self.one.update.at == "end"
 
 
 @dataclass
-class _Pass:
-    """One attempt to place all items, under one reading of the prompt."""
+class _Search:
+    """A search for all items in a prompt."""
 
     prompt: list[int]
     text: str
     items: Items
     where: str
     reserved: Mapping[Target, str]
-    reading: Reading
 
-    def run(self) -> tuple[list[int], list[Placement]]:
-        rest: list[slice] = []
+    def may_be_expanded(self) -> bool:
+        """Whether the prompt holds a layout of the first item of each modality."""
+        firsts = [items[0] for items in self.items.values() if items]
+        return all(any(one.placeholder.text in self.text for one in first) for first in firsts)
+
+    def run(self, reading: Reading) -> Placed:
+        """The items placed, under one reading of the prompt."""
+        rest: list[str] = []
         ids: list[int] = []
         placements: list[Placement] = []
         position = 0
-        for match, modality, index in self._matches():
-            if match.begin < position:  # an anchor inside a target that another layout replaces
-                raise _Unfit(self._not_found, modality, index)
-            rest.append(slice(position, match.begin))
-            position = match.end
-            ids += self.prompt[rest[-1]]
-            placeholder = match.one.placeholder
-            placements.append(Placement(modality, index, len(ids), placeholder))
-            ids += placeholder.ids
-        rest.append(slice(position, None))
+        for begin, end, one, _, modality, index in self._matches(reading):
+            if begin < position:  # an anchor inside a target that another layout replaces
+                raise _Misfit(self._not_found, modality, index)
+            rest.append(self.text[position:begin])
+            ids += self.prompt[position:begin]
+            placements.append(Placement(modality, index, len(ids), one.placeholder))
+            ids += one.placeholder.ids
+            position = end
+        rest.append(self.text[position:])
         ids += self.prompt[position:]
         self._check_leftovers(rest)
         return ids, placements
 
-    def _matches(self) -> list[_Item]:
+    def _matches(self, reading: Reading) -> list[_Match]:
         """The matches of all items, from left to right."""
-        anchored: list[_Item] = []
-        searching: dict[str, int] = {}
+        if reading != "targets":
+            return [*self._searched({name: 0 for name, own in self.items.items() if own}, reading)]
+        anchored: list[_Match] = []
+        waiting: dict[str, int] = {}
         for modality, items in self.items.items():
             for index, alternatives in enumerate(items):
-                anchor = self._anchored(alternatives)
-                if anchor is None:
-                    searching[modality] = index
+                for one in alternatives:
+                    if (at := one.update.anchor(self.prompt, one.target)) is not None:
+                        anchored.append(_Match(at, at, one, False, modality, index))
+                        break
+                else:
+                    waiting[modality] = index
                     break
-                anchored.append((anchor, modality, index))
-        searched = [*self._searched(searching)] if searching else []
-        return sorted(anchored + searched, key=self._order) if anchored else searched
+        searched = [*self._searched(waiting, reading)]
+        return sorted(anchored + searched, key=_Match.order) if anchored else searched
 
-    def _order(self, item: _Item) -> tuple[int, bool]:
-        """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
-        match, *_ = item
-        update = match.one.update
-        return match.begin, isinstance(update, Insert) and update.at == "end"
-
-    def _searched(self, searching: dict[str, int]) -> Iterator[_Item]:
-        """The matches of the items of some modalities, from left to right. `searching` has the
-        index of the first item of each."""
+    def _searched(self, waiting: dict[str, int], reading: Reading) -> Iterator[_Match]:
+        """The matches of the items of some modalities, from left to right. `waiting` has the index
+        of the next item of each."""
         cursor = 0
-        nearest: dict[str, _Match] = {}
-        while searching:
-            for modality, index in searching.items():
-                if modality not in nearest or nearest[modality].begin < cursor:
-                    match = self._search(self.items[modality][index], cursor)
-                    if match is None:
-                        raise _Unfit(self._not_found, modality, index)
-                    nearest[modality] = match
-            modality = next(iter(nearest))
-            if len(nearest) > 1:  # the first of equals
-                modality = min(searching, key=lambda m: nearest[m].begin)
-            match = nearest.pop(modality)
-            if match.stands:
-                self._check_alone(modality, match, nearest)
-            yield match, modality, searching[modality]
-            cursor = match.end
-            searching[modality] += 1
-            if searching[modality] == len(self.items[modality]):
-                del searching[modality]
+        known: dict[str, int] = {}
+        while waiting:
+            nearest = [self._nearest(*item, reading, cursor, known) for item in waiting.items()]
+            match = nearest[0]
+            if len(nearest) > 1:
+                match = min(nearest, key=_begin)  # the first of equals
+                if match.stands:
+                    self._check_alone(match, nearest)
+            yield match
+            cursor, modality = match.end, match.modality
+            waiting[modality] += 1
+            if waiting[modality] == len(self.items[modality]):
+                del waiting[modality]
 
-    def _check_alone(self, modality: str, match: _Match, others: Mapping[str, _Match]) -> None:
+    def _nearest(
+        self, modality: str, index: int, reading: Reading, cursor: int, known: dict[str, int]
+    ) -> _Match:
+        """The first match of an item at or after the cursor; of equals, the preferred one. `known`
+        has where ids that are sought stand next; after the prompt for none."""
+        nearest, begin = None, len(self.text)
+        for sought in self.items[modality][index].sought[reading]:
+            place = known.get(sought.text, -1)
+            if place < cursor:
+                place = self.text.find(sought.text, cursor)
+                known[sought.text] = place = len(self.text) if place < 0 else place
+            if place < begin:
+                nearest, begin = sought, place
+        if nearest is None:
+            raise _Misfit(self._not_found, modality, index)
+        text, one, is_layout = nearest
+        return _Match(begin, begin + len(text), one, is_layout, modality, index)
+
+    def _check_alone(self, match: _Match, nearest: Sequence[_Match]) -> None:
         """Refuse a layout that may be that of an item of another modality."""
-        for other, its in others.items():
-            if its.begin == match.begin and its.stands:
-                where = f"{self.where}.{modality}, {self.where}.{other}"
+        for other in nearest:
+            if other is not match and other.stands and other.begin == match.begin:
+                where = f"{self.where}.{match.modality}, {self.where}.{other.modality}"
                 got = "placeholder ids that are those of an item of either"
                 remedy = "Send the prompt before it is expanded, or no item of the other."
                 raise InputError(where, "a prompt that tells their items apart", got, remedy)
 
-    def _anchored(self, alternatives: Alternatives) -> _Match | None:
-        if self.reading != "targets":
-            return None
-        for one in alternatives:
-            if (anchor := one.update.anchor(self.prompt, one.target)) is not None:
-                return _Match(anchor, anchor, one)
-        return None
-
-    def _search(self, alternatives: Alternatives, cursor: int) -> _Match | None:
-        """The first match at or after the cursor."""
-        sought = alternatives.sought[self.reading]
-        if len(sought) == 1:
-            return self._first(sought[0], cursor, len(self.text))
-        # in steps that grow: no item looks to the end of the prompt for what is not there
-        begin, step = cursor, max((_STEP, *(len(one.text) for one in sought)))
-        while sought and begin < len(self.text):
-            end = begin + step
-            matches = [self._first(one, begin, end) for one in sought]
-            if known := [match for match in matches if match is not None]:
-                return min(known, key=lambda match: match.begin)  # the first of equals
-            begin, step = end, 2 * step
-        return None
-
-    def _first(self, sought: Sought, begin: int, end: int) -> _Match | None:
-        """The first match of some ids that begins in a part of the prompt."""
-        text, one, is_layout = sought
-        at = self.text.find(text, begin, end + len(text) - 1)
-        return None if at < 0 else _Match(at, at + len(text), one, is_layout)
-
-    def _check_leftovers(self, parts: list[slice]) -> None:
-        begins = {target[0] for target in self.reserved}
-        for items in self.items.values():
-            begins.update(*{id(own): own.begins for own in items}.values())
-        if _holds("".join([self.text[part] for part in parts]), begins):
-            self._refuse_leftovers([self.prompt[part] for part in parts])
-
-    def _refuse_leftovers(self, rest: list[list[int]]) -> None:
-        embeds: dict[str, frozenset[int]] = {}
-        targets: dict[str, set[Target]] = {}
+    def _check_leftovers(self, rest: list[str]) -> None:
+        begins = {chr(target[0]) for target in self.reserved}
+        begins.update(*(own.begins for own in _distinct(self.items)))
+        remaining = "".join(rest)
+        if not any(begin in remaining for begin in begins):  # each a search in C
+            return
         for modality, items in self.items.items():
-            distinct = _distinct(items)
-            own = frozenset().union(*{one.placeholder.embed_ids for one in distinct})
-            replaced = {one.target for one in distinct if isinstance(one.update, Replace)}
-            embeds[modality] = own
-            targets[modality] = {target for target in replaced if own.isdisjoint(target)}
-        for modality in self.items:
-            stray = not all(map(embeds[modality].isdisjoint, rest))
-            if stray or _first_of(targets[modality], rest):
-                raise _Unfit(self._wrong_count, modality, InputError)
-        if target := _first_of(self.reserved, rest):
-            raise _Unfit(_refuse, target, self.reserved, self.where)
+            known = frozenset().union(*(own.leftovers for own in _distinct({modality: items})))
+            if _left_over(known, rest):
+                raise _Misfit(self._wrong_count, modality, InputError)
+        if target := _left_over(self.reserved, rest):
+            raise _Misfit(_without_item, target, self.reserved, self.where)
 
-    def _not_found(self, modality: str, index: int) -> NoReturn:
+    def _not_found(self, modality: str, index: int) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
         one = items[index][0]
         if isinstance(one.update, Insert):  # only a prefix may be missing
             got = f"one that starts with {_brief(self.prompt[: len(one.target)])}"
-            raise NotFound(where, f"a prompt that starts with {_brief(one.target)}", got)
+            return NotFound(where, f"a prompt that starts with {_brief(one.target)}", got)
         # item-numbered targets, or layouts of several lengths that the caller writes
         if len({first.sought for first, *_ in items}) > 1:
             sought = _brief(one.sought)
             expected = f"the placeholder {sought} in the prompt, after those of the items before it"
             remedy = "Write one placeholder per item, in order."
-            raise NotFound(f"{where}[{index}]", expected, "none", remedy)
-        self._wrong_count(modality, NotFound)
+            return NotFound(f"{where}[{index}]", expected, "none", remedy)
+        return self._wrong_count(modality, NotFound)
 
-    def _wrong_count(self, modality: str, error: type[InputError]) -> NoReturn:
+    def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
         one, n = items[0][0], len(items)
-        stray = sum(token in one.placeholder.embed_ids for token in self.prompt)
+        embeds = one.placeholder.embed_ids
+        stray = sum(token in embeds for token in self.prompt)
         if isinstance(one.update, Insert):
             remedy = "Leave them out: the items' placeholders are inserted."
-            raise error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
+            return error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
         count = self.text.count(as_text(one.sought))
         items_sent = f"{n} item{'s' if n != 1 else ''}"
         expected = f"{n} placeholder(s) {_brief(one.sought)} in the prompt for {items_sent}"
-        stray -= count * sum(token in one.placeholder.embed_ids for token in one.sought)
+        stray -= count * sum(token in embeds for token in one.sought)
         got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
         remedy = "Write one placeholder per item, and nothing else with its id."
-        raise error(where, expected, got, remedy)
+        return error(where, expected, got, remedy)
 
 
-def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
-    """Refuse a prompt with a reserved target whose item the request lacks; see `place`.
-
-    Raises:
-        InputError: names the modality.
-    """
-    if reserved and (target := _first_of(reserved, [list(prompt)])):
-        _refuse(target, reserved, where)
+_begin = attrgetter("begin")
 
 
-def _holds(text: str, ids: Collection[int]) -> bool:
-    """Whether ids as a string contain one of some ids."""
-    if len(ids) > _FEW:
-        return not {*map(chr, ids)}.isdisjoint(text)
-    return any(chr(token) in text for token in ids)  # each a search in C
+def _left_over(targets: Iterable[Target], rest: Iterable[str]) -> Target | None:
+    """The first of some targets that is left over in a prompt."""
+    known = ((target, as_text(target)) for target in targets)
+    return next((target for target, text in known if any(text in part for part in rest)), None)
 
 
-def _first_of(targets: Collection[Target], rest: list[list[int]]) -> Target | None:
-    """The first of some targets in the rest of a prompt."""
-    known, lengths = set(targets), {*map(len, targets)}
-    first = {target[0] for target in targets}
-    for ids in rest:
-        if first.isdisjoint(ids):
-            continue
-        for begin in [place for place, token in enumerate(ids) if token in first]:
-            for length in lengths:
-                if (target := tuple(ids[begin : begin + length])) in known:
-                    return target
-    return None
-
-
-def _refuse(target: Target, reserved: Mapping[Target, str], where: str) -> NoReturn:
+def _without_item(target: Target, reserved: Mapping[Target, str], where: str) -> InputError:
     got = f"the placeholder {_brief(target)} without its item"
     remedy = "Send the item, or leave the placeholder out."
-    raise InputError(f"{where}.{reserved[target]}", "one item per placeholder", got, remedy)
+    return InputError(f"{where}.{reserved[target]}", "one item per placeholder", got, remedy)
 
 
 def _brief(ids: Sequence[Any]) -> str:

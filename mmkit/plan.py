@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
+from . import placement
 from .bound.binding import At, Refusals
 from .bound.calls import Calls
 from .bound.intake import Taken
@@ -26,23 +27,13 @@ from .bound.processing import Processed
 from .errors import InputError, SpecError
 from .expr import Scope, truth
 from .layout import Fixed
-from .placement import (
-    EMPTY,
-    Alternatives,
-    NotFound,
-    Placement,
-    expanded_as_text,
-    in_other_ids,
-    may_be_split,
-    place,
-    refuse_reserved,
-)
+from .placement import Alternatives, Items, NotFound, Placed, Placement
 from .runs import Runs
 from .spec import Declaration
 from .updates import EndingWith, Insert, Replace, Target
 from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
 
-CONFIGURED = 32
+CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
 
 
@@ -58,7 +49,7 @@ class Preview:
 
     prompt_token_ids: list[int]
     placements: list[Placement]
-    fields: dict[str, Sequence[dict[str, Any]]]
+    fields: dict[str, Processed]
 
 
 class Plan:
@@ -91,65 +82,27 @@ class Plan:
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
-        vocabulary = (
-            tokenizer
-            if tokenizer is None or isinstance(tokenizer, Vocabulary)
-            else Vocabulary(tokenizer)
-        )
-        scope = Scope(cfg=config, proc=processor, tok=vocabulary, kwargs=dict(kwargs or {}))
+        is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
+        tok = Vocabulary(tokenizer) if is_bare else tokenizer
         self._configured = Memo(CONFIGURED)
-        refusals = self._bind(scope)
+        refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
         self._owners = self._placeholder_ids(refusals)
         refusals.refuse()
         self.embed_ids = frozenset(self._owners)
-        self._check_embed_ids(vocabulary)
-        known = Scope(cfg=config, tok=vocabulary)
+        self._check_embed_ids(tok)
+        for modality in self.modalities.values():
+            modality.placeholders.guarded = self.embed_ids
+        known = Scope(cfg=config, tok=tok)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
             for output in spec.outputs
         }
 
-    def _placeholder_ids(self, refusals: Refusals) -> dict[int, list[str]]:
-        """The placeholder ids that are known without an item, each with its modalities. Refuses ids
-        outside the vocabulary, and mistakes that `rehearse` finds."""
-        owners: dict[int, list[str]] = {}
-        for modality in self.modalities.values():
-            with refusals.collected():
-                layouts = (modality.placeholders.layout, modality.placeholders.embeds)
-                fixed = [part for layout in layouts if layout for part in layout.fixed()]
-                for part in fixed:
-                    check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
-                for placeholder in fixed + modality.rehearse():
-                    for token in placeholder.embed_ids:
-                        owners.setdefault(token, []).append(modality.name)
-        return owners
-
-    def _check_embed_ids(self, tok: Vocabulary | None) -> None:
-        """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them.
-
-        Raises:
-            SpecError: names the modality and the id.
-        """
-        remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
-        for token, names in self._owners.items() if tok else ():
-            assert tok is not None
-            ordinary = tok.ordinary(token)
-            got = f"{token}, the token {ordinary!r}"
-            if token in tok.ends:
-                got = f"{token}, with which a text begins or ends"
-            if token in tok.ends or ordinary is not None:
-                where = f"{self.spec.name}.{names[0]}, layout"
-                raise SpecError(where, "a placeholder id that no text has", got, remedy)
-        for modality in self.modalities.values():
-            modality.placeholders.guarded = self.embed_ids
-
     def _bind(self, scope: Scope) -> Refusals:
         """Bind all parts of the spec; returns why some cannot be bound."""
         name, self._scope = self.spec.name, scope
         self.modalities: dict[str, BoundModality] = {}
-        options = scope.kwargs or {}
-        self._calls = Calls(name, self.modalities, scope.proc, options, self._dtype)
+        self._calls = Calls(name, self.modalities, scope, self._dtype)
         refusals = Refusals()
         for m in self.spec.modalities:
             where, process = f"{name}.{m.name}", partial(self._calls.of_spec, m.name)
@@ -174,6 +127,40 @@ class Plan:
             self._check_end()
         return refusals
 
+    def _placeholder_ids(self, refusals: Refusals) -> dict[int, list[str]]:
+        """The placeholder ids that are known without an item, each with its modalities. Refuses ids
+        outside the vocabulary, and mistakes that `rehearse` finds."""
+        owners: dict[int, list[str]] = {}
+        for modality in self.modalities.values():
+            with refusals.collected():
+                layouts = (modality.layout, modality.embeds)
+                fixed = [part for layout in layouts if layout for part in layout.fixed()]
+                for part in fixed:
+                    check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
+                for placeholder in fixed + modality.rehearse():
+                    for token in placeholder.embed_ids:
+                        owners.setdefault(token, []).append(modality.name)
+        return owners
+
+    def _check_embed_ids(self, tok: Vocabulary | None) -> None:
+        """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
+        could sample them.
+
+        Raises:
+            SpecError: names the modality and the id.
+        """
+        for token, names in self._owners.items() if tok else ():
+            assert tok is not None
+            ends, ordinary = token in tok.ends, tok.ordinary(token)
+            if ends or ordinary is not None:
+                where, expected = (
+                    f"{self.spec.name}.{names[0]}, layout",
+                    "a placeholder id that no text has",
+                )
+                got = "with which a text begins or ends" if ends else f"the token {ordinary!r}"
+                remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
+                raise SpecError(where, expected, f"{token}, {got}", remedy)
+
     def _check_end(self) -> None:
         """Refuse items that would stand between a prompt and the ids of `ending_with`: in an
         expanded prompt that comes back, these ids would not be at the end.
@@ -181,16 +168,15 @@ class Plan:
         Raises:
             SpecError: names the modality.
         """
-        if not isinstance(self._prompts.get("prompt"), EndingWith):
-            return
-        for modality in self.modalities.values():
-            if any(
-                isinstance(update, Insert) and update.at == "end"
-                for update in modality.placeholders.updates
-            ):
+        for modality in self.modalities.values() if self._ending() else ():
+            if any(isinstance(one, Insert) and one.at == "end" for one in modality.updates):
                 expected = 'no insert(at="end") beside prompt=ending_with(...)'
                 remedy = "Put these ids into the layout of the item."
                 raise SpecError(f"{modality.where}, update", expected, 'insert(at="end")', remedy)
+
+    def _ending(self) -> EndingWith | None:
+        declared = self._prompts.get("prompt")
+        return declared if isinstance(declared, EndingWith) else None
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.
@@ -205,9 +191,8 @@ class Plan:
                 if (other := owners.setdefault(target, modality.name)) != modality.name:
                     expected = "a target that no other modality has"
                     got = f"{list(target)}, which is that of {other} too"
-                    raise SpecError(
-                        f"{modality.where}, update", expected, got, "Give each a token of its own."
-                    )
+                    remedy = "Give each a token of its own."
+                    raise SpecError(f"{modality.where}, update", expected, got, remedy)
                 if special:
                     reserved[target] = modality.name
         return reserved
@@ -222,6 +207,9 @@ class Plan:
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         plan = copy(self)
         plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor)).refuse()
+        for name in plan.modalities.keys() & self.modalities.keys():
+            shares = self.modalities[name].processing.shares_memory
+            plan.modalities[name].processing.shares_memory = shares
         return plan
 
     def rewrite(
@@ -246,17 +234,17 @@ class Plan:
         if (declared := self._prompts.get(part)) is None:
             return prompt
         where = f"{self.spec.name}.{part}"
-        layout = declared.ids if isinstance(declared, EndingWith) else declared
+        ends = isinstance(declared, EndingWith)
         with At(where, "a prompt that the spec can rewrite", InputError):
             scope = replace(self._scope, prompt=prompt, counts=dict(counts or {}))
-            literal = layout.lay(scope)
+            literal = (declared.ids if ends else declared).lay(scope)
         if literal.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
         check_ids(literal.ids, self.vocab_size, where)
-        if not isinstance(declared, EndingWith):
+        if not ends:
             return list(literal.ids)
-        ends = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
-        return prompt if ends else [*prompt, *literal.ids]
+        has_end = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
+        return prompt if has_end else [*prompt, *literal.ids]
 
     def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
         """Process a request and place its items, without vLLM.
@@ -272,7 +260,7 @@ class Plan:
         """
         taken = self.take(data)
         fields = self.process(taken)
-        return Preview(*self._placed(self.encode(prompt), taken, fields), fields)
+        return Preview(*self._placed(prompt, taken, fields), fields)
 
     def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
         """The processed fields of canonical items, by modality.
@@ -290,7 +278,18 @@ class Plan:
         Arguments and errors as for `preview`.
         """
         taken = self.take(data)
-        return self._placed(self.encode(prompt), taken, self._read(taken))[0]
+        return self._placed(prompt, taken, self._read(taken))[0]
+
+    def _placed(
+        self,
+        prompt: str | Sequence[int],
+        taken: Mapping[str, Taken],
+        fields: Mapping[str, Processed],
+    ) -> Placed:
+        """A prompt with the layouts of some items in it, and where they stand."""
+        ids, items = self.encode(prompt), self._alternatives(taken, fields)
+        counts = {name: len(own.values) for name, own in taken.items()}
+        return self.place(self.rewrite("prompt", ids, counts), items)
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The inverse of `expand`: the ids that a caller writes for an expanded prompt. The ids
@@ -314,7 +313,7 @@ class Plan:
         taken = self.take(data)
         items = self._alternatives(taken, self._read(taken))
         try:
-            apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
+            apart, placements = self._apart(ids, items, placement.EMPTY, ("layouts",))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -328,10 +327,13 @@ class Plan:
         written += apart[position:]
         if items:
             written, _ = self.runs.joined(written, [])
-        declared = self._prompts.get("prompt")
-        if isinstance(declared, EndingWith):
-            return _without_end(written, declared.ids.lay(self._scope).ids)
-        return written if declared is None or self.expand(written, data) == ids else ids
+        if (declared := self._ending()) is not None:
+            end = declared.ids.lay(self._scope).ids
+            rest = written[: len(written) - len(end)]
+            # where it stands there twice, the caller wrote it once
+            return rest if rest + end == written and rest[-len(end) :] != end else written
+        is_rewritten = "prompt" in self._prompts
+        return ids if is_rewritten and self.expand(written, data) != ids else written
 
     def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
         """The ids of a caller's prompt, before anything is placed.
@@ -344,14 +346,14 @@ class Plan:
             InputError: an id that the model does not have, or a text for a model without a
                 tokenizer.
         """
+        written: Any = prompt
         if isinstance(prompt, str):
             if self._scope.tok is None:
                 where, expected = f"{self.spec.name}.prompt", "token ids"
                 raise InputError(where, expected, "a text", "The model has no tokenizer.")
             options = {**self.spec.tokenization_kwargs, **options}
-            ids = list(self._scope.tok.tokenizer.encode(prompt, **options))
-        else:
-            ids = list(prompt)
+            written = self._scope.tok.tokenizer.encode(prompt, **options)
+        ids: list[int] = list(written)
         self.check_ids(ids)
         return ids
 
@@ -365,46 +367,31 @@ class Plan:
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
-            own = modality.intake.take_whole(sent, self.hidden_size)
+            own = modality.intake.take(sent, self.hidden_size)
+            modality.intake.check_present(own.values, "None")
+            modality.intake.check_count(own.total, modality.limit)
             if own.values:
                 taken[name] = own
         return taken
 
-    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
         """The processed fields of items, as far as their layouts read them."""
-        fields: dict[str, Sequence[Mapping[str, Any]]] = {}
-        for_hf: dict[str, Taken] = {}
-        for name, own in taken.items():
-            modality = self.modalities[name]
-            if own.embeds:
-                fields[name] = own.values
-            elif modality.needs_hf:
-                for_hf[name] = own
-            else:
-                fields[name] = modality.fields_of(own.values)
-        return {**fields, **self.process(for_hf)}
+        by_hf = {n for n, own in taken.items() if not own.embeds and self.modalities[n].needs_hf}
+        return {
+            name: own.values if own.embeds else self.modalities[name].fields_of(own.values)
+            for name, own in taken.items()
+            if name not in by_hf
+        } | self.process({name: taken[name] for name in by_hf})
 
     def _alternatives(
-        self, taken: Mapping[str, Taken], fields: Mapping[str, Sequence[Mapping[str, Any]]]
+        self, taken: Mapping[str, Taken], fields: Mapping[str, Processed]
     ) -> dict[str, list[Alternatives]]:
         """The alternatives of each item, by modality, in the order of the spec."""
-        items: dict[str, list[Alternatives]] = {}
-        for name, modality in self.modalities.items():
-            if name in taken:
-                layouts = modality.layouts(taken[name], fields[name])
-                items[name] = [one.alternatives for one in layouts]
-        return items
-
-    def _placed(
-        self,
-        ids: list[int],
-        taken: Mapping[str, Taken],
-        fields: Mapping[str, Sequence[Mapping[str, Any]]],
-    ) -> tuple[list[int], list[Placement]]:
-        """A prompt with the layouts of some items in it, and where they stand."""
-        items = self._alternatives(taken, fields)
-        counts = {name: len(own.values) for name, own in taken.items()}
-        return self.place(self.rewrite("prompt", ids, counts), items)
+        return {
+            name: [one.alternatives for one in modality.layouts(taken[name], fields[name])]
+            for name, modality in self.modalities.items()
+            if name in taken
+        }
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
         """The ids that a caller writes for items, modality by modality: targets where the update
@@ -426,13 +413,10 @@ class Plan:
 
         Errors as for `spell`.
         """
-        ids: list[int] = []
-        prefix: Target = ()
-        for target, written in self._written(taken):
-            ids += written
-            if not written:  # inserted
-                prefix = prefix or target
-        if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
+        known = [*self._written(taken)]
+        ids = [token for _, written in known for token in written]
+        prefix = next((target for target, written in known if target and not written), ())
+        if tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]
         return ids
 
@@ -466,16 +450,20 @@ class Plan:
         Raises:
             InputError: names the first of them.
         """
-        if unknown := [name for name in data if name not in self.modalities]:
-            expected, remedy = f"modalities among {sorted(self.modalities)}", ""
-            base = unknown[0].removesuffix("_embeds")
-            if base in self.modalities:
-                remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
-                if not self.modalities[base].intake.takes_embeds:
-                    remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
-            raise InputError(
-                f"{self.spec.name}.multi_modal_data", expected, repr(unknown[0]), remedy
-            )
+        for name in data:
+            if name not in self.modalities:
+                where, remedy = f"{self.spec.name}.multi_modal_data", ""
+                expected, base = (
+                    f"modalities among {sorted(self.modalities)}",
+                    name.removesuffix("_embeds"),
+                )
+                if base in self.modalities:
+                    remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
+                    if not self.modalities[base].intake.takes_embeds:
+                        remedy = (
+                            f"Send the raw items of {base}: the spec takes no embeddings of them."
+                        )
+                raise InputError(where, expected, repr(name), remedy)
 
     def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
         """A function from a prompt to the most items of a modality that it has places for, without
@@ -483,13 +471,12 @@ class Plan:
 
         None where that number depends on the items, or where the caller writes no placeholder.
         """
-        placeholders = self.modalities[name].placeholders
+        modality = self.modalities[name]
         own = {token for token, names in self._owners.items() if name in names}
-        if not own or any(
-            not isinstance(update, Replace) or update.leaves() for update in placeholders.updates
-        ):
+        is_told = all(isinstance(one, Replace) and not one.leaves() for one in modality.updates)
+        if not own or not is_told:
             return None
-        tokens = own | {target[0] for target in placeholders.targets()}
+        tokens = own | {target[0] for target in modality.placeholders.targets()}
         return lambda prompt: sum(map(tokens.__contains__, prompt))
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
@@ -504,9 +491,7 @@ class Plan:
         Raises:
             InputError: names the modality and how many placeholder ids there are.
         """
-        bare = {
-            token for token, names in self._owners.items() if not any(n in present for n in names)
-        }
+        bare = {t for t, names in self._owners.items() if not any(n in present for n in names)}
         if not bare.isdisjoint(prompt):
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
@@ -517,11 +502,9 @@ class Plan:
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
-            refuse_reserved(prompt, self._reserved, self.spec.name)
+            placement.refuse_reserved(prompt, self._reserved, self.spec.name)
 
-    def place(
-        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]]
-    ) -> tuple[list[int], list[Placement]]:
+    def place(self, prompt: list[int], items: Items) -> Placed:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
 
         Where targets of several modalities match at the same place, or anchors are equal, the order
@@ -529,40 +512,27 @@ class Plan:
         """
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
+        if not present:
+            return list(prompt), []
+        name, known, tok = self.spec.name, self._reserved, self._scope.tok
         try:
-            return self._placed_in(prompt, present, self._reserved)
+            return self.runs.joined(*self._apart(prompt, present, known))
         except NotFound as error:
-            if self._scope.tok is None or not may_be_split(present):
+            if tok is None or not placement.may_be_split(present):
                 raise
-            known = self.spec.name, self._reserved
             try:
-                ids = expanded_as_text(prompt, present, *known, self._scope.tok)
+                ids = placement.expanded_as_text(prompt, present, name, known, tok)
                 self.check_bare(ids, present)
-                return self._placed_in(ids, present, self._reserved, ("layouts",))
+                return self.runs.joined(*self._apart(ids, present, known, ("layouts",)))
             except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
                 raise error from None
 
-    def _placed_in(
-        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]], *more: Any
-    ) -> tuple[list[int], list[Placement]]:
-        """A prompt with layouts in it, where tokens that merge are joined again."""
-        placed = self._apart(prompt, items, *more)
-        return self.runs.joined(*placed) if items else placed
-
-    def _apart(
-        self, prompt: list[int], items: Mapping[str, Sequence[Alternatives]], *more: Any
-    ) -> tuple[list[int], list[Placement]]:
+    def _apart(self, prompt: list[int], items: Items, *more: Any) -> Placed:
         """`mmkit.placement.place`, with the tokens that merge taken apart."""
         if items and self.runs.tokens:
-            prompt, items = self.runs.apart(prompt), in_other_ids(items, self.runs.placeholder)
-        return place(prompt, items, self.spec.name, *more)
-
-
-def _without_end(ids: list[int], end: list[int]) -> list[int]:
-    """A prompt without the ids of `ending_with`."""
-    rest = ids[: len(ids) - len(end)]
-    # where it stands there twice, the caller wrote it once
-    return rest if rest + end == ids and rest[-len(end) :] != end else ids
+            prompt = self.runs.apart(prompt)
+            items = placement.in_other_ids(items, self.runs.placeholder)
+        return placement.place(prompt, items, self.spec.name, *more)
 
 
 def hidden_size(config: Any) -> int | None:

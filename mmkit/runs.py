@@ -8,11 +8,11 @@ taken apart into single characters, placed, and joined again as the tokenizer jo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import compress, groupby
 
 from .errors import SpecError
 from .layout import Placeholder
-from .placement import Placement
+from .placement import Placed, Placement
 from .vocabulary import Vocabulary
 
 _LONGEST = 64
@@ -46,28 +46,21 @@ class Runs:
             return []
         return self._tok.text(self._character * length)
 
-    def _of_run(self, length: int) -> list[int]:
-        """The tokens of a run; one per character where the tokenizer makes others of it."""
-        tokens = self._encoded(length)
-        known = sum(self._lengths.get(token, 0) for token in tokens)
-        return tokens if known == length else [self.tokens[1]] * length
-
     def apart(self, ids: Sequence[int]) -> list[int]:
         """Ids with one token for each character of a run."""
-        return [one for token in ids for one in self._apart(token)]
-
-    def _apart(self, token: int) -> list[int]:
-        return [self.tokens[1]] * self._lengths[token] if token in self._lengths else [token]
+        return self.placeholder(Placeholder(list(ids), bytes(len(ids)))).ids
 
     def placeholder(self, placeholder: Placeholder) -> Placeholder:
-        """A layout, taken apart."""
-        sizes = zip(placeholder.ids, placeholder.mask, strict=True)
-        mask = b"".join(bytes([embeds]) * len(self._apart(token)) for token, embeds in sizes)
-        return Placeholder(self.apart(placeholder.ids), mask)
+        """A layout, with one token for each character of a run."""
+        ids: list[int] = []
+        mask = bytearray()
+        for token, embeds in zip(placeholder.ids, placeholder.mask, strict=True):
+            length = self._lengths.get(token)
+            ids += [token] if length is None else [self.tokens[1]] * length
+            mask += bytes([embeds]) * (length or 1)
+        return Placeholder(ids, bytes(mask))
 
-    def joined(
-        self, apart: list[int], placements: list[Placement]
-    ) -> tuple[list[int], list[Placement]]:
+    def joined(self, apart: list[int], placements: list[Placement]) -> Placed:
         """Ids with the tokens of runs in them, and where layouts stand there. A token that two
         layouts share belongs to the first."""
         if not self.tokens:
@@ -76,7 +69,9 @@ class Runs:
         token_at: list[int] = []
         for one, characters in groupby(apart):
             count = len([*characters])
-            tokens = self._of_run(count) if one == self.tokens[1] else [one] * count
+            tokens = self._encoded(count) if one == self.tokens[1] else []
+            if sum(self._lengths.get(token, 0) for token in tokens) != count:
+                tokens = [one] * count  # also where the tokenizer makes others of a run
             for token in tokens:
                 token_at += [len(ids)] * self._lengths.get(token, 1)
                 ids.append(token)
@@ -84,10 +79,7 @@ class Runs:
         end = 0
         for at in placements:
             start, end = max(token_at[at.start], end), token_at[at.end - 1] + 1
-            embeds = bytearray(end - start)
-            for place, flag in zip(token_at[at.start : at.end], at.placeholder.mask, strict=True):
-                if flag:
-                    embeds[place - start] = 1
-            own = Placeholder(ids[start:end], bytes(embeds))
+            chosen = {*compress(token_at[at.start : at.end], at.placeholder.mask)}
+            own = Placeholder(ids[start:end], bytes(i in chosen for i in range(start, end)))
             placed.append(Placement(at.modality, at.index, start, own))
         return ids, placed

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError, SpecError
+from ..expr import Scope
 from ..items import ItemType, unscoped
 from .binding import of_spec
 from .intake import Taken
@@ -93,17 +94,14 @@ class Callee:
         return {name: _in_dtype(value, dtype) for name, value in outputs.items()}
 
 
-_TEXT_REMEDY = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
-
-
 class Calls:
     """Processes the items of requests.
 
     Args:
         where: names the spec in errors.
         modalities: the bound modalities, by name.
-        own: the model's Hugging Face processor, or None.
-        options: arguments of every call that the spec does not fix.
+        scope: has the model's Hugging Face processor, or None, and as its `kwargs` the arguments of
+            every call that the spec does not fix.
         dtype: that of the floats of Hugging Face processors; None leaves them as they are.
     """
 
@@ -111,12 +109,11 @@ class Calls:
         self,
         where: str,
         modalities: Mapping[str, BoundModality],
-        own: Any,
-        options: Options,
+        scope: Scope,
         dtype: torch.dtype | None,
     ) -> None:
-        self._where, self._modalities, self._own = where, modalities, own
-        self._options, self._dtype = options, dtype
+        self._where, self._modalities, self._dtype = where, modalities, dtype
+        self._own, self._options = scope.proc, scope.kwargs
         self._callees: dict[tuple[str, ...], Callee] = {}
 
     def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
@@ -127,27 +124,27 @@ class Calls:
             SpecError: the outputs contradict the declared fields.
         """
         done: dict[str, Processed] = {}
-        groups: dict[Any, dict[str, Taken]] = {}
-        for name, taken in items.items():
-            modality, values = self._modalities[name], taken.values
+        groups: dict[Any, dict[str, Sequence[Any]]] = {}
+        for name, (values, embeds, total) in items.items():
+            modality = self._modalities[name]
             processing = modality.processing
             modality.intake.check_present(values, "None, and no such item in the cache")
             if not values:
                 continue
-            if taken.embeds:
+            if embeds:
                 done[name] = values
             elif processing.hf is None:
-                done[name] = processing.run(values, taken.total)
+                done[name] = processing.run(values, total)
             elif processing.hf.one_by_one:
                 raws = [self._outputs({name: [value]}) for value in values]
-                done[name] = processing.finish_each(raws, values, taken.total)
+                done[name] = processing.finish_each(raws, values, total)
             else:
-                groups.setdefault(processing.hf.key, {})[name] = taken
+                groups.setdefault(processing.hf.key, {})[name] = values
         for group in groups.values():
-            raw = self._outputs({name: own.values for name, own in group.items()})
-            for name, own in group.items():
-                processing = self._modalities[name].processing
-                done[name] = processing.finish(raw, own.values, own.total)
+            raw = self._outputs(group)
+            for name, values in group.items():
+                finish = self._modalities[name].processing.finish
+                done[name] = finish(raw, values, items[name].total)
         return done
 
     def of_spec(self, name: str, value: Any) -> Mapping[str, Any]:
@@ -173,26 +170,33 @@ class Calls:
             where = ", ".join(modality.where for modality in modalities)
             got = f"{type(error).__name__}: {error}".rstrip(".")
             is_own = modalities[0].processing.hf_processor is None
-            asks_for_text = is_own and "text" not in inputs and "text" in str(error)
-            remedy = _TEXT_REMEDY if asks_for_text else ""
+            remedy = ""
+            if is_own and "text" not in inputs and "text" in str(error):
+                remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
             expected = "items that the Hugging Face processor takes"
             raise InputError(where, expected, got, remedy) from error
 
     def _callee(self, modalities: Sequence[BoundModality]) -> Callee:
-        """The processor that some modalities share."""
-        if (part := modalities[0].processing.hf_processor) is None:
-            modalities = ()
-        key = tuple(modality.name for modality in modalities)
-        if key not in self._callees:
-            self._callees[key] = Callee(self._loaded()) if part is None else _part(part, modalities)
-        return self._callees[key]
-
-    def _loaded(self) -> Any:
-        """The model's Hugging Face processor."""
-        if self._own is None:
-            where, expected = f"{self._where}, process", "a Hugging Face processor for hf()"
-            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
-        return self._own.loaded if isinstance(self._own, LazyProcessor) else self._own
+        """The processor that some modalities share: the model's own, or a part of it."""
+        part = modalities[0].processing.hf_processor
+        key = () if part is None else tuple(modality.name for modality in modalities)
+        if (known := self._callees.get(key)) is not None:
+            return known
+        if part is None:
+            if self._own is None:
+                where, expected = f"{self._where}, process", "a Hugging Face processor for hf()"
+                raise SpecError(where, expected, "none", "Bind the spec with processor=.")
+            is_lazy = isinstance(self._own, LazyProcessor)
+            callee = Callee(self._own.loaded if is_lazy else self._own)
+        else:
+            callee = Callee(part, [modality.item for modality in modalities])
+            for modality in modalities:
+                fixed = modality.processing.hf.kwargs if modality.processing.hf else {}
+                if odd := [name for name in fixed if not callee.takes(name)]:
+                    expected = "hf(kwargs=...) to name arguments of the processor"
+                    raise SpecError(f"{modality.where}, process", expected, repr(odd[0]))
+        self._callees[key] = callee
+        return callee
 
     def _inputs(self, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """The arguments of one call: the items of some modalities, their text if the spec has one,
@@ -205,31 +209,18 @@ class Calls:
         texts = []
         for name, values in items.items():
             modality = self._modalities[name]
-            processing = modality.processing
-            assert processing.hf is not None
-            if stated := set(processing.hf.kwargs).intersection(self._options):
+            hf, text = modality.processing.hf, modality.processing.hf_text
+            assert hf is not None
+            if stated := set(hf.kwargs).intersection(self._options):
                 where = f"{modality.where}, mm_processor_kwargs"
                 expected = f"no {min(stated)}, which the spec fixes"
                 raise InputError(where, expected, repr(self._options[min(stated)]))
-            inputs.update(processing.hf.kwargs)
-            renames = {"audios": "audio", **processing.hf.inputs}
-            own = _arguments(modality, values).items()
-            inputs.update({renames.get(key, key): value for key, value in own})
-            if processing.hf_text is not None:
-                texts.append(processing.hf_text * len(values))
+            inputs.update(hf.kwargs)
+            for key, own in _arguments(modality, values).items():
+                inputs[hf.inputs.get(key, "audio" if key == "audios" else key)] = own
+            if text is not None:
+                texts.append(text * len(values))
         return {"text": "".join(texts), **inputs} if texts else inputs
-
-
-def _part(processor: Any, modalities: Sequence[BoundModality]) -> Callee:
-    """A part of a Hugging Face processor that some modalities share."""
-    part = Callee(processor, [modality.item for modality in modalities])
-    for modality in modalities:
-        assert modality.processing.hf is not None
-        for name in modality.processing.hf.kwargs:
-            if not part.takes(name):
-                expected = "hf(kwargs=...) to name arguments of the processor"
-                raise SpecError(f"{modality.where}, process", expected, repr(name))
-    return part
 
 
 def _arguments(modality: BoundModality, values: Sequence[Any]) -> dict[str, list[Any]]:

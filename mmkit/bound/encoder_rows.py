@@ -32,27 +32,17 @@ def encoder_rows(
         remedy = f"{_REMEDY} `rows.split([...])` cuts one that holds them all."
         raise MmkitError(where, expected, f"shape {tuple(returned.shape)}", remedy)
     encoded = list(returned)
-    if counts is None:
-        counts = [None] * len(encoded)
-    if len(encoded) != len(counts):
-        raise MmkitError(where, f"rows for {len(counts)} items", str(len(encoded)), _REMEDY)
-    for i, (item, count) in enumerate(zip(encoded, counts, strict=True)):
-        at = f"{where}, item {i}"
-        if not _is_rows(item, width):
-            raise MmkitError(at, f"a floating (rows, {width}) tensor", _told(item), _REMEDY)
+    known = [None] * len(encoded) if counts is None else counts
+    if len(encoded) != len(known):
+        raise MmkitError(where, f"rows for {len(known)} items", str(len(encoded)), _REMEDY)
+    for i, (item, count) in enumerate(zip(encoded, known, strict=True)):
+        at, is_tensor = f"{where}, item {i}", isinstance(item, torch.Tensor)
+        if not is_tensor or not item.is_floating_point() or item.shape[1:] != (width,):
+            got = f"a {type(item).__name__}"
+            if is_tensor:
+                got = f"shape {tuple(item.shape)} of {item.dtype}"
+            raise MmkitError(at, f"a floating (rows, {width}) tensor", got, _REMEDY)
         if count is not None and len(item) != count:
             remedy = "Return one row per embed() position."
             raise MmkitError(at, f"{count} encoder rows", str(len(item)), remedy)
     return encoded
-
-
-def _is_rows(item: Any, width: int) -> bool:
-    return (
-        isinstance(item, torch.Tensor) and item.is_floating_point() and item.shape[1:] == (width,)
-    )
-
-
-def _told(item: Any) -> str:
-    if isinstance(item, torch.Tensor):
-        return f"shape {tuple(item.shape)} of {item.dtype}"
-    return f"a {type(item).__name__}"

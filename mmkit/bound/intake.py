@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..field import Batched, Field
 from ..items import Embedding, embedding_rows, embeddings
-from ..spec import Modality
-from .binding import Binding
+
+if TYPE_CHECKING:
+    from .modality import BoundModality
 
 
 class Taken(NamedTuple):
@@ -42,15 +43,12 @@ class Intake:
             each with the item type of its parts.
     """
 
-    def __init__(
-        self, spec: Modality, binding: Binding, rows: Callable[[Mapping[str, Any]], int | None]
-    ) -> None:
-        self.name, self.where, self.item = spec.name, binding.where, binding.item
-        self.takes_embeds = bool(spec.embeds)
-        self.embeds_field = f"{spec.name}_embeds"
-        self.embeds_as = spec.embeds if isinstance(spec.embeds, Field) else Batched()
-        self.companions, self._limit = binding.companions, binding.limit
-        self._rows = rows
+    def __init__(self, modality: BoundModality) -> None:
+        self._modality, self.where, self.item = modality, modality.where, modality.item
+        embeds = modality.spec.embeds
+        self.takes_embeds, self.embeds_field = bool(embeds), f"{modality.name}_embeds"
+        self.embeds_as = embeds if isinstance(embeds, Field) else Batched()
+        self.companions = modality.companions
 
     def parse(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a
@@ -70,42 +68,37 @@ class Intake:
         """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.
 
         Raises:
-            InputError: see `parse`, `mmkit.items.embeddings` and `with_companions`.
+            InputError: see `parse` and `mmkit.items.embeddings`; a field beside embeddings is
+                missing or malformed, or there are not as many parts as items.
         """
+        own: list[Embedding] | None = None
         if self.companions:
             if isinstance(data, Mapping) and self.embeds_field in data:
-                return Taken.whole(self.with_companions(data, hidden_size), embeds=True)
+                own = self._with_companions(data, hidden_size)
         elif self.takes_embeds:
             rows = embeddings(data, self.item, self.embeds_field, hidden_size, self.where)
-            if rows is not None:
-                own = [Embedding({self.embeds_field: one}) for one in rows]
-                return Taken.whole(own, embeds=True)
+            own = None if rows is None else [Embedding({self.embeds_field: one}) for one in rows]
         elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
-            raise InputError(
-                self.where, self.item.expected, self.embeds_field, "Send the raw item."
-            )
-        return Taken.whole(self.parse(data))
+            expected, remedy = self.item.expected, "Send the raw item."
+            raise InputError(self.where, expected, self.embeds_field, remedy)
+        return Taken.whole(self.parse(data)) if own is None else Taken.whole(own, embeds=True)
 
-    def with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
+    def _with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
         """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
         "image_grid_thw": ...}``. The rows are a list with one tensor per item, or, as vLLM's
-        own classes take them, one (rows of all items, hidden size) tensor.
-
-        Raises:
-            InputError: a field is missing or malformed, or there are not as many parts as items.
-        """
+        own classes take them, one (rows of all items, hidden size) tensor."""
         names = [self.embeds_field, *self.companions]
         if set(data) != set(names):
             raise InputError(self.where, f"the fields {names}", repr(sorted(map(str, data))))
         rows = embedding_rows(data[self.embeds_field], hidden_size, self.where)
-        parts = [self._companion(key, data[key]) for key in self.companions]
-        count = len(parts[0])
-        for key, own in zip(self.companions, parts, strict=True):
+        parts = {key: self._companion(key, data[key]) for key in self.companions}
+        count = len(parts[names[1]])
+        for key, own in parts.items():
             if len(own) != count:
                 raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
-        beside = [dict(zip(self.companions, own, strict=True)) for own in zip(*parts, strict=True)]
+        beside = [dict(zip(parts, own, strict=True)) for own in zip(*parts.values(), strict=True)]
         if count > len(rows) == 1:
-            sizes = [self._rows(own) or 0 for own in beside]
+            sizes = self._sizes(beside)
             if sum(sizes) != len(rows[0]):
                 expected = f"{sum(sizes)} embedding row(s) for {count} items"
                 raise InputError(self.where, expected, str(len(rows[0])))
@@ -113,14 +106,19 @@ class Intake:
         if len(rows) != count:
             raise InputError(self.where, f"embeddings of {count} items", str(len(rows)))
         return [
-            Embedding({self.embeds_field: own, **fields})
-            for own, fields in zip(rows, beside, strict=True)
+            Embedding({self.embeds_field: one, **fields})
+            for one, fields in zip(rows, beside, strict=True)
         ]
 
     def _companion(self, key: str, sent: Any) -> list[Any]:
         kind, where = self.companions[key], f"{self.where}.{key}"
         parts = enumerate(kind.split(sent, where))
         return [kind.canonical(part, f"{where}[{i}]") for i, part in parts]
+
+    def _sizes(self, beside: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The rows of precomputed embeddings by the fields that come with them."""
+        rows = self._modality.placeholders.rows
+        return [rows(own, embeds=True) or 0 for own in beside]
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).
@@ -131,20 +129,9 @@ class Intake:
         rows = fields.get(self.embeds_field)
         if rows is None or isinstance(self.embeds_as, Batched):
             return [] if rows is None else list(rows)
-        beside = zip(*(fields[key] for key in self.companions), strict=True)
-        sizes = [self._rows(dict(zip(self.companions, own, strict=True))) for own in beside]
-        return list(rows.split(sizes))
-
-    def take_whole(self, data: object, hidden_size: int | None) -> Taken:
-        """`take` for a request without a cache, in which None stands for no item.
-
-        Raises:
-            InputError: as for `take`, None in place of an item, or more than the spec's limit.
-        """
-        taken = self.take(data, hidden_size)
-        self.check_present(taken.values, "None")
-        self.check_count(taken.total, self._limit)
-        return taken
+        parts = zip(*(fields[key] for key in self.companions), strict=True)
+        beside = [dict(zip(self.companions, own, strict=True)) for own in parts]
+        return list(rows.split(self._sizes(beside)))
 
     def check_present(self, values: Sequence[Any], got: str) -> None:
         """Refuse None in place of an item.
@@ -165,5 +152,5 @@ class Intake:
         """
         if limit is not None and count > limit:
             # vLLM's words
-            remedy = f"At most {limit} {self.name}(s) may be provided in one prompt."
+            remedy = f"At most {limit} {self._modality.name}(s) may be provided in one prompt."
             raise InputError(self.where, "fewer items", str(count), remedy)

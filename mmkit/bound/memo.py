@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_gone = suppress(KeyError)
 _encoded = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -23,7 +20,7 @@ def options_key(options: Mapping[str, Any]) -> Any:
 
 
 class Memo:
-    """Values by key, up to a total size: the least recently used goes.
+    """Values by key, up to a total size. What was not used while the other half was filled goes.
 
     Args:
         capacity: the total size.
@@ -31,8 +28,9 @@ class Memo:
     """
 
     def __init__(self, capacity: int, size: Callable[[Any], int] = lambda value: 1) -> None:
-        self._capacity, self._size, self._total = capacity, size, 0
-        self._values: OrderedDict[Any, Any] = OrderedDict()
+        self._half, self._size, self._total = capacity // 2, size, 0
+        self._values: dict[Any, Any] = {}
+        self._before: dict[Any, Any] = {}
 
     def get(self, key: Any, compute: Callable[[], T]) -> T:
         """The value of a key; computed each time where the key cannot be hashed."""
@@ -41,15 +39,13 @@ class Memo:
         except TypeError:
             return compute()
         if value is not None:
-            with _gone:  # another thread may have dropped it
-                self._values.move_to_end(key)
             return value
-        value = compute()
-        if self._size(value) <= self._capacity:
-            if (other := self._values.pop(key, None)) is not None:  # of another thread
-                self._total -= self._size(other)
+        value = self._before.get(key)
+        if value is None:
+            value = compute()
+        if (size := self._size(value)) <= self._half:
+            if self._total + size > self._half:
+                self._before, self._values, self._total = self._values, {}, 0
             self._values[key] = value
-            self._total += self._size(value)
-        while self._total > self._capacity and self._values:
-            self._total -= self._size(self._values.popitem(last=False)[1])
+            self._total += size
         return value

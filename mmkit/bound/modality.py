@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..errors import InputError, SpecError
-from ..expr import Scope, truth
-from ..items import ItemType
-from ..layout import Placeholder
+from ..expr import Fields, Scope, evaluate, fold, truth
+from ..field import Field
+from ..items import Embedding, ItemType, unscoped
+from ..items.tensor import Tensor
+from ..layout import Layout, Placeholder
 from ..placement import Alternatives
+from ..process import HF
 from ..spec import Modality
-from ..updates import AlreadyExpanded, Replace, Target
-from .binding import Binding
+from ..updates import AlreadyExpanded, Insert, Replace, Target, Update
+from .binding import At, Refusals
 from .intake import Intake, Taken
-from .memo import Memo
-from .placeholders import Placeholders
-from .positions import Positions
-from .processing import Processing
-
-_COUNTS = 4096
-"""The numbers of items for which `may_cache` is remembered."""
+from .placeholders import Placeholders, TooManyRows
+from .processing import Processed, Processing
 
 _STEPS = 1024
 """The steps in which the sizes of the largest item are fitted to the context."""
-
-_ADAPTED = 64
-"""The most values that an adapter may cache per modality."""
 
 
 class Layouts(NamedTuple):
@@ -52,9 +47,8 @@ class Layouts(NamedTuple):
     def of(cls, placeholders: Placeholders, scope: Scope, *, embeds: bool) -> Layouts:
         """Those of the item of a scope."""
         alternatives = placeholders.alternatives(scope, embeds=embeds)
-        return cls(
-            placeholders, alternatives, scope if placeholders.depends_on_index else None, embeds
-        )
+        kept = scope if placeholders.depends_on_index else None
+        return cls(placeholders, alternatives, kept, embeds)
 
     @property
     def placeholder(self) -> Placeholder:
@@ -69,28 +63,49 @@ class Layouts(NamedTuple):
         return self.placeholders.alternatives(replace(self.scope, item=item), embeds=self.embeds)
 
 
+class _Facts(SimpleNamespace):
+    """The facts of an item that do not change while it is cached."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("index", "count"):
+            remedy = "Say by cacheable= when items may be kept."
+            raise SpecError(
+                f"item.{name} has no value here: items are cached by their content. {remedy}"
+            )
+        raise AttributeError(f"an item has no attribute {name!r}")
+
+
 class BoundModality:
-    """A modality, bound to one config and tokenizer.
+    """A modality, bound to one config and tokenizer: everything evaluated that depends on these
+    alone.
 
     Attributes:
         spec: the declaration.
         where: names the modality in errors, for example ``robot.actions``.
-        item: the item type, bound.
+        static: the scope without an item.
+        item: the item type.
+        layout: the layout of raw items.
+        embeds: the layout of precomputed embeddings; None where the spec takes none.
+        companions: the item types of the fields that callers send beside these.
+        updates: the alternatives of `update`.
+        fields: the fields that the model receives for raw items.
+        fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
+        grid: the sizes of its grid of M-RoPE positions; empty where the spec has none.
+        limit: the most items in one request, or None.
         intake: turns a caller's data into canonical items.
         processing: turns canonical items into processed fields.
         placeholders: the layouts and targets of items.
-        positions: its M-RoPE positions; None where the spec has none.
-        fields: the bound fields that the model receives for raw items.
-        fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
-        limit: the most items in one request, or None.
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
-        adapted: a cache for values that an adapter derives from the modality.
+        adapted: what an adapter has derived from the modality.
         process: a function from an item that the spec itself states to its processed fields, by
             whatever `process` of the spec is.
 
     Args:
         max_model_len: the longest context, into which the largest item has to fit; None for any.
+
+    Raises:
+        SpecError: a part that cannot be bound; `others` has the errors of the other parts.
     """
 
     def __init__(
@@ -101,57 +116,116 @@ class BoundModality:
         process: Callable[[Any], Mapping[str, Any]],
         max_model_len: int | None = None,
     ) -> None:
-        binding = Binding(spec, where, scope)
-        self.spec, self.name, self.where, self.item = spec, spec.name, where, binding.item
-        self.limit = binding.limit
-        self.placeholders = Placeholders(spec, binding)
-        self.intake = Intake(spec, binding, partial(self.placeholders.rows, embeds=True))
-        self.processing = Processing(spec, binding)
-        self.positions = None if spec.positions is None else Positions(binding)
-        own = self.positions.leaves() if self.positions else frozenset()
-        # items of one geometry have one grid
-        self._checks_once = self.placeholders.tells(own)
+        self.spec, self.name, self.where = spec, spec.name, where
+        self.process, self._max_model_len = process, max_model_len
+        self.static = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
+        refusals = Refusals()
+
+        def bound(part: str, declared: Any) -> Any:
+            with refusals.collected(), self.at(part):
+                return declared.bind(self.static)
+
+        item: ItemType = bound("item", spec.item)
+        self.layout: Layout = bound("layout", spec.layout)
+        # an empty layout stands at offset 0, as vLLM's own
+        updates = spec.update if spec.has_positions else [Insert(at="start")]
+        self.updates: list[Update] = [bound("update", update) for update in updates]
+        fields: dict[str, Field] = {
+            name: bound("fields", field) for name, field in spec.fields.items()
+        }
+        hf: HF | None = bound("process", spec.process) if isinstance(spec.process, HF) else None
+        self.embeds: Layout | None = self.layout if spec.embeds else None
+        if isinstance(spec.embeds, Layout):
+            self.embeds = bound("embeds", spec.embeds)
+        self.companions: dict[str, Tensor] = {
+            key: bound("embeds", companion) for key, companion in spec.companions().items()
+        }
+        self.grid: list[Any] = []
+        with refusals.collected(), self.at("positions"):
+            self.grid = [fold(part, self.static) for part in spec.positions or ()]
+        self.limit: int | None = None
+        with refusals.collected():
+            self.limit = self._limit()
+        refusals.refuse()
+        self.item = item if hf else item.for_function()
+        self.placeholders = Placeholders(self)
+        self.intake = Intake(self)
+        self.processing = Processing(self, fields, hf)
         self.fields = self.processing.sent
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
             self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
-        self.scope = binding.scope
-        read, known = self.placeholders.fields, self.processing.from_facts
-        self._needs_fields = read is None or not read <= known
-        self.needs_hf = self.processing.hf is not None and self._needs_fields
-        self.process = process
-        # the cheapest function for the fields that the layout of an item reads
-        self._fields_read = process if self._needs_fields else self.processing.of_facts
-        self._max_model_len = max_model_len
-        if self.needs_hf and (candidates := len(binding.item.candidates(0.0))) > 1:
+        read = self.placeholders.fields
+        self._needs_fields = read is None or not read <= self.processing.from_facts
+        self.needs_hf = hf is not None and self._needs_fields
+        if self.needs_hf and (candidates := len(item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
             remedy = "State a layout over the facts of item, or the one with the most rows."
-            got = f"{candidates} of them"
-            raise SpecError(f"{where}, item", expected, got, remedy)
-        self.adapted = Memo(_ADAPTED)
-        self._may_cache = lru_cache(_COUNTS)(partial(_may_cache, spec, binding))
+            raise SpecError(f"{where}, item", expected, f"{candidates} of them", remedy)
+        # functions may read what changes while an item is cached; of expressions, the spec knows it
+        has_functions = any(leaf.root == "function" for leaf in spec.leaves())
+        self._hides = spec.cacheable is True and has_functions
+        self.adapted: dict[Any, Any] = {}
+        self._fixed: dict[bool, Layouts] = {}
         self._largest: dict[Any, tuple[Any, int]] = {}
+
+    def at(self, part: str) -> At:
+        """A context in which errors name a part of the modality."""
+        return At(f"{self.where}, {part}")
+
+    def _limit(self) -> int | None:
+        with (at := self.at("limit")):
+            limit = evaluate(self.spec.limit, self.static)
+        if limit is None or (type(limit) is int and limit >= 0):
+            return limit
+        raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
 
     def may_cache(self, count: int) -> bool:
         """Whether vLLM may cache the processed items of a request with `count` of them."""
-        return self._may_cache(count)
+        if self.spec.cacheable is True:
+            return True
+        with self.at("cacheable"):
+            return truth(self.spec.cacheable, self.static.of(SimpleNamespace(count=count), None))
 
-    def check_positions(self, fields: Mapping[str, Any], known: Alternatives) -> None:
-        """Compare the declared positions of an item with its layout; see `Positions.check`.
+    def scope(
+        self,
+        value: Any,
+        index: int,
+        fields: Mapping[str, Any] | None = None,
+        count: int = 1,
+        *,
+        of_fields: bool = False,
+    ) -> Scope:
+        """The scope of one item.
 
         Args:
+            value: the canonical item, its precomputed embeddings, or its facts.
+            index: its position among the items of the modality.
             fields: its processed fields.
-            known: its alternatives, which share the layout.
+            count: number of items of the modality in the request.
+            of_fields: whether for processed fields, which come back for an item of that content
+                at any index.
         """
-        if self.positions is None or (known.positions_checked and self._checks_once):
-            return
-        self.positions.check(fields, known[0].placeholder)
-        known.positions_checked = True
+        if isinstance(value, SimpleNamespace):
+            facts = value
+        elif isinstance(value, Embedding):
+            facts = SimpleNamespace(index=index, rows=len(value.rows))
+        else:
+            facts = self.item.facts(value, index)
+        if self._hides:
+            facts = _Facts(**vars(facts))
+            if of_fields:
+                del facts.index
+        else:
+            facts.count = count
+        if fields is not None and type(fields) is not Fields:
+            fields = Fields(fields)
+        return self.static.of(facts, fields)
 
     def layouts(
         self,
         taken: Taken,
-        fields: Sequence[Mapping[str, Any]],
+        fields: Processed,
         *,
         are_largest: bool = False,
         may_be_larger: bool = False,
@@ -165,34 +239,34 @@ class BoundModality:
             may_be_larger: whether they may have more encoder rows than that.
 
         Raises:
-            InputError: see `Placeholders.check_rows`.
+            InputError: precomputed embeddings of other rows than their layout has.
+            TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
+                reserves memory and plans its schedule.
         """
-        fixed, most = self._fixed(taken.embeds), None
-        if fixed is None and not are_largest and not may_be_larger:
+        placeholders, embeds, most = self.placeholders, taken.embeds, None
+        varies = placeholders.varies(embeds)
+        if varies and not are_largest and not may_be_larger:
             most = self.most_rows()
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
-            layouts = fixed
-            if layouts is None:
+            if (layouts := self._fixed.get(embeds)) is None:
                 scope = self.scope(value, index, own, taken.total)
-                layouts = Layouts.of(self.placeholders, scope, embeds=taken.embeds)
+                layouts = Layouts.of(placeholders, scope, embeds=embeds)
+                if not varies:
+                    self._fixed[embeds] = layouts
             rows = layouts.placeholder.num_embeds
-            if are_largest and not self.placeholders.by_company:
+            if are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
-            sent = len(value.rows) if taken.embeds else None
-            self.placeholders.check_rows(index, rows, sent=sent, most=most)
+            if embeds and rows != len(value.rows):
+                expected = f"{rows} embedding row(s)"
+                raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
+            if most is not None and rows > most:
+                expected = f"at most {most} encoder row(s), as the stated largest item has"
+                remedy = "Send a smaller item, or state a larger `largest=` in the spec."
+                raise TooManyRows(f"{self.where}[{index}]", expected, str(rows), remedy)
             yield layouts
 
-    def _fixed(self, embeds: bool) -> Layouts | None:
-        """The layouts of all items; None where they vary."""
-        if self.placeholders.varies(embeds):
-            return None
-        return self.adapted.get(
-            embeds,
-            lambda: Layouts.of(self.placeholders, self.scope(SimpleNamespace(), 0), embeds=embeds),
-        )
-
     def written(
-        self, taken: Taken, fields: Callable[[], Mapping[str, Sequence[Mapping[str, Any]]]]
+        self, taken: Taken, fields: Callable[[], Mapping[str, Processed]]
     ) -> Iterator[tuple[Target, Sequence[int]]]:
         """The target of each item, and the ids that a caller writes for it, by the first update.
 
@@ -201,7 +275,7 @@ class BoundModality:
             fields: a function that returns their processed fields, by modality; called where
                 layouts or targets need them.
         """
-        update = self.placeholders.updates[0]
+        update = self.updates[0]
         roots = {leaf.root for leaf in update.leaves()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             for one in self.layouts(taken, fields()[self.name], may_be_larger=True):
@@ -211,7 +285,7 @@ class BoundModality:
             target = update.resolve(self.scope(value, index, None, taken.total))
             yield target, target if isinstance(update, Replace) else ()
 
-    def fields_of(self, values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    def fields_of(self, values: Sequence[Any]) -> Processed:
         """The processed fields of items as far as their layouts read them, where these need no
         Hugging Face processor."""
         if self._needs_fields:
@@ -232,14 +306,19 @@ class BoundModality:
             InputError: sizes that items of this type do not have.
         """
         key = tuple((sizes or {}).items())
-        if key in self._largest:
-            return self._largest[key]
-        item = self.item.within(sizes, self.where) if sizes else self.item
-        value, placeholder = self._largest_of(item.candidates())
-        most = self._max_model_len
-        if most is not None and len(placeholder) > most and not self.needs_hf:
-            value, placeholder = self._largest_within(most, item)
-        self._largest[key] = value, placeholder.num_embeds
+        if key not in self._largest:
+            item = self.item.within(sizes, self.where) if sizes else self.item
+            value, placeholder = self._largest_of(item)
+            most = self._max_model_len
+            if most is not None and len(placeholder) > most and not self.needs_hf:
+                # of smaller sizes in equal parts
+                fitting = bisect_right(
+                    range(1, _STEPS),
+                    most,
+                    key=lambda step: len(self._largest_of(item, step / _STEPS)[1]),
+                )
+                value, placeholder = self._largest_of(item, fitting / _STEPS)
+            self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]
 
     def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
@@ -250,23 +329,11 @@ class BoundModality:
             return item.candidates()[0]
         return self.largest(sizes)[0]
 
-    def _largest_of(self, candidates: Sequence[Any]) -> tuple[Any, Placeholder]:
-        placed = [
-            (value, self._placeholder(value, self._fields_read(value))) for value in candidates
-        ]
+    def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
+        # the cheapest function for the fields that the layout of an item reads
+        run = self.process if self._needs_fields else self.processing.of_facts
+        placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
-
-    def _largest_within(self, most: int, item: ItemType) -> tuple[Any, Placeholder]:
-        """The largest item whose layout fits into a context: of smaller sizes in equal parts."""
-        fitting, too_large = 0, _STEPS
-        while too_large - fitting > 1:
-            step = (fitting + too_large) // 2
-            _, placeholder = self._largest_of(item.candidates(step / _STEPS))
-            if len(placeholder) > most:
-                too_large = step
-            else:
-                fitting = step
-        return self._largest_of(item.candidates(fitting / _STEPS))
 
     def most_rows(self) -> int | None:
         """Encoder rows of the largest item; None where they depend on the other items of the
@@ -300,11 +367,6 @@ class BoundModality:
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
         """The evaluated layout of a raw item that is the only one, and that the spec chose."""
         try:
-            return self.placeholders.preferred(self.scope(value, 0, fields))
+            return self.placeholders.alternatives(self.scope(value, 0, fields))[0].placeholder
         except InputError as error:
             raise SpecError(str(error)) from error
-
-
-def _may_cache(spec: Modality, binding: Binding, count: int) -> bool:
-    with binding.at("cacheable"):
-        return truth(spec.cacheable, binding.static.of(SimpleNamespace(count=count), None))

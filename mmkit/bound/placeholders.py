@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import InputError, SpecError
-from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
-from ..layout import Layout, Placeholder, nothing
+from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, leaves, plain
+from ..layout import Placeholder, nothing, whole
 from ..placement import Alternative, Alternatives
-from ..spec import Modality
 from ..updates import Replace, Target
 from ..vocabulary import check_ids, vocab_size
-from .binding import Binding
 from .memo import Memo
+
+if TYPE_CHECKING:
+    from .modality import BoundModality
 
 _LAYOUT_IDS = 1 << 20
 """Token ids of the layouts that are cached per modality, some ten megabytes."""
@@ -35,63 +38,45 @@ class Placeholders:
     """Evaluates layouts and targets, once per geometry of an item.
 
     Attributes:
-        layout: the layout of raw items, with its static parts evaluated.
-        embeds: the layout of precomputed embeddings; None where the spec takes none.
-        updates: the bound alternatives of `update`.
         fields: names of the processed fields that the layout or the targets read; None where a
             function may read any.
         depends_on_index: whether an item's layout or target depends on its position among the
             items.
         by_company: whether a layout or a target depends, by declaration, on an item's position or
             on the number of items.
+        fixed_rows: the encoder rows of every raw item; None where they vary.
+        has_own_rows: whether they vary, and the model may compare them.
         guarded: the placeholder ids of the plan; None as long as they are not known.
     """
 
-    def __init__(self, spec: Modality, binding: Binding) -> None:
-        self._binding, self._where = binding, binding.where
-        self._vocab_size = vocab_size(binding.static.cfg, sys.maxunicode + 1)
-        self._numbered = _NUMBERED if binding.limit is None else min(binding.limit, _NUMBERED)
-        self._wanted = spec.has_positions
-        self.layout, self.embeds, self.updates = binding.layout, binding.embeds, binding.updates
-        for part in (*self.layout.varying(), *(self.embeds or nothing).varying()):
+    def __init__(self, modality: BoundModality) -> None:
+        self._modality, self._where = modality, modality.where
+        self._vocab_size = vocab_size(modality.static.cfg, sys.maxunicode + 1)
+        layouts = {False: modality.layout, True: modality.embeds or nothing}
+        for part in (part for layout in layouts.values() for part in layout.varying()):
             where, expected = f"{self._where}, layout", "placeholder ids that no item chooses"
             remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
             raise SpecError(where, expected, repr(part), remedy)
+        targets = frozenset().union(*(update.leaves() for update in modality.updates))
+        known = {embeds: layout.leaves() | targets for embeds, layout in layouts.items()}
+        read, grid = known[False] | known[True], leaves(modality.grid)
+        self._has_own_grid = bool(grid)
         # what tells one geometry from another, for raw items and for embeddings
-        self._leaves = {
-            False: self._leaves_of(self.layout),
-            True: self._leaves_of(self.embeds or nothing),
-        }
-        self._told_by = {embeds: _telling(known) for embeds, known in self._leaves.items()}
-        own = self.layout.leaves()
+        self._leaves = {embeds: own | grid for embeds, own in known.items()}
+        self._told_by = {embeds: _telling(own) for embeds, own in self._leaves.items()}
+        self._opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
+        names = {leaf.keys[:1] for leaf in read if leaf.root == "fields"}
+        is_told = not self._opaque and () not in names
+        self.fields = frozenset(name for (name,) in names) if is_told else None
+        self.depends_on_index = self._opaque or INDEX in read
+        self.by_company = not read.isdisjoint((INDEX, COUNT))
+        own = modality.layout.leaves()
         # those of a function may change while the item is cached
-        self.has_own_rows = bool(own) and not any(
-            leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own
-        )
-        self.fixed_rows: int | None = None
-        if not own:
-            with binding.at("layout"):
-                self.fixed_rows = self.layout.lay(binding.static).num_embeds
-        leaves = self._leaves[False] | self._leaves[True]
-        roots = {leaf.root for leaf in leaves}
-        self._opaque = "function" in roots  # it may read anything
-        read = {leaf.keys[:1] for leaf in leaves if leaf.root == "fields"}
-        self.fields: frozenset[str] | None = None
-        if not self._opaque and () not in read:
-            self.fields = frozenset(name for (name,) in read)
-        self.depends_on_index = self._opaque or INDEX in leaves
-        self.by_company = not leaves.isdisjoint((INDEX, COUNT))
+        may_change = any(leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own)
+        self.has_own_rows = bool(own) and not may_change
+        self.fixed_rows = None if own else modality.layout.lay(modality.static).num_embeds
         self.guarded: frozenset[int] | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
-
-    def _leaves_of(self, layout: Layout) -> frozenset[Leaf]:
-        return layout.leaves().union(*(update.leaves() for update in self.updates))
-
-    def tells(self, leaves: frozenset[Leaf]) -> bool:
-        """Whether items of one geometry have the same values of these leaves."""
-        return not self._opaque and all(
-            leaves <= self._leaves[embeds] for embeds in ([False, True] if self.embeds else [False])
-        )
 
     def varies(self, embeds: bool) -> bool:
         """Whether items, or precomputed embeddings, differ in their layouts or targets."""
@@ -101,31 +86,36 @@ class Placeholders:
         """The alternatives of one item, in order of preference.
 
         Raises:
-            SpecError: an id outside the vocabulary.
-            InputError: an item without any embed() position, or an id outside the vocabulary of
-                precomputed embeddings, whose fields come from the caller.
+            SpecError: an id outside the vocabulary, or declared positions that do not fit.
+            InputError: an item without any embed() position; any mistake with precomputed
+                embeddings, whose fields come from the caller.
         """
+        is_whole = not self._modality.grid or self._is_whole(scope, embeds)
         try:
             if self._opaque:
-                return self._evaluate(scope, embeds)
-            key = (embeds, *[_geometry(part, scope) for part in self._told_by[embeds]])
-            return self._memo.get(key, lambda: self._evaluate(scope, embeds))
+                return self._evaluate(scope, embeds, is_whole)
+            key = (embeds, is_whole, *[_geometry(part, scope) for part in self._told_by[embeds]])
+            return self._memo.get(key, lambda: self._evaluate(scope, embeds, is_whole))
         except SpecError as error:
             if not embeds:
                 raise
             got = str(error).rstrip(".")
             raise InputError(self._where, "embeddings that can be placed", got) from error
 
-    def preferred(self, scope: Scope, *, embeds: bool = False) -> Placeholder:
-        """The evaluated layout of one item, which all its alternatives share."""
-        return self.alternatives(scope, embeds=embeds)[0].placeholder
+    def _is_whole(self, scope: Scope, embeds: bool) -> bool:
+        """Whether a scope has what declared positions read, and not only what a layout reads."""
+        modality = self._modality
+        known = modality.companions if embeds else modality.processing.sent
+        given = () if scope.fields is None else scope.fields
+        return not self._has_own_grid or known.keys() <= set(given)
 
-    def _evaluate(self, scope: Scope, embeds: bool) -> Alternatives:
-        layout = self.embeds if embeds else self.layout
+    def _evaluate(self, scope: Scope, embeds: bool, is_whole: bool) -> Alternatives:
+        modality = self._modality
+        layout = modality.embeds if embeds else modality.layout
         assert layout is not None
-        with (at := self._binding.at("layout")):
+        with (at := modality.at("layout")):
             placeholder = layout.lay(scope)
-        if self._wanted and not placeholder.num_embeds:
+        if modality.spec.has_positions and not placeholder.num_embeds:
             got = f"{len(placeholder)} literal ids"
             raise InputError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
@@ -133,9 +123,11 @@ class Placeholders:
             expected = "embed() of ids that the largest or the smallest item has, too"
             remedy = "State the layout as an expression: no prompt is guarded against other ids."
             raise SpecError(at.where, expected, repr(sorted(more)), remedy)
+        if modality.grid and is_whole:
+            self._sizes(scope, placeholder)
         alternatives = []
-        at = self._binding.at("update")
-        for update in self.updates:
+        at = modality.at("update")
+        for update in modality.updates:
             with at:
                 target = update.resolve(scope)
             check_ids(target, self._vocab_size, at.where)
@@ -149,54 +141,70 @@ class Placeholders:
         Numbered targets (``<|image_1|>``) and those with a special token do; an ordinary word may
         also stand in a prompt without items.
         """
+        static, limit = self._modality.static, self._modality.limit
         known: dict[Target, bool] = {}
-        for update in self.updates:
+        for update in self._modality.updates:
             numbered = update.leaves() == {INDEX}
             if not isinstance(update, Replace) or (update.leaves() and not numbered):
                 continue
+            most = _NUMBERED if limit is None else min(limit, _NUMBERED)
             with suppress(SpecError):  # the vocabulary ends somewhere
-                for index in range(self._numbered if numbered else 1):
-                    target = update.resolve(
-                        self._binding.static.of(SimpleNamespace(index=index), None)
-                    )
+                for index in range(most if numbered else 1):
+                    target = update.resolve(static.of(SimpleNamespace(index=index), None))
                     known[target] = numbered or self._is_special(target)
         return known
 
     def _is_special(self, target: Target) -> bool:
         """Whether an ordinary text never contains a target."""
-        tok = self._binding.static.tok
+        tok = self._modality.static.tok
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any], *, embeds: bool = False) -> int | None:
         """Encoder rows of an item by some of its processed fields; None if these do not suffice."""
         known = {(name,) for name in fields}
         if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[embeds]):
-            scope = self._binding.scope(SimpleNamespace(), 0, fields)
-            return self.preferred(scope, embeds=embeds).num_embeds
+            scope = self._modality.scope(SimpleNamespace(), 0, fields)
+            return self.alternatives(scope, embeds=embeds)[0].placeholder.num_embeds
         return None
 
-    def check_rows(self, index: int, rows: int, *, sent: int | None, most: int | None) -> None:
-        """Compare the encoder rows of an item with its precomputed embeddings, and with the largest
-        item.
+    def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
+        """The M-RoPE positions of the encoder rows of an item.
 
         Args:
-            index: position among the items of the modality.
-            rows: encoder rows in its layout.
-            sent: rows of its precomputed embeddings; None for a raw item.
-            most: encoder rows of the spec's largest item, for which vLLM reserves memory and plans
-                its schedule; None where they are not known.
+            fields: its processed fields.
+            mask: which positions of its layout receive encoder rows, an array or a list.
+
+        Returns:
+            For each run of such positions the offset in the layout, and integers (3, length): time,
+            height, width, counted from 0.
 
         Raises:
-            InputError: the rows differ.
-            TooManyRows: there are more than the largest item has.
+            SpecError: the grid has another number of positions than the layout has rows.
         """
-        where = f"{self._where}[{index}]"
-        if sent is not None and sent != rows:
-            raise InputError(where, f"{rows} embedding row(s)", str(sent))
-        if most is not None and rows > most:
-            expected = f"at most {most} encoder row(s), as the stated largest item has"
-            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
-            raise TooManyRows(where, expected, str(rows), remedy)
+        placeholder = Placeholder([], np.asarray(mask, np.bool_).tobytes())
+        scope = self._modality.scope(SimpleNamespace(), 0, fields)
+        t, h, w, *scale = self._sizes(scope, placeholder)
+        starts = [start for start, _ in placeholder.runs]
+        if len(starts) != 1:
+            return [(start, np.indices((1, h, w)).reshape(3, -1)) for start in starts]
+        grid = np.indices((t, h, w))
+        if scale:
+            grid[0] = (grid[0] * scale[0]).astype(np.int64)
+        return [(starts[0], grid.reshape(3, -1))]
+
+    def _sizes(self, scope: Scope, placeholder: Placeholder) -> list[Any]:
+        """The sizes of an item's grid, compared with the mask of its layout: one run of all its
+        rows, or one of each time."""
+        grid = self._modality.grid
+        with self._modality.at("positions"):
+            values = [plain(evaluate(part, scope)) for part in grid]
+            pairs = zip(values[:3], grid, strict=False)
+            t, h, w = (whole(value, part, "a size of a grid") for value, part in pairs)
+            lengths = [length for _, length in placeholder.runs]
+            if lengths not in ([t * h * w], [h * w] * t):
+                expected = f"embed() positions for a grid of {(t, h, w)}"
+                raise SpecError("layout", expected, f"runs of {lengths}")
+        return [t, h, w, *values[3:]]
 
 
 def rows_field(modality: str) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, combinations, product
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.lib.array_utils import byte_bounds
 
 from ..errors import SpecError
 from ..expr import Fields, evaluate, leaves
-from ..field import Flat
-from ..process import Identity, unpadded
-from ..spec import Modality
-from .binding import At, Binding
-from .memory import overlap, share, spans
+from ..field import Field, Flat
+from ..process import HF, Identity, unpadded
+from .binding import At
+
+if TYPE_CHECKING:
+    from .modality import BoundModality
 
 Processed: TypeAlias = Sequence[dict[str, Any]]
 """The processed fields of the items of one modality: per item, its part of every field, hidden ones
@@ -31,58 +34,53 @@ class Processing:
         sent: the fields that the model receives.
         from_facts: names of the derived fields that depend on the facts of an item alone.
         hf: the bound call of a Hugging Face processor; None where `process` is something else.
+        shares_memory: whether a function of the spec returns memory that it writes to again, so
+            that what it returns is copied.
     """
 
-    def __init__(self, spec: Modality, binding: Binding) -> None:
-        self._process, self._binding = spec.process, binding
-        self._where = f"{binding.where}, process"
-        self.fields, self.hf = binding.fields, binding.hf
-        self.sent = {name: field for name, field in self.fields.items() if not field.hidden}
+    def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
+        self._modality, self.fields, self.hf = modality, fields, hf
+        self._where, self._process = f"{modality.where}, process", modality.spec.process
+        self.sent = {name: field for name, field in fields.items() if not field.hidden}
         # derived fields may depend on processed ones, and the sizes of flat fields on both
-        self._in_order = sorted(
-            self.fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived)
-        )
-        self.from_facts = self._from_facts()
-        self._processed = [name for name, field in self.fields.items() if not field.is_derived]
-        self._stated = {name: field for name, field in self.fields.items() if field.is_stated}
-        self._at = {name: binding.at(f"fields[{name!r}]") for name in self.fields}
-        self._unpad = self.hf.unpad if self.hf else {}
-        self._shares_memory = False
-        varies = any(field.varies for field in self.fields.values())
-        self._needs_scopes = varies or bool(self._unpad)
-
-    def _from_facts(self) -> frozenset[str]:
+        order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
+        self._in_order = [(n, field, modality.at(f"fields[{n!r}]")) for n, field in order]
+        self._stated = [step for step in self._in_order if step[1].is_stated]
+        self._processed = [name for name, field in fields.items() if not field.is_derived]
+        self._unpad = hf.unpad if hf else {}
+        self._needs_scopes = bool(self._unpad) or any(field.varies for field in fields.values())
+        self.shares_memory = False
         known: set[str] = set()
-        for name, field in self._in_order:
+        for name, field in order:
             roots = {(leaf.root, *leaf.keys[:1]) for leaf in leaves(field.value)}
             unknown = [root for root in roots if root[0] in ("fields", "function")]
             if field.is_derived and {("fields", name) for name in known}.issuperset(unknown):
                 known.add(name)
-        return frozenset(known)
+        self.from_facts = frozenset(known)
 
     def of_facts(self, value: Any, index: int = 0, count: int = 1) -> Fields:
         """The fields `from_facts` of a canonical item, number `index` of `count`."""
         fields = Fields()
-        scope = self._binding.scope(value, index, fields, count, of_fields=True)
-        for name, declared in self._in_order:
+        scope = self._modality.scope(value, index, fields, count, of_fields=True)
+        for name, declared, at in self._in_order:
             if name in self.from_facts:
-                with self._at[name]:
+                with at:
                     fields[name] = declared.derive(scope)
         return fields
 
     @cached_property
     def hf_processor(self) -> Any:
         """The processor of `hf(processor)`; None for the checkpoint's own."""
-        with self._binding.at("process"):
-            return evaluate(self.hf.processor, self._binding.static) if self.hf else None
+        with self._modality.at("process"):
+            return evaluate(self.hf.processor, self._modality.static) if self.hf else None
 
     @cached_property
     def hf_text(self) -> str | None:
         """The text of one item for the Hugging Face processor, or None."""
         if self.hf is None or self.hf.text is None:
             return None
-        with self._binding.at("process"):
-            return str(evaluate(self.hf.text, self._binding.static))
+        with self._modality.at("process"):
+            return str(evaluate(self.hf.text, self._modality.static))
 
     def run(self, values: Sequence[Any], count: int | None = None) -> Processed:
         """Run `identity()` or the process function on canonical items; for `hf()` the caller runs
@@ -98,19 +96,20 @@ class Processing:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self._process, Identity):
-            return self.finish(self._columns(values), values, count, in_parts=True)
-        if not self._shares_memory:
-            raw = self._called(values)
-            if not share(raw, values):
-                return self.finish(raw, values, count)
-            self._shares_memory = True
+            # each part of a record is the field of its name
+            columns: dict[str, Any] = dict.fromkeys(self._processed, values)
+            if self._modality.item.part_names:
+                columns = {name: [value[name] for value in values] for name in self._processed}
+            return self.finish(columns, values, count, in_parts=True)
+        if not self.shares_memory:
+            return self.finish(self._called(values), values, count)
         raws = [copy.deepcopy(self._called([value])) for value in values]
         return self.finish_each(raws, values, count or len(values))
 
     def rehearse(self, values: Sequence[Any]) -> None:
         """Call a function of the spec with some items, alone and together.
 
-        Where what it returns lies in memory that another call writes to, it is copied from now on.
+        Where what it returns lies in memory that it writes to again, it is copied from now on.
 
         Raises:
             SpecError: an item that vLLM may cache alone has other fields beside others, or the
@@ -126,19 +125,19 @@ class Processing:
             expected = "process to leave the items as they are"
             remedy = "They are the caller's: work on a copy."
             raise SpecError(self._where, expected, "another value in one of them", remedy)
-        pairs = chain.from_iterable(
-            product(spans(one), spans(other)) for one, other in combinations(raws, 2)
-        )
-        if any(map(overlap, pairs)):
-            self._shares_memory = True
+        together = twice[: 1 if self._modality.limit == 1 else 2]
+        raw = self._called(together)
+        lists = [part for part in raw.values() if isinstance(part, (list, tuple))]
+        self.shares_memory = any(map(_overlap, [raws, *lists]))
+        if self.shares_memory:
             raws = [copy.deepcopy(self._called([value])) for value in twice]
-        if not self._binding.is_cached:
+        if self._modality.spec.cacheable is not True:
             return
-        parts = [self.finish(raw, [one])[0] for raw, one in zip(raws, twice, strict=True)]
-        alone, again = parts[: len(values)], parts[len(values) :]
-        beside = self.run(values)
+        parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
+        again = parts[len(values) :]
+        beside = again if self.shares_memory else self.finish(raw, together)
         for others, got in ((again, "another the next time"), (beside, "another beside others")):
-            for first, part in zip(alone, others, strict=True):
+            for first, part in zip(parts, others, strict=False):
                 if names := [name for name in first if not _equal(first[name], part[name])]:
                     expected = f"process to return the same {names[0]} for an item, which is cached"
                     remedy = "Process each item by itself, or say by cacheable= when to keep them."
@@ -147,20 +146,14 @@ class Processing:
     def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """What the function of the spec returns for canonical items."""
         with At(self._where, "to take well-formed items"):
-            raw = self._process(values, self._binding.static)
+            raw = self._process(values, self._modality.static)
         if not isinstance(raw, Mapping):
             raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
         if unknown := set(raw).difference(self._processed):
             expected = f"process to return declared fields, {sorted(self._processed)}"
             remedy = "Declare them in fields, or do not return them."
-            raise SpecError(self._binding.where, expected, repr(sorted(unknown)), remedy)
+            raise SpecError(self._modality.where, expected, repr(sorted(unknown)), remedy)
         return raw
-
-    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The items as fields; each part of a record as the field of its name."""
-        if not self._binding.item.part_names:
-            return dict.fromkeys(self._processed, values)
-        return {name: [value[name] for value in values] for name in self._processed}
 
     def finish_each(
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
@@ -196,32 +189,29 @@ class Processing:
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
-        static = self._binding.static
+        static, n = self._modality.static, len(values)
         parts = [Fields() for _ in values]
-        scopes = [static] * len(values)
+        scopes = [static] * n
         if self._needs_scopes:
-            scope = self._binding.scope
-            scopes = [
-                scope(value, first + i, parts[i], count or len(values), of_fields=True)
-                for i, value in enumerate(values)
-            ]
-        for name, declared in self._in_order:
-            at = self._at[name]
+            of = self._modality.scope
+            pairs = enumerate(zip(values, parts, strict=True), first)
+            scopes = [of(value, i, own, count or n, of_fields=True) for i, (value, own) in pairs]
+        for name, declared, at in self._in_order:
             with at:
                 sizes = declared.sizes_of(scopes)
                 own = declared.derive_all(static, scopes) if declared.is_derived else None
             if own is None:
                 split = declared.split_each if in_parts else declared.split
-                own = split(raw[name], sizes, len(values), at.where)
+                own = split(raw[name], sizes, n, at.where)
             for fields, part in zip(parts, own, strict=True):
                 fields[name] = part
         for name, corner in self._unpad.items():
-            for fields, scope_of_item in zip(parts, scopes, strict=True):
-                fields[name] = unpadded(fields[name], corner, scope_of_item)
-        for name, declared in self._stated.items():
-            with self._at[name]:
-                for i, (fields, scope_of_item) in enumerate(zip(parts, scopes, strict=True)):
-                    declared.check(fields[name], scope_of_item, first + i)
+            for fields, scope in zip(parts, scopes, strict=True):
+                fields[name] = unpadded(fields[name], corner, scope)
+        for name, declared, at in self._stated:
+            with at:
+                for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), first):
+                    declared.check(fields[name], scope, i)
         return parts
 
 
@@ -240,3 +230,24 @@ def _equal(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _overlap(parts: Iterable[Any]) -> bool:
+    """Whether the tensors or arrays of two parts have a byte in common."""
+    spans = [[*_spans(part)] for part in parts]
+    pairs = chain.from_iterable(product(one, other) for one, other in combinations(spans, 2))
+    return any(begin < other_end and other < end for (begin, end), (other, other_end) in pairs)
+
+
+def _spans(value: Any) -> Iterator[tuple[int, int]]:
+    """The addresses between which the elements of all tensors and arrays in a value lie."""
+    if isinstance(value, torch.Tensor):
+        last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+        if value.numel():
+            yield value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+    elif isinstance(value, np.ndarray):
+        if value.size:
+            yield byte_bounds(value)
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _spans(part)

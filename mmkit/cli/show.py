@@ -136,7 +136,7 @@ def _source(part: Any) -> str:
 
 def _layout(bound: BoundModality) -> str:
     """A bound layout: its ids, or its formula where they depend on the item."""
-    layout = bound.placeholders.layout
+    layout = bound.layout
     return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 

@@ -30,11 +30,11 @@ def get_mrope_input_positions(
     runs = []
     for feature in mm_features:
         modality, place = self.mm_plan.modalities[feature.modality], feature.mm_position
-        if modality.positions is None:
+        if not modality.grid:
             continue
         fields = {name: element.data for name, element in feature.data.items()}
         mask = np.ones(place.length) if place.is_embed is None else place.is_embed.numpy()
-        grids = modality.positions.grids(fields, mask)
+        grids = modality.placeholders.grids(fields, mask)
         runs += [(place.offset + offset, grid) for offset, grid in grids]
     parts, here, following = [], 0, 0
     for offset, grid in sorted(runs, key=lambda run: run[0]):

@@ -310,7 +310,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
         "limit": limit,
         "largest_tokens": modality.largest()[1] if known else None,
         "placeholder": list(written.pop()) if fixed else None,
-        "in_place": isinstance(placeholders.updates[0], AlreadyExpanded),
+        "in_place": isinstance(modality.updates[0], AlreadyExpanded),
         "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
         "embeds_with": {
             name: {"expected": part.expected, **part.schema()}

@@ -171,7 +171,7 @@ def rope(subject: Subject, config: Any) -> Rope:
             others, or (by the function) they depend on more than the config.
     """
     settings, plan = subject.processor.info.ctx.model_config, subject.plan
-    declares = plan is not None and any(m.positions is not None for m in plan.modalities.values())
+    declares = plan is not None and any(m.grid for m in plan.modalities.values())
     if not (declares or settings.uses_mrope or getattr(settings, "uses_xdrope_dim", 0)):
         raise NotApplicable("positions have one dimension")
     model_class: Any = loading.get_model_cls(settings)

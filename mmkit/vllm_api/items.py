@@ -97,14 +97,12 @@ def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
         modality: the modality.
         with_rows: whether the model compares the rows of its encoder with the layouts.
     """
-
-    def forms() -> dict[str, Any]:
+    if (known := modality.adapted.get(with_rows)) is None:
         known = {key: _field(own) for key, own in modality.fields_and_embeds.items()}
         if with_rows and modality.placeholders.has_own_rows:
             known[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
-        return known
-
-    return modality.adapted.get(("fields", with_rows), forms)
+        modality.adapted[with_rows] = known
+    return known
 
 
 _ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}

@@ -171,7 +171,6 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
                 may_be_larger=bool(request.kwargs),
             )
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
-                modality.check_positions(fields, own.alternatives)
                 entries[name][i] = self.item(modality, fields, own), own
         return entries
 

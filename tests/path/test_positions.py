@@ -43,13 +43,14 @@ def media(name: str, token: int, *scale: Any) -> Modality:
     grid = fields[f"{name}_grid_thw"]
     t, h, w = grid[0], grid[1] // cfg.vision_config.spatial_merge_size, grid[2] // cfg.vision_config.spatial_merge_size
     declared = {f"{name}_grid_thw": batched(), **({"second_per_grid_ts": batched()} if scale else {})}
+    known = {f"{name}_grid_thw": torch.tensor([1, MERGE, MERGE]), "second_per_grid_ts": torch.tensor(1.0)}
     return Modality(
         name,
         item=Tensor((between(1, 4),)),
         layout=embed(token) * (t * h * w),
         update=already_expanded(),
         fields=declared,
-        process=lambda items, scope: {key: [torch.tensor([1, MERGE, MERGE])] * len(items) for key in declared},
+        process=lambda items, scope: {key: [known[key]] * len(items) for key in declared},
         positions=(t, h, w, *scale),
     )
 
@@ -72,7 +73,7 @@ def test_as_vllms_own_class(sent: Any, rest: int) -> None:
         data = {f"{kind}_grid_thw": torch.tensor([t, h * MERGE, w * MERGE])}
         if kind == "video":
             data["second_per_grid_ts"] = torch.tensor(seconds)
-        layout = modality.placeholders.preferred(modality.scope(SimpleNamespace(), 0, data))
+        layout = modality.placeholders.alternatives(modality.scope(SimpleNamespace(), 0, data))[0].placeholder
         tokens += [60] * text + [START]
         place = PlaceholderRange(len(tokens), len(layout), layout.is_embed)
         elements = {key: SimpleNamespace(data=value) for key, value in data.items()}
@@ -104,9 +105,8 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
 
 def test_a_grid_of_other_rows_is_refused() -> None:
     modality = SPEC.bind(CONFIG).modalities["image"]
-    assert modality.positions is not None
     with pytest.raises(SpecError) as refused:
-        modality.positions.grids({"image_grid_thw": torch.tensor([1, 4, 4])}, [1, 1, 0, 1, 1])
+        modality.placeholders.grids({"image_grid_thw": torch.tensor([1, 4, 4])}, [1, 1, 0, 1, 1])
     assert str(refused.value) == (
         "qwen2_5_vl.image, positions: layout: expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
     )

@@ -425,13 +425,11 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(rows, sent):
     for height, width, length in sent:
         grid = {"g": torch.tensor([height, width])}
         scope = own.scope(torch.zeros(length), 0, grid)
-        known, count = own.placeholders.alternatives(scope), evaluate(rows, scope)
-        if height * width == count:
-            own.check_positions(grid, known)
+        if height * width == (count := evaluate(rows, scope)):
+            own.placeholders.alternatives(scope)
         else:
             with pytest.raises(SpecError, match=rf"a grid of \(1, {height}, {width}\), got runs of \[{count}\]"):
-                own.check_positions(grid, known)
-    bound().check_positions({}, known)
+                own.placeholders.alternatives(scope)
 
 
 @pytest.mark.parametrize(
