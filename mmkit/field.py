@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError
-from .expr import Part, Scope, Value, evaluate, expression, leaves, plain
+from .expr import Scope, Value, evaluate, expression, plain
 from .items import Size, dtype_name, fits, map_size, shape_text
 from .layout import whole
+from .node import Part, leaves
 
 Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""

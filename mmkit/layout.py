@@ -30,19 +30,16 @@ from .expr import (
     Count,
     Expr,
     Leaf,
-    Part,
     Scope,
     Value,
     branches,
     evaluate,
     expression,
-    fold,
     is_op,
-    leaves,
-    parts,
     plain,
     written,
 )
+from .node import Part, fold, leaves, parts
 
 
 @dataclass(frozen=True)

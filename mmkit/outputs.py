@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .errors import SpecError
-from .expr import Node, Scope
+from .expr import Scope
 from .layout import Layout, LayoutLike
 from .layout import layout as as_layout
+from .node import Node
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Decode: TypeAlias = Callable[[Array, Scope], Array]

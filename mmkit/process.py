@@ -24,7 +24,8 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Part, Scope, Value, evaluate, expression, fold, structure
+from .expr import Scope, Value, evaluate, expression
+from .node import Part, fold, structure
 
 
 class Identity(Part):

@@ -9,24 +9,13 @@ from dataclasses import InitVar, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from .errors import SpecError
-from .expr import (
-    COUNT,
-    INDEX,
-    Condition,
-    Count,
-    Expr,
-    Leaf,
-    Node,
-    expression,
-    item,
-    leaves,
-    tok,
-)
+from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, tok
 from .field import Batched, Field, flat
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, nothing
 from .layout import layout as as_layout
+from .node import Node, leaves
 from .outputs import Output
 from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import InputError, MmkitError, SpecError
-from ..expr import Fields, Scope, evaluate, fold
+from ..expr import Fields, Scope, evaluate
 from ..field import Field
 from ..items import Embedding, ItemType, unscoped
 from ..items.tensor import Tensor
 from ..layout import Layout
+from ..node import fold
 from ..process import HF
 from ..spec import Modality
 from ..updates import Insert, Update

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecError
-from ..expr import Leaf, evaluate, leaves, plain
+from ..expr import Leaf, evaluate, plain
 from ..layout import Placeholder, whole
+from ..node import leaves
 from .binding import Binding
 
 

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import SpecError
-from ..expr import Fields, evaluate, leaves
+from ..expr import Fields, evaluate
 from ..field import Flat
+from ..node import leaves
 from ..process import Identity, unpadded
 from ..spec import Modality
 from .binding import At, Binding

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Node, Part, Scope, Value, evaluate, expression
+from ..expr import Count, Expr, Scope, Value, evaluate, expression
+from ..node import Node, Part
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from ..errors import InputError, SpecError
-from ..expr import Scope, leaves
+from ..expr import Scope
+from ..node import leaves
 from .base import ItemType
 from .values import described
 
