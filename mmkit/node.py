@@ -64,8 +64,11 @@ class Node:
         cls._forms = {one.name: one.metadata["form"] for one in own if one.metadata}
 
     def __post_init__(self) -> None:
-        for name, form in self._forms.items():
-            object.__setattr__(self, name, form(getattr(self, name)))
+        self._set(**{name: form(getattr(self, name)) for name, form in self._forms.items()})
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         return same(self, other) if type(self) is type(other) else NotImplemented
