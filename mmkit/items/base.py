@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, Value, evaluate, expression
-from ..node import Node, Part
+from ..expr import Count, Expr, Scope, evaluate_all, expression
+from ..node import Node, Part, Stated, stated
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
@@ -18,10 +18,11 @@ SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "aud
 
 
 class Between(Part):
-    """A size that varies; see `between`."""
+    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
+    over `cfg`."""
 
-    least: Any
-    most: Any
+    least: Stated[Count, Any] = stated(expression)
+    most: Stated[Count, Any] = stated(expression)
 
     _word = "between"
 
@@ -29,17 +30,13 @@ class Between(Part):
         return f"{self.least!r}..{self.most!r}"
 
 
+between = Between
+
 Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
 """One dimension: a whole number >= 0, or `between` two of them."""
 
 Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
 """The sizes of an item, one per dimension, or a list of such sizes."""
-
-
-def between(least: Count, most: Count) -> Between:
-    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
-    over `cfg`."""
-    return Between(expression(least), expression(most))
 
 
 class ItemType(Node):
@@ -71,7 +68,7 @@ class ItemType(Node):
     """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
 
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    """The sizes of `small`."""
+    """The sizes of `small`, where not every spec accepts the smallest ones."""
 
     @property
     def metadata(self) -> bool:
@@ -169,7 +166,13 @@ class ItemType(Node):
 
     def small(self) -> list[Any]:
         """Small canonical items, in ascending order."""
-        return [self.blank(*sizes) for sizes in self.small_sizes]
+        sizes = self.small_sizes or (tuple(bound.least for bound in self.bounds()),)
+        return [self.blank(*own) for own in sizes]
+
+    def smallest(self) -> list[Any]:
+        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
+        and on the candidates."""
+        return [] if self.small_sizes else self.small()
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         """This bound item type with a largest item of at most the sizes of vLLM's
@@ -191,11 +194,6 @@ class ItemType(Node):
     def for_function(self) -> ItemType:
         """This item type for items that a function of the spec processes."""
         return self
-
-    def smallest(self) -> list[Any]:
-        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
-        and on the candidates."""
-        return []
 
     @property
     def expected(self) -> str:
@@ -226,19 +224,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _are_whole(*values: Any, least: int) -> bool:
+    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
 
 
-def _known(value: Value, scope: Scope, where: str) -> Any:
-    """The value of an expression that needs `cfg` and `proc` alone."""
+def _known(value: Any, scope: Scope, where: str) -> Any:
+    """The value of a size, or of several, that needs `cfg` and `proc` alone."""
     try:
-        return evaluate(expression(value), scope)
+        return evaluate_all(value, scope)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from error
 
 
-def positive(value: Value, scope: Scope, where: str) -> int | float:
+def positive(value: Any, scope: Scope, where: str) -> int | float:
     number = _known(value, scope, where)
     if not is_number(number) or not number > 0:
         raise SpecError(where, "a number > 0 from cfg", repr(number))
@@ -249,21 +247,19 @@ def bound_size(size: Any, scope: Scope, where: str) -> Any:
     """One size as a number; for `between`, both ends as numbers."""
     ends = map_size(lambda end: _known(end, scope, where), size)
     least, most = (ends.least, ends.most) if isinstance(ends, Between) else (ends, ends)
-    if not _is_whole(least, 0) or not _is_whole(most, least):
+    if not _are_whole(least, most, least=0) or most < least:
         raise SpecError(where, "whole numbers >= 0, in order", str(ends))
     return ends
 
 
 def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int, ...], ...]:
     """One shape, or several, of `width` sizes each."""
-    value = _known(value, scope, where)
-    several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
-    rows = [
-        row if isinstance(row, (list, tuple)) else [row] for row in (value if several else [value])
-    ]
-    sizes = [tuple(_known(size, scope, where) for size in row) for row in rows]
+    rows = _known(value, scope, where)
+    if not isinstance(rows, (list, tuple)) or not isinstance(next(iter(rows), None), (list, tuple)):
+        rows = [rows]
+    sizes = [tuple(row) if isinstance(row, (list, tuple)) else (row,) for row in rows]
     for row in sizes:
-        if len(row) != width or not all(_is_whole(size, 1) for size in row):
+        if len(row) != width or not _are_whole(*row, least=1):
             raise SpecError(where, f"{width} whole number(s) >= 1", repr(row))
     return tuple(sizes)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Expr, Scope
+from ..expr import Expr, Scope, expression, expressions
+from ..node import Stated, stated
 from .base import (
     Between,
     ItemType,
@@ -38,6 +39,18 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
+def _sizes(shape: Any) -> tuple[Any, ...]:
+    if not isinstance(shape, (list, tuple)):
+        raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(shape))
+    return tuple(map(expression, shape))
+
+
+def _known_dtype(dtype: Any) -> str:
+    if (name := dtype_name(dtype)) not in DTYPES:
+        raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(name))
+    return name  # type: ignore[no-any-return]
+
+
 class Tensor(ItemType):
     """A tensor: the item type of new modalities.
 
@@ -55,43 +68,21 @@ class Tensor(ItemType):
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
         dtype: the canonical torch dtype, or its name.
-        finite: refuse NaN and infinities.
-        bound: largest magnitude of finite values, rounded to `dtype` like the values. None, the
-            default, is the largest float16, a value that every model dtype can hold; for an integer
-            `dtype` it is the range of that dtype. For indices, `between(least, most)` states the
-            range of an integer `dtype`, both ends >= 0; in a `Record` the ends may read a part
-            before: ``between(0, item.atoms.length - 1)``.
+        bound: largest magnitude, rounded to `dtype` like the values; NaN and infinities are
+            refused. None, the default, is the largest float16, a value that every model dtype can
+            hold; for an integer `dtype` it is the range of that dtype. For indices,
+            `between(least, most)` states the range of an integer `dtype`, both ends >= 0; in a
+            `Record` the ends may read a part before: ``between(0, item.atoms.length - 1)``.
         largest: shape of the item with the most encoder rows, or a list of shapes that contains it,
             where that is not the item with every size at its most.
 
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
 
-    shape: tuple[Any, ...]
-    dtype: Any = "float32"
-    finite: bool = True
-    bound: Any = None
-    largest: Any = None  # type: ignore[misc]
-
-    if TYPE_CHECKING:  # what an author may write; a bound item type holds numbers
-
-        def __init__(
-            self,
-            shape: tuple[Size, ...] | list[Size],
-            dtype: str | torch.dtype = "float32",
-            finite: bool = True,
-            bound: Expr | float | Between | None = None,
-            largest: Sizes | None = None,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        if self.dtype not in DTYPES:
-            raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(self.dtype))
-        if isinstance(self.shape, list):
-            object.__setattr__(self, "shape", tuple(self.shape))
-        if not isinstance(self.shape, tuple):
-            raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
+    shape: Stated[tuple[Size, ...] | list[Size], tuple[Any, ...]] = stated(_sizes)
+    dtype: Stated[str | torch.dtype, str] = stated(_known_dtype, default="float32")
+    bound: Stated[Expr | float | Between | None, Any] = stated(expression, default=None)
+    largest: Stated[Sizes | None, Any] = stated(expressions, default=None)  # type: ignore[misc]
 
     media = ""
     form = "a shape as 9x4"
@@ -220,8 +211,11 @@ class Tensor(ItemType):
         """
         is_exact = not flat.is_floating_point()
         if self.torch_dtype.is_floating_point:
-            large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
-            yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
+            yield (
+                ~(wide.abs() <= self.bound),
+                f"finite values of magnitude <= {self.bound:g}",
+                "Check the units.",
+            )
             if is_exact:
                 held = flat.to(self.torch_dtype)
                 # 2**63 is no int64: what was rounded up to it would come back as any number
@@ -253,12 +247,6 @@ class Tensor(ItemType):
     def blank(self, *sizes: int) -> torch.Tensor:
         value = self.bound.least if isinstance(self.bound, Between) else 0
         return torch.full(sizes, value, dtype=self.torch_dtype)
-
-    def small(self) -> list[torch.Tensor]:
-        return [self.blank(*(size.least for size in self.bounds()))]
-
-    def smallest(self) -> list[torch.Tensor]:
-        return self.small()
 
     def bounds(self) -> list[Between]:
         return [size if isinstance(size, Between) else Between(size, size) for size in self.shape]

@@ -51,7 +51,7 @@ from .common import CONFIG, NAMES, Tokenizer, leaves_of, modality
 
 ITEMS = [
     Tensor(shape=(cfg.n, between(1, cfg.n))),
-    Tensor(shape=(), dtype="int64", finite=False),
+    Tensor(shape=(), dtype="int64"),
     Image(largest=(cfg.n, 3)),
     Video(largest=[(cfg.n, 3, 4)], metadata=True),
     Audio(largest=9),
