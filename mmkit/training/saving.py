@@ -84,7 +84,7 @@ def save(processor: Processor, folder: Any) -> None:
     if (inner := _inner(processor)) is not None:
         inner.save_pretrained(path / INNER)
     if of_spec and (held := module_of(spec)):
-        code = source(spec, f".{of_spec[0].stem}.{held[1]}", hf=True)
+        code = source(spec, f".{of_spec[0].stem}.{held[1]}", "training")
         (path / f"processing_{spec.name}.py").write_text(code, encoding="utf-8")
 
 
