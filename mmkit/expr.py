@@ -81,17 +81,14 @@ class Scope:
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
         """This scope for one item."""
-        return self._with(item, fields, self.loop)
+        rest = self.prompt, self.kwargs, self.loop, self.counts
+        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
         # an `each` that was bound alone sees no outer elements
         outer = (*self.loop, *[None] * depth)[:depth]
-        return self._with(self.item, self.fields, (*outer, value))
-
-    def _with(self, item: Any, fields: Any, loop: tuple[Any, ...]) -> Scope:
-        rest = self.prompt, self.kwargs, loop, self.counts
-        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
+        return replace(self, loop=(*outer, value))
 
 
 _MISSING: Any = object()
@@ -233,8 +230,11 @@ class Expr(Node):
         leaf = _leaf(self)
         return frozenset({leaf}) if leaf else leaves(self._args)
 
+    def _evaluated(self, scope: Scope) -> Any:
+        return self._compiled(scope)
+
     def _folded(self, scope: Scope) -> Any:
-        if self._op != "named" and all(leaf.root in STATIC for leaf in self._leaves):
+        if all(leaf.root in STATIC for leaf in self._leaves):
             return self._compiled(scope)
         if self._op == "where" and isinstance(test := fold(self._args[0], scope), bool):
             # the branch that this config does not choose may fail
@@ -318,11 +318,9 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
     must return the same for the same arguments.
     """
 
-    def call(*args: Any, **named: Any) -> Any:
-        if any(isinstance(arg, Expr) for arg in (*args, *named.values())):
-            operands = [*args, *(Expr("named", one) for one in named.items())]
-            return Expr("later", (function, *operands))
-        return function(*args, **named)
+    def call(*args: Any) -> Any:
+        is_later = any(isinstance(arg, Expr) for arg in args)
+        return Expr("later", (function, *args)) if is_later else function(*args)
 
     return wraps(function)(call) if hasattr(function, "__name__") else call
 
@@ -408,11 +406,6 @@ def evaluate(value: Any, scope: Scope) -> Any:
     return value._compiled(scope) if isinstance(value, Expr) else value
 
 
-def evaluate_all(value: Any, scope: Scope) -> Any:
-    """The same for every expression in a container."""
-    return mapped(lambda part: evaluate(part, scope), value)
-
-
 def truth(value: Value, scope: Scope) -> bool:
     """Whether a condition holds.
 
@@ -425,7 +418,7 @@ def truth(value: Value, scope: Scope) -> bool:
 
 def plain(value: Any) -> Any:
     """A Python number or tuple for a tensor or array; any other value as it is."""
-    if hasattr(value, "tolist"):
+    if hasattr(type(value), "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
@@ -601,18 +594,13 @@ are interchangeable."""
 _remembered = lru_cache(maxsize=1024, typed=True)(operator.call)
 
 
-def _later(expr: Expr) -> Compiled:
-    names = [operand._args[0] for operand in expr._args if is_op(operand, "named")]
-    positional = len(expr._args) - 1 - len(names)
+def _later(function: Callable[..., Any], *args: Any) -> Any:
+    remembered = _REMEMBERED.issuperset(map(type, args))
+    return _remembered(function, *args) if remembered else function(*args)
 
-    def call(function: Any, *args: Any) -> Any:
-        if names:
-            named = zip(names, args[positional:], strict=True)
-            return function(*args[:positional], **dict(named))
-        remembered = _REMEMBERED.issuperset(map(type, args))
-        return _remembered(function, *args) if remembered else function(*args)
 
-    return _computed(call, lambda expr, error, _, *args: _with(expr, error, *args))(expr)
+def _with_args(expr: Expr, error: Exception, _: Any, *args: Any) -> str:
+    return _with(expr, error, *args)
 
 
 def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Compiled]:
@@ -661,8 +649,7 @@ _OPS = {
     "get": Op(lambda expr: _get(*map(_compiled, expr._args)), "{}.get({rest})", (_ATOM, _ANY)),
     "where": Op(lambda expr: _where(*map(_compiled, expr._args)), "where({rest})"),
     "truth": Op(_computed(bool), "{}"),
-    "later": Op(_later, "later({})({rest})", (_NAME, _ANY)),
-    "named": Op(lambda expr: _compiled(expr._args[1]), "{}={}", (_NAME, _ANY)),
+    "later": Op(_computed(_later, _with_args), "later({})({rest})", (_NAME, _ANY)),
     "tok[]": Op(_of_tokenizer(lambda expr, tok, text: tok[text]), "tok[{rest}]"),
     "tok.text": Op(_of_tokenizer(_ids), "tok.text({rest})"),
     "tok.has": Op(_of_tokenizer(lambda expr, tok, text: tok.has(text)), "tok.has({rest})"),

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Value, evaluate, expression, plain
-from .items import Size, dtype_name, fits, map_size, shape_text
+from .expr import Scope, Value, evaluate, expression
+from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
-from .node import Part, Stated, leaves, stated
+from .node import Part, Stated, evaluate_all, leaves, stated
 
 Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""
@@ -133,10 +133,8 @@ class Field(Part):
         shape = tuple(getattr(part, "shape", ()))
         if self.shape is None or (not self.varies and shape == self.shape):
             return
-        sizes = tuple(map_size(lambda end: evaluate(end, scope), size) for size in self.shape)
-        if not fits(shape, sizes):
-            wanted = shape_text([map_size(plain, size) for size in sizes])
-            raise SpecError(where, f"shape {wanted} per item", str(shape))
+        if not fits(shape, sizes := evaluate_all(self.shape, scope)):
+            raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
 
 
 class Batched(Field):

@@ -26,20 +26,8 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from .errors import SpecError
-from .expr import (
-    Count,
-    Expr,
-    Leaf,
-    Scope,
-    Value,
-    branches,
-    evaluate,
-    expression,
-    is_op,
-    plain,
-    written,
-)
-from .node import Part, Stated, fold, leaves, parts, stated
+from .expr import Count, Expr, Leaf, Scope, Value, branches, expression, is_op, plain, written
+from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
 
 
 @dataclass(frozen=True)
@@ -247,7 +235,7 @@ class Tokens(Layout):
     _word = "literal"
 
     def _emit(self, scope: Scope) -> Piece:
-        value = evaluate(self.value, scope)
+        value = evaluate_all(self.value, scope)
         if isinstance(value, Layout):
             return value._emit(scope)
         value = plain(value)
@@ -425,7 +413,7 @@ class Each(Layout):
     _word = "each"
 
     def _emit(self, scope: Scope) -> Piece:
-        over = plain(evaluate(self.over, scope))
+        over = plain(evaluate_all(self.over, scope))
         if not isinstance(over, (tuple, range)):
             over = range(whole(over, self.over, "the number of elements of each(), or a sequence"))
         pieces: list[Piece] = []
@@ -476,7 +464,7 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 
 def _whole(value: Any, scope: Scope, what: str) -> int:
-    return whole(evaluate(value, scope), value, what)
+    return whole(evaluate_all(value, scope), value, what)
 
 
 def _check_length(length: int, source: Layout) -> None:

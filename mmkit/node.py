@@ -104,6 +104,10 @@ class Node:
         """See `fold`."""
         return self
 
+    def _evaluated(self, scope: Any) -> Any:
+        """See `mmkit.expr.evaluate_all`."""
+        return self
+
     @cached_property
     def _leaves(self) -> frozenset[Leaf]:
         return frozenset().union(*map(leaves, parts(self)))
@@ -123,6 +127,10 @@ class Part(Node):
 
     def _folded(self, scope: Any) -> Any:
         return self.bind(scope)
+
+    def _evaluated(self, scope: Any) -> Any:
+        kind: Any = type(self)
+        return kind(*[evaluate_all(part, scope) for part in parts(self)])
 
 
 def _source(value: Any) -> str:
@@ -183,3 +191,12 @@ def fold(value: Any, scope: Any) -> Any:
         SpecError: a config or processor attribute is missing.
     """
     return mapped(lambda part: part._folded(scope) if isinstance(part, Node) else part, value)
+
+
+def evaluate_all(value: Any, scope: Any) -> Any:
+    """The value of every expression in a part or a container.
+
+    Raises:
+        SpecError: as for `mmkit.expr.evaluate`.
+    """
+    return mapped(lambda part: part._evaluated(scope) if isinstance(part, Node) else part, value)

@@ -24,8 +24,8 @@ from dataclasses import KW_ONLY, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Scope, Value, evaluate, evaluate_all, expression, expressions
-from .node import Part, Stated, fold, stated, structure
+from .expr import Scope, Value, evaluate, expression, expressions
+from .node import Part, Stated, evaluate_all, fold, stated, structure
 
 
 class Identity(Part):

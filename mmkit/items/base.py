@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, evaluate_all, expression
-from ..node import Node, Part, Stated, stated
+from ..expr import Count, Expr, Scope, expression, plain
+from ..node import Node, Part, Stated, evaluate_all, stated
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
@@ -27,7 +27,7 @@ class Between(Part):
     _word = "between"
 
     def __str__(self) -> str:
-        return f"{self.least!r}..{self.most!r}"
+        return f"{plain(self.least)!r}..{plain(self.most)!r}"
 
 
 between = Between
@@ -85,13 +85,21 @@ class ItemType(Node):
         """Whether items, or their parts, can be processed fields as they are."""
         return False
 
-    def bind(self, scope: Scope) -> ItemType:
+    def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
 
         Raises:
             SpecError: a value that the config lacks, or that is out of range.
         """
-        raise NotImplementedError
+        kind: Any = type(self)
+        known = {name: self._known(name, scope) for name in self._names}
+        return kind(**known)  # type: ignore[no-any-return]
+
+    def _known(self, name: str, scope: Scope) -> Any:
+        try:
+            return evaluate_all(getattr(self, name), scope)
+        except SpecError as error:
+            raise SpecError(f"{type(self).__name__}.{name}: {error}") from error
 
     def split(self, data: object, where: str) -> list[Any]:
         """The items in a caller's data, which holds one item, or several in a sequence or batch;
@@ -224,37 +232,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _are_whole(*values: Any, least: int) -> bool:
-    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
-
-
-def _known(value: Any, scope: Scope, where: str) -> Any:
-    """The value of a size, or of several, that needs `cfg` and `proc` alone."""
-    try:
-        return evaluate_all(value, scope)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from error
-
-
-def positive(value: Any, scope: Scope, where: str) -> int | float:
-    number = _known(value, scope, where)
+def check_positive(number: Any, where: str) -> None:
     if not is_number(number) or not number > 0:
         raise SpecError(where, "a number > 0 from cfg", repr(number))
-    return number  # type: ignore[no-any-return]
 
 
-def bound_size(size: Any, scope: Scope, where: str) -> Any:
-    """One size as a number; for `between`, both ends as numbers."""
-    ends = map_size(lambda end: _known(end, scope, where), size)
-    least, most = (ends.least, ends.most) if isinstance(ends, Between) else (ends, ends)
-    if not _are_whole(least, most, least=0) or most < least:
-        raise SpecError(where, "whole numbers >= 0, in order", str(ends))
-    return ends
+def check_size(size: Any, where: str) -> None:
+    """Refuse what is no size, once bound."""
+    if not _are_whole(*ends(size), least=0) or ends(size) != tuple(sorted(ends(size))):
+        raise SpecError(where, "whole numbers >= 0, in order", str(size))
 
 
-def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int, ...], ...]:
+def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
     """One shape, or several, of `width` sizes each."""
-    rows = _known(value, scope, where)
+    rows = value
     if not isinstance(rows, (list, tuple)) or not isinstance(next(iter(rows), None), (list, tuple)):
         rows = [rows]
     sizes = [tuple(row) if isinstance(row, (list, tuple)) else (row,) for row in rows]
@@ -264,24 +255,24 @@ def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple
     return tuple(sizes)
 
 
+def _are_whole(*values: Any, least: int) -> bool:
+    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
+
+
 def shape_text(shape: Sequence[Any]) -> str:
     """A shape for messages: ``(6, 1..3)``."""
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    return f"({', '.join(map(str, map(plain, shape)))}{',' if len(shape) == 1 else ''})"
 
 
-def map_size(function: Callable[[Any], Any], size: Any) -> Any:
-    """A function applied to a size; for `between`, to both ends."""
-    if isinstance(size, Between):
-        return Between(function(size.least), function(size.most))
-    return function(size)
+def ends(size: Any) -> tuple[Any, Any]:
+    """The least and the most of a size."""
+    return (size.least, size.most) if isinstance(size, Between) else (size, size)
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     """Whether a shape has these sizes, of which some may be `between`."""
-    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
+    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, map(ends, sizes))))
 
 
-def _fits(size: int, allowed: Any) -> bool:
-    if isinstance(allowed, Between):
-        return bool(allowed.least <= size <= allowed.most)
-    return bool(size == allowed)
+def _fits(size: int, allowed: tuple[Any, Any]) -> bool:
+    return bool(allowed[0] <= size <= allowed[1])

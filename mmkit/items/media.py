@@ -16,7 +16,7 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
-from .base import Between, ItemType, Sizes, bound_size, bound_sizes, is_number, positive
+from .base import Between, ItemType, Sizes, check_positive, check_size, fits, is_number, sizes_of
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, dtype_name, strided
 
 _ORIENTATION = 0x0112
@@ -33,8 +33,8 @@ class _Media(ItemType):
     largest: Stated[Sizes, Any] = stated(expressions)  # type: ignore[misc]
 
     def bind(self, scope: Scope) -> Self:
-        where, count = f"{type(self).__name__}.largest", len(self.dummy_sizes)
-        return replace(self, largest=bound_sizes(self.largest, scope, count, where))
+        bound, where = super().bind(scope), f"{type(self).__name__}.largest"
+        return replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
 
     def bounds(self) -> list[Between]:
         return [Between(1, _ANY)] * len(self.dummy_sizes)
@@ -194,12 +194,14 @@ class Audio(_Media):
     most: Stated[Count | None, Any] = stated(expression, default=None)
 
     def bind(self, scope: Scope) -> Self:
-        rate = None if self.rate is None else positive(self.rate, scope, "Audio.rate")
-        most = None if self.most is None else bound_size(self.most, scope, "Audio.most")
-        bound = replace(super().bind(scope), rate=rate, most=most)
-        for (length,) in bound.largest:
-            if most is not None and length > most:
-                raise SpecError("Audio.largest", bound.expected, f"{length} samples")
+        bound = super().bind(scope)
+        if bound.rate is not None:
+            check_positive(bound.rate, "Audio.rate")
+        if bound.most is not None:
+            check_size(bound.most, "Audio.most")
+        for sizes in bound.largest:
+            if not fits(sizes, bound.bounds()):
+                raise SpecError("Audio.largest", bound.expected, f"{sizes[0]} samples")
         return bound
 
     def bounds(self) -> list[Between]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from ..errors import InputError
 from ..expr import Count, Scope, expression
 from ..node import Stated, stated
-from .base import Between, ItemType, bound_size
+from .base import Between, ItemType, check_size
 from .values import described
 
 
@@ -32,9 +31,10 @@ class Text(ItemType):
     media = ""
     form = "a number of characters"
 
-    def bind(self, scope: Scope) -> Text:
-        size = bound_size(Between(self.least, self.most), scope, "Text.least, Text.most")
-        return replace(self, most=size.most, least=size.least)
+    def bind(self, scope: Scope) -> Self:
+        bound = super().bind(scope)
+        check_size(bound.bounds()[0], "Text.least, Text.most")
+        return bound
 
     @property
     def largest(self) -> tuple[tuple[int, ...], ...]:
