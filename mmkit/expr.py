@@ -28,7 +28,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from itertools import chain, repeat
@@ -341,8 +341,13 @@ def expressions(value: Any) -> Any:
     return mapped(expression, value)
 
 
+def several(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The same for each value."""
+    return tuple(map(expression, values))
+
+
 def _of(op: str, *args: Any) -> Expr:
-    return Expr(op, tuple(map(expression, args)))
+    return Expr(op, several(args))
 
 
 def is_op(value: Any, *ops: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError
-from .expr import Scope, Value, evaluate, expression
+from .expr import Scope, Value, evaluate, expression, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
 from .node import Part, Stated, evaluate_all, leaves, stated
@@ -25,9 +25,9 @@ Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""
 
 
-def _known_dtype(dtype: Any) -> str | None:
+def _known_dtype(dtype: Any) -> str:
     name = dtype_name(dtype)
-    if name is not None and str(getattr(torch, str(name), None)) != f"torch.{name}":
+    if str(getattr(torch, str(name), None)) != f"torch.{name}":
         raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
     return name  # type: ignore[no-any-return]
 
@@ -47,9 +47,7 @@ class Field(Part):
     """
 
     _: KW_ONLY
-    shape: Stated[Shape | None, tuple[Any, ...] | None] = stated(
-        lambda shape: None if shape is None else tuple(map(expression, shape)), default=None
-    )
+    shape: Stated[Shape | None, tuple[Any, ...] | None] = stated(several, default=None)
     dtype: Stated[str | torch.dtype | None, str | None] = stated(_known_dtype, default=None)
     keep_on_cpu: bool = False
     hidden: bool = False

@@ -34,7 +34,7 @@ def stated(form: Callable[[Any], Any], **options: Any) -> Any:
 
     Args:
         form: a function of what is written, or of the default, to what is held, which it leaves as
-            it is.
+            it is. None stays None.
         options: those of `dataclasses.field`.
     """
     return field(metadata={"form": form}, **options)
@@ -64,7 +64,8 @@ class Node:
         cls._forms = {one.name: one.metadata["form"] for one in own if one.metadata}
 
     def __post_init__(self) -> None:
-        self._set(**{name: form(getattr(self, name)) for name, form in self._forms.items()})
+        stated = ((name, getattr(self, name)) for name in self._forms)
+        self._set(**{n: self._forms[n](value) for n, value in stated if value is not None})
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

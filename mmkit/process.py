@@ -24,7 +24,7 @@ from dataclasses import KW_ONLY, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Scope, Value, evaluate, expression, expressions
+from .expr import Scope, Value, evaluate, expression, expressions, several
 from .node import Part, Stated, evaluate_all, fold, stated, structure
 
 
@@ -36,7 +36,7 @@ class Identity(Part):
 
 
 def _sizes(corner: Any) -> tuple[Any, ...]:
-    return tuple(map(expression, corner if isinstance(corner, tuple) else (corner,)))
+    return several(corner if isinstance(corner, tuple) else (corner,))
 
 
 class HF(Part):

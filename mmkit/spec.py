@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, InitVar, field
 from typing import Any, ClassVar, Self, TypeAlias
 
 from .errors import SpecError
-from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, tok
+from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, several, tok
 from .field import Batched, Field, flat
 from .items import ItemType
 from .items.tensor import Tensor
@@ -26,6 +26,7 @@ Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, s
 expected, got, remedy."""
 
 _FIELD = "batched(), flat(), derived() or constant()"
+_WITHOUT = "for an item without positions"
 _UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
@@ -115,17 +116,14 @@ class Modality(_Declared):
         lambda how: how if isinstance(how, (bool, Field)) else as_layout(how), default=False
     )
     cacheable: Stated[Condition, Any] = stated(expression, default=True)
-    positions: Stated[Sequence[Count] | None, tuple[Any, ...] | None] = stated(
-        lambda grid: None if grid is None else tuple(map(expression, grid)), default=None
-    )
+    positions: Stated[Sequence[Count] | None, Any] = stated(several, default=None)
     when: Stated[Condition, Any] = stated(expression, default=True)
     placeholder: InitVar[Count | str | None] = None
     tokens: InitVar[Count | None] = None
 
     def __post_init__(self, placeholder: Any, tokens: Any) -> None:
         where = f"modality {self.name!r}"
-        layout: Any = self.layout
-        update: Any = self.update
+        layout, update = self.layout, self.update
         is_long = layout is not None or update is not None
         if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
             self._set(layout=nothing, update=(), limit=1 if self.limit is None else self.limit)
@@ -153,10 +151,12 @@ class Modality(_Declared):
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
-        if self.has_positions:
-            yield "", self.update, "at least one update", "none"
-        else:
-            yield from self._rules_of_raw()
+        yield "", self.update or not self.has_positions, "at least one update", "none"
+        if not self.has_positions:
+            # `forward` receives the items of all requests of a batch, in the order of the requests
+            is_one = isinstance(self.limit, int) and self.limit == 1
+            yield "", is_one, f"limit=1 {_WITHOUT}", repr(self.limit)
+            yield "", not embeds, f"no embeds {_WITHOUT}", repr(embeds)
         if self.positions is not None:
             yield from self._rules_of_positions(self.positions)
         yield "", fields, "at least one field", "none"
@@ -184,15 +184,13 @@ class Modality(_Declared):
         reads_index = INDEX in leaves([fields, process])
         yield "", may_change or not reads_index, expected, "some that do", remedy
         taken = f"{self.name}_embeds"
-        expected = f"no part named {taken}, as which precomputed embeddings come"
-        yield "", taken not in self.item.part_names, expected, "one"
-        expected = f"no field named {taken}, which carries precomputed embeddings"
-        yield "", not embeds or taken not in fields, expected, "one"
+        is_free = taken not in self.item.part_names and not (embeds and taken in fields)
+        expected = f"no part or field named {taken}, as which precomputed embeddings come"
+        yield "", is_free, expected, "one"
         for key in self.companions():
             sent = fields[key]
-            is_told = isinstance(sent, Batched) and not (
-                sent.hidden or sent.shape is None or sent.dtype is None
-            )
+            is_stated = sent.shape is not None and sent.dtype is not None
+            is_told = isinstance(sent, Batched) and is_stated and not sent.hidden
             expected = "a batched field with shape and dtype, which embeddings come with"
             remedy = "Or give embeds= a layout over item.rows."
             yield f", fields[{key!r}]", is_told, expected, repr(sent), remedy
@@ -227,13 +225,6 @@ class Modality(_Declared):
             is_hidden = leaf.root == "fields" and not hidden.isdisjoint(leaf.keys[:1])
             is_sent = leaf.root in ("fields", "cfg") and not is_hidden
             yield ", positions", is_sent, expected, repr(leaf), remedy
-
-    def _rules_of_raw(self) -> Iterator[Rule]:
-        """For raw input, `forward` receives the items of all requests of a batch together, in the
-        order of the requests."""
-        expected = "limit=1 for an item without positions"
-        yield "", isinstance(self.limit, int) and self.limit == 1, expected, repr(self.limit)
-        yield "", not self.embeds, "no embeds for an item without positions", repr(self.embeds)
 
     @property
     def has_positions(self) -> bool:
@@ -271,8 +262,8 @@ class Modality(_Declared):
             yield "tokens=0"
 
 
-def _rewrite(value: Any) -> EndingWith | Layout | None:
-    return value if value is None or isinstance(value, EndingWith) else as_layout(value)
+def _rewrite(value: Any) -> EndingWith | Layout:
+    return value if isinstance(value, EndingWith) else as_layout(value)
 
 
 class Declaration(_Declared, init=False):
@@ -298,7 +289,7 @@ class Declaration(_Declared, init=False):
     modalities: tuple[Modality, ...] = field(default=(), repr=False)
     prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
     decoder_prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
-    tokenization_kwargs: Mapping[str, Any] = stated(lambda own: dict(own or {}), default=None)
+    tokenization_kwargs: Mapping[str, Any] = stated(dict, default_factory=dict)
     merges: str | None = None
     outputs: tuple[Output, ...] = stated(tuple, default=())
 
@@ -321,7 +312,7 @@ class Declaration(_Declared, init=False):
             SpecError: no modality, or two that share a name or a field name; or two outputs that
                 share a name.
         """
-        rest = prompt, decoder_prompt, tokenization_kwargs, merges, outputs
+        rest = prompt, decoder_prompt, tokenization_kwargs or {}, merges, outputs
         self._set(**dict(zip(self._names, (name, modalities, *rest), strict=True)))
         self._set(_module=calling_module())
         self.__post_init__()

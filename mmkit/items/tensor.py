@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Expr, Scope, expression, expressions
+from ..expr import Expr, Scope, expression, expressions, several
 from ..node import Stated, stated
 from .base import (
     Between,
@@ -43,7 +43,7 @@ _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that hold
 def _sizes(shape: Any) -> tuple[Any, ...]:
     if not isinstance(shape, (list, tuple)):
         raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(shape))
-    return tuple(map(expression, shape))
+    return several(shape)
 
 
 def _known_dtype(dtype: Any) -> str:

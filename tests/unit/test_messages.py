@@ -199,8 +199,8 @@ MODALITIES = [
     (", embeds: expected True, a layout, or …, got batched().", dict(embeds=batched())),
     (", fields['x']: expected a batched field with shape and dtype, …",
      *[dict(layout=embed(5) * fields.x, embeds=True, fields={"x": told}) for told in UNTOLD]),
-    (": expected no field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
-    (": expected no part named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
+    (": expected no part or field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
+    (": expected no part or field named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
     (": expected cacheable to …, got none. Write …", dict(layout=embed(5) * item.count)),
     (": expected fields that do not read item.index, …, got some that do. Read …", dict(fields=NUMBERS)),
 ]
