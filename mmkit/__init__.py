@@ -15,81 +15,50 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, MmkitError, SpecError
-from .expr import (
-    Scope,
-    ceil_div,
-    cfg,
-    fields,
-    item,
-    kwargs,
-    later,
-    maximum,
-    minimum,
-    proc,
-    tok,
-    where,
-)
-from .field import batched, constant, derived, flat
-from .items import between
-from .items.media import Audio, Image, Video
-from .items.record import Record
-from .items.tensor import Tensor
-from .items.text import Text
-from .layout import any_id, each, embed, literal, select
-from .model_spec import ModelSpec
-from .outputs import Output
-from .process import hf
-from .spec import Modality
-from .updates import already_expanded, ending_with, insert, replace
+from .errors import InputError as InputError
+from .errors import MmkitError as MmkitError
+from .errors import SpecError as SpecError
+from .expr import Scope as Scope
+from .expr import ceil_div as ceil_div
+from .expr import cfg as cfg
+from .expr import fields as fields
+from .expr import item as item
+from .expr import kwargs as kwargs
+from .expr import later as later
+from .expr import maximum as maximum
+from .expr import minimum as minimum
+from .expr import proc as proc
+from .expr import tok as tok
+from .expr import where as where
+from .field import batched as batched
+from .field import constant as constant
+from .field import derived as derived
+from .field import flat as flat
+from .items import between as between
+from .items.media import Audio as Audio
+from .items.media import Image as Image
+from .items.media import Video as Video
+from .items.record import Record as Record
+from .items.tensor import Tensor as Tensor
+from .items.text import Text as Text
+from .layout import any_id as any_id
+from .layout import each as each
+from .layout import embed as embed
+from .layout import literal as literal
+from .layout import select as select
+from .model_spec import ModelSpec as ModelSpec
+from .outputs import Output as Output
+from .process import hf as hf
+from .spec import Modality as Modality
+from .updates import already_expanded as already_expanded
+from .updates import ending_with as ending_with
+from .updates import insert as insert
+from .updates import replace as replace
 
 if TYPE_CHECKING:
-    from .model import MultiModalModel
+    from .model import MultiModalModel as MultiModalModel
 
 __version__ = "0.2.0"
-
-__all__ = [
-    "Audio",
-    "Image",
-    "InputError",
-    "MmkitError",
-    "Modality",
-    "ModelSpec",
-    "MultiModalModel",
-    "Output",
-    "Record",
-    "Scope",
-    "SpecError",
-    "Tensor",
-    "Text",
-    "Video",
-    "already_expanded",
-    "any_id",
-    "batched",
-    "between",
-    "ceil_div",
-    "cfg",
-    "constant",
-    "derived",
-    "each",
-    "embed",
-    "ending_with",
-    "fields",
-    "flat",
-    "hf",
-    "insert",
-    "item",
-    "kwargs",
-    "later",
-    "literal",
-    "maximum",
-    "minimum",
-    "proc",
-    "replace",
-    "select",
-    "tok",
-    "where",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,14 +28,14 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
-from dataclasses import fields as dataclass_fields
-from functools import cache, cached_property, lru_cache, wraps
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, wraps
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, dataclass_transform
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import SpecError
+from .node import Node, fold, leaves, mapped, same, structure
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
@@ -81,17 +81,14 @@ class Scope:
 
     def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
         """This scope for one item."""
-        return self._with(item, fields, self.loop)
+        rest = self.prompt, self.kwargs, self.loop, self.counts
+        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
 
     def looped(self, depth: int, value: Any) -> Scope:
         """This scope inside an `each` at that depth, whose current element is `value`."""
         # an `each` that was bound alone sees no outer elements
         outer = (*self.loop, *[None] * depth)[:depth]
-        return self._with(self.item, self.fields, (*outer, value))
-
-    def _with(self, item: Any, fields: Any, loop: tuple[Any, ...]) -> Scope:
-        rest = self.prompt, self.kwargs, loop, self.counts
-        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
+        return replace(self, loop=(*outer, value))
 
 
 _MISSING: Any = object()
@@ -100,103 +97,6 @@ _FAULTS = ArithmeticError, TypeError, ValueError, LookupError, RuntimeError
 
 Compiled: TypeAlias = "Callable[[Scope], Any]"
 """An expression as a function of a `Scope`."""
-
-
-def parts(value: Any) -> Iterable[Any]:
-    """The parts of a part of a spec: the fields of a dataclass, the elements of a container."""
-    if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, Node):
-        kind: Any = type(value)
-        return [getattr(value, name) for name in _names(kind)]
-    return value.values() if isinstance(value, Mapping) else ()
-
-
-@cache
-def _names(kind: Any) -> list[str]:
-    return [field.name for field in dataclass_fields(kind)]
-
-
-def structure(part: Any) -> Any:
-    """A part of a spec as plain tuples, which are equal, with equal hashes, for equal
-    declarations."""
-    if isinstance(part, Mapping):
-        return frozenset((name, structure(value)) for name, value in part.items())
-    if isinstance(part, (Node, list, tuple)):
-        kind = (type(part),) if isinstance(part, Node) else ()
-        return (*kind, *map(structure, parts(part)))
-    return (slice, part.start, part.stop, part.step) if isinstance(part, slice) else part
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two parts of a spec are equal declarations; ``==`` between expressions records a
-    comparison of their values."""
-    return bool(structure(a) == structure(b))
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
-class Node:
-    """Base of the parts of a declaration. Every subclass is a frozen dataclass, compared and hashed
-    by its fields, expressions included; its `repr` is its source."""
-
-    _word: ClassVar[str] = ""
-    """What declares such a part; empty for the name of its class."""
-
-    _is_named: ClassVar[bool] = False
-    """Whether its source names arguments that every such part has."""
-
-    def __init_subclass__(cls, *, init: bool = True) -> None:
-        dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
-
-    def __eq__(self, other: object) -> bool:
-        return same(self, other) if type(self) is type(other) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(structure(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but cached values, which are computed again."""
-        kind = type(self)
-        cached = {n for n in vars(self) if isinstance(getattr(kind, n, None), cached_property)}
-        return {name: value for name, value in vars(self).items() if name not in cached}
-
-    def __repr__(self) -> str:
-        return f"{self._word or type(self).__name__}({', '.join(self._stated())})"
-
-    def _stated(self) -> Iterator[str]:
-        """The fields that are not as by default, as arguments."""
-        known: Any = dataclass_fields(self)  # type: ignore[arg-type]
-        for one in sorted(known, key=lambda one: one.kw_only):
-            value, make = getattr(self, one.name), one.default_factory
-            default = one.default if make is MISSING else make()
-            text = value._source() if isinstance(value, Node) else repr(value)
-            if default is MISSING:
-                yield f"{one.name}={text}" if one.kw_only or self._is_named else text
-            elif one.repr and not same(value, default):
-                yield f"{one.name}={text}"
-
-    def _source(self) -> str:
-        """The source where this part is an argument."""
-        return repr(self)
-
-    @cached_property
-    def _leaves(self) -> frozenset[Leaf]:
-        return frozenset().union(*map(leaves, parts(self)))
-
-
-class Part(Node):
-    """A part of a declaration that is bound to a config and a tokenizer."""
-
-    def bind(self, scope: Scope) -> Any:
-        """This part with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        kind: Any = type(self)
-        named = zip(_names(kind), parts(self), strict=True)
-        return kind(**{name: fold(part, scope) for name, part in named})
-
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that this part depends on; see `mmkit.expr.leaves`."""
-        return self._leaves
-
 
 Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
 
@@ -215,9 +115,26 @@ def _recorded(op: str, *, reflected: bool = False) -> Operator:
     return method
 
 
-def _alone(op: str) -> Callable[[Expr], Expr]:
-    """The same without another operand."""
-    return lambda self: Expr(op, (self,))
+def _both(op: str) -> tuple[Operator, Operator]:
+    """The same for either side of the operator."""
+    return _recorded(op), _recorded(op, reflected=True)
+
+
+def _compared(op: str) -> Any:
+    """A method of `Expr` that records whether values are equal."""
+
+    def method(self: Expr, other: object) -> Expr:
+        if isinstance(other, _COMPARED):
+            return Expr(op, (self, other))
+        problem = f"a {type(other).__name__} is no value to compare with"
+        raise TypeError(f"{self!r} {op} {other!r}: {problem}")
+
+    return method
+
+
+def _alone(op: str) -> Callable[..., Expr]:
+    """A method of `Expr` that records an operator without another operand."""
+    return lambda self, *more: Expr(op, (self, *more))
 
 
 def _refused(problem: str) -> Any:
@@ -274,34 +191,19 @@ class Expr(Node):
         ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
         return _of("get", self, name, default)
 
-    __add__, __radd__ = _recorded("+"), _recorded("+", reflected=True)
-    __sub__, __rsub__ = _recorded("-"), _recorded("-", reflected=True)
-    __mul__, __rmul__ = _recorded("*"), _recorded("*", reflected=True)
-    __truediv__, __rtruediv__ = _recorded("/"), _recorded("/", reflected=True)
-    __floordiv__, __rfloordiv__ = _recorded("//"), _recorded("//", reflected=True)
-    __mod__, __rmod__ = _recorded("%"), _recorded("%", reflected=True)
-    __pow__, __rpow__ = _recorded("**"), _recorded("**", reflected=True)
-    __and__, __rand__ = _recorded("&"), _recorded("&", reflected=True)
-    __or__, __ror__ = _recorded("|"), _recorded("|", reflected=True)
+    __add__, __radd__ = _both("+")
+    __sub__, __rsub__ = _both("-")
+    __mul__, __rmul__ = _both("*")
+    __truediv__, __rtruediv__ = _both("/")
+    __floordiv__, __rfloordiv__ = _both("//")
+    __mod__, __rmod__ = _both("%")
+    __pow__, __rpow__ = _both("**")
+    __and__, __rand__ = _both("&")
+    __or__, __ror__ = _both("|")
     __lt__, __le__, __gt__, __ge__ = map(_recorded, ("<", "<=", ">", ">="))
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._compared("==", other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._compared("!=", other)
-
-    def _compared(self, op: str, other: object) -> Expr:
-        if isinstance(other, _COMPARED):
-            return Expr(op, (self, other))
-        problem = f"a {type(other).__name__} is no value to compare with"
-        raise TypeError(f"{self!r} {op} {other!r}: {problem}")
-
-    __neg__, __invert__ = _alone("neg"), _alone("~")
-    __abs__, __floor__, __ceil__ = map(_alone, ("abs", "floor", "ceil"))
-
-    def __round__(self, digits: int | None = None) -> Expr:
-        return Expr("round", (self,) if digits is None else (self, digits))
+    __eq__, __ne__ = map(_compared, ("==", "!="))
+    __neg__, __invert__, __abs__ = map(_alone, ("neg", "~", "abs"))
+    __floor__, __ceil__, __round__ = map(_alone, ("floor", "ceil", "round"))
 
     if not TYPE_CHECKING:  # an answer now would be wrong
         __bool__ = _refused("has no truth value; use where(), minimum(), maximum(), & | ~")
@@ -326,7 +228,18 @@ class Expr(Node):
         if self._op == "get" and (leaf := _leaf(Expr(".", self._args[:2]))):
             return leaves(self._args[2]) | {replace(leaf, expr=self)}
         leaf = _leaf(self)
-        return frozenset({leaf}) if leaf else frozenset().union(*map(leaves, self._args))
+        return frozenset({leaf}) if leaf else leaves(self._args)
+
+    def _evaluated(self, scope: Scope) -> Any:
+        return self._compiled(scope)
+
+    def _folded(self, scope: Scope) -> Any:
+        if all(leaf.root in STATIC for leaf in self._leaves):
+            return self._compiled(scope)
+        if self._op == "where" and isinstance(test := fold(self._args[0], scope), bool):
+            # the branch that this config does not choose may fail
+            return fold(self._args[1 if test else 2], scope)
+        return Expr(self._op, fold(self._args, scope))
 
 
 _COMPARED = (Expr, int, float, str, bytes, tuple, list, type(None))
@@ -405,11 +318,9 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
     must return the same for the same arguments.
     """
 
-    def call(*args: Any, **named: Any) -> Any:
-        if any(isinstance(arg, Expr) for arg in (*args, *named.values())):
-            operands = [*args, *(Expr("named", one) for one in named.items())]
-            return Expr("later", (function, *operands))
-        return function(*args, **named)
+    def call(*args: Any) -> Any:
+        is_later = any(isinstance(arg, Expr) for arg in args)
+        return Expr("later", (function, *args)) if is_later else function(*args)
 
     return wraps(function)(call) if hasattr(function, "__name__") else call
 
@@ -425,8 +336,18 @@ def expression(value: Any) -> Any:
     return Expr("function", (value,)) if opaque else value
 
 
+def expressions(value: Any) -> Any:
+    """The same for every value in a container."""
+    return mapped(expression, value)
+
+
+def several(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The same for each value."""
+    return tuple(map(expression, values))
+
+
 def _of(op: str, *args: Any) -> Expr:
-    return Expr(op, tuple(map(expression, args)))
+    return Expr(op, several(args))
 
 
 def is_op(value: Any, *ops: str) -> bool:
@@ -459,15 +380,6 @@ COUNT = Leaf("item", ("count",), item.count)
 """The facts of an item that depend on the other items of its request."""
 
 
-def leaves(value: Any) -> frozenset[Leaf]:
-    """Everything that a value or a part of a declaration depends on, as the longest chains:
-    ``leaves(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
-    """
-    if isinstance(value, Node):
-        return value._leaves
-    return frozenset().union(*map(leaves, inner)) if (inner := parts(value)) else frozenset()
-
-
 def _leaf(value: Expr) -> Leaf | None:
     """An expression that is a single leaf."""
     start, keys = value, list[Any]()
@@ -490,12 +402,6 @@ def branches(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
-def compiled(value: Any) -> Compiled:
-    """A function of a `Scope` that computes a value; that of an expression is made once. It raises
-    as `evaluate` does."""
-    return value._compiled if isinstance(value, Expr) else lambda scope: value
-
-
 def evaluate(value: Any, scope: Scope) -> Any:
     """The value of an expression in a scope; a constant is its own value.
 
@@ -515,29 +421,9 @@ def truth(value: Value, scope: Scope) -> bool:
     return bool(evaluate(_of("truth", value), scope))
 
 
-def fold(value: Any, scope: Scope) -> Any:
-    """Replace every part that depends on `cfg`, `proc`, `kwargs` and `tok` alone by its value.
-
-    Raises:
-        SpecError: a config or processor attribute is missing.
-    """
-    if isinstance(value, Mapping):
-        return {name: fold(part, scope) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(fold(part, scope) for part in value)
-    if not isinstance(value, Expr):
-        return value.bind(scope) if isinstance(value, Part) else value
-    if value._op != "named" and all(leaf.root in STATIC for leaf in leaves(value)):
-        return evaluate(value, scope)
-    if value._op == "where" and isinstance(test := fold(value._args[0], scope), bool):
-        # the branch that this config does not choose may fail
-        return fold(value._args[1 if test else 2], scope)
-    return Expr(value._op, tuple(fold(arg, scope) for arg in value._args))
-
-
 def plain(value: Any) -> Any:
     """A Python number or tuple for a tensor or array; any other value as it is."""
-    if hasattr(value, "tolist"):
+    if hasattr(type(value), "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
@@ -591,56 +477,47 @@ def _fault(expr: Expr, problem: object) -> SpecError:
     return SpecError(f"{expr!r} has no value: {problem}.")
 
 
-def _with(expr: Expr, error: Exception, *args: Any) -> str:
-    """What is wrong, unless an operation knows more: the error and the values."""
-    return f"{error}, with {', '.join(map(_brief, args))}"
+def _compiled(value: Any) -> Compiled:
+    return value._compiled if isinstance(value, Expr) else lambda scope: value
 
 
-def _computed(function: Callable[..., Any], *rest: Any) -> Callable[[Expr], Compiled]:
-    """An operation that is a function of the values of its operands. Arguments as for `_call`."""
-    return lambda expr: _call(expr, expr._args, function, *rest)
+Problem: TypeAlias = Callable[..., str]
+"""A function of an expression, an error and the values of its operands: what is wrong."""
 
 
-def _call(
-    expr: Expr,
-    operands: Sequence[Any],
-    function: Callable[..., Any],
-    problem: Callable[..., str] = _with,
-    end: Any = _MISSING,
-) -> Compiled:
-    """The compiled call of a function.
+def _with(expr: Expr, error: Exception, *values: Any) -> str:
+    """The problem of an operation that knows no more: the error and the values."""
+    return f"{error}, with {', '.join(map(_brief, values))}"
+
+
+def _computed(
+    function: Callable[..., Any], problem: Problem = _with, end: Any = _MISSING
+) -> Callable[[Expr], Compiled]:
+    """The compiling of an operation that is a function of the values of its operands.
 
     Args:
-        expr: the expression, which errors name.
-        operands: the arguments.
         function: the function.
-        problem: a function of the expression, an error and the values: what is wrong.
+        problem: what is wrong where the function raises.
         end: a value of the first of two operands that is the result, as with `and` and `or`: the
             second may have no value then.
     """
-    compiled_operands = [compiled(operand) for operand in operands]
-    if len(operands) == 2:  # nearly always, and faster without a list
-        first, second = compiled_operands
 
-        def value(scope: Scope) -> Any:
-            if (one := first(scope)) is end:
-                return one
-            other = second(scope)
+    def compile(expr: Expr) -> Compiled:
+        def called(*values: Any) -> Any:
             try:
-                return function(one, other)
+                return function(*values)
             except _FAULTS as error:
-                raise _fault(expr, problem(expr, error, one, other)) from error
+                raise _fault(expr, problem(expr, error, *values)) from error
 
-        return value
+        operands = [*map(_compiled, expr._args)]
+        if len(operands) != 2:
+            return lambda scope: called(*[operand(scope) for operand in operands])
+        first, second = operands  # nearly always, and faster without a list
+        if end is _MISSING:
+            return lambda scope: called(first(scope), second(scope))
+        return lambda scope: one if (one := first(scope)) is end else called(one, second(scope))
 
-    def value_of_any(scope: Scope) -> Any:
-        args = [operand(scope) for operand in compiled_operands]
-        try:
-            return function(*args)
-        except _FAULTS as error:
-            raise _fault(expr, problem(expr, error, *args)) from error
-
-    return value_of_any
+    return compile
 
 
 def _root(expr: Expr) -> Compiled:
@@ -674,24 +551,26 @@ def _named(holder: Any, name: str) -> Any:
     return holder.get(name, _MISSING) if _is_keyed(kind) else getattr(holder, name, _MISSING)
 
 
-def _attribute(expr: Expr) -> Compiled:
-    base, name = expr._args
-    holder_of = compiled(base)
+def _attribute(holder: Any, name: str) -> Any:
+    if (found := _named(holder, name)) is _MISSING:
+        raise LookupError(name)
+    return found
 
+
+def _lacking(expr: Expr, error: Exception, holder: Any, name: str) -> str:
+    kind: Any = type(holder)
+    public = [n for n in dir(holder) if not n.startswith("_")]
+    known = sorted(holder) if _is_keyed(kind) else difflib.get_close_matches(name, public)
+    hint = f". It has: {', '.join(map(str, known))}" if known else ""
+    of_fields = same(expr._args[0], fields)
+    lack = "the processed fields lack" if of_fields else f"{kind.__name__} has no attribute"
+    return f"{lack} {name!r}{hint}"
+
+
+def _get(holder_of: Compiled, name_of: Compiled, default_of: Compiled) -> Compiled:
     def value(scope: Scope) -> Any:
-        holder = holder_of(scope)
-        kind: Any = type(holder)
-        keyed = _is_keyed(kind)
-        found = holder.get(name, _MISSING) if keyed else getattr(holder, name, _MISSING)
-        if found is not _MISSING:
-            return found
-        public = [n for n in dir(holder) if not n.startswith("_")]
-        known = sorted(holder) if keyed else difflib.get_close_matches(name, public)
-        hint = f". It has: {', '.join(map(str, known))}" if known else ""
-        lack = f"{type(holder).__name__} has no attribute"
-        if same(base, fields):
-            lack = "the processed fields lack"
-        raise _fault(expr, f"{lack} {name!r}{hint}")
+        found = _named(holder_of(scope), name_of(scope))
+        return default_of(scope) if found is _MISSING else found
 
     return value
 
@@ -709,14 +588,6 @@ def _holder(expr: Expr, error: Exception, holder: Any, key: Any) -> str:
     return f"{expr._args[0]!r} is {_brief(holder)}"
 
 
-def _get(holder_of: Compiled, name_of: Compiled, default_of: Compiled) -> Compiled:
-    def value(scope: Scope) -> Any:
-        found = _named(holder_of(scope), name_of(scope))
-        return default_of(scope) if found is _MISSING else found
-
-    return value
-
-
 def _where(holds: Compiled, then: Compiled, other: Compiled) -> Compiled:
     return lambda scope: (then if holds(scope) else other)(scope)
 
@@ -728,26 +599,20 @@ are interchangeable."""
 _remembered = lru_cache(maxsize=1024, typed=True)(operator.call)
 
 
-def _later(expr: Expr) -> Compiled:
-    function, *operands = expr._args
-    names = [operand._args[0] for operand in operands if is_op(operand, "named")]
-    positional = len(operands) - len(names)
+def _later(function: Callable[..., Any], *args: Any) -> Any:
+    remembered = _REMEMBERED.issuperset(map(type, args))
+    return _remembered(function, *args) if remembered else function(*args)
 
-    def call(*args: Any) -> Any:
-        if names:
-            named = zip(names, args[positional:], strict=True)
-            return function(*args[:positional], **dict(named))
-        remembered = _REMEMBERED.issuperset(map(type, args))
-        return _remembered(function, *args) if remembered else function(*args)
 
-    return _call(expr, operands, call)
+def _with_args(expr: Expr, error: Exception, _: Any, *args: Any) -> str:
+    return _with(expr, error, *args)
 
 
 def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Compiled]:
     """A question about a text, or about a template with the values that fill it."""
 
     def compile(expr: Expr) -> Compiled:
-        text_of, *values_of = map(compiled, expr._args)
+        text_of, *values_of = map(_compiled, expr._args)
 
         def value(scope: Scope) -> Any:
             if scope.tok is None:
@@ -784,13 +649,12 @@ _OPS = {
     "root": Op(_root, "{}", (_NAME,)),
     "loop": Op(lambda expr: lambda scope: scope.loop[expr._args[1]], "{}", (_NAME,)),
     "function": Op(lambda expr: expr._args[0], "{}", (_NAME,)),
-    ".": Op(_attribute, "{}.{}", (_ATOM, _NAME)),
+    ".": Op(_computed(_attribute, _lacking), "{}.{}", (_ATOM, _NAME)),
     "[]": Op(_computed(_element, _holder), "{}[{}]", (_ATOM, _ANY)),
-    "get": Op(lambda expr: _get(*map(compiled, expr._args)), "{}.get({rest})", (_ATOM, _ANY)),
-    "where": Op(lambda expr: _where(*map(compiled, expr._args)), "where({rest})"),
+    "get": Op(lambda expr: _get(*map(_compiled, expr._args)), "{}.get({rest})", (_ATOM, _ANY)),
+    "where": Op(lambda expr: _where(*map(_compiled, expr._args)), "where({rest})"),
     "truth": Op(_computed(bool), "{}"),
-    "later": Op(_later, "later({})({rest})", (_NAME, _ANY)),
-    "named": Op(lambda expr: compiled(expr._args[1]), "{}={}", (_NAME, _ANY)),
+    "later": Op(_computed(_later, _with_args), "later({})({rest})", (_NAME, _ANY)),
     "tok[]": Op(_of_tokenizer(lambda expr, tok, text: tok[text]), "tok[{rest}]"),
     "tok.text": Op(_of_tokenizer(_ids), "tok.text({rest})"),
     "tok.has": Op(_of_tokenizer(lambda expr, tok, text: tok.has(text)), "tok.has({rest})"),

@@ -8,7 +8,7 @@ and never casts it. An expression, not `process`, computes a derived field.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from dataclasses import field
+from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -16,12 +16,20 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import SpecError
-from .expr import Part, Scope, Value, evaluate, expression, leaves, plain
-from .items import Size, dtype_name, fits, map_size, shape_text
+from .expr import Scope, Value, evaluate, expression, several
+from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
+from .node import Part, Stated, evaluate_all, leaves, stated
 
 Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""
+
+
+def _known_dtype(dtype: Any) -> str:
+    name = dtype_name(dtype)
+    if str(getattr(torch, str(name), None)) != f"torch.{name}":
+        raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
+    return name  # type: ignore[no-any-return]
 
 
 class Field(Part):
@@ -38,20 +46,12 @@ class Field(Part):
         SpecError: a dtype that torch does not know.
     """
 
-    shape: Shape | None = field(default=None, kw_only=True)
-    dtype: str | torch.dtype | None = field(default=None, kw_only=True)
-    keep_on_cpu: bool = field(default=False, kw_only=True)
-    hidden: bool = field(default=False, kw_only=True)
-    value: Value = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        name, shape = dtype_name(self.dtype), self.shape
-        if name is not None and str(getattr(torch, str(name), None)) != f"torch.{name}":
-            raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
-        own = {"dtype": name, "value": expression(self.value)}
-        own["shape"] = None if shape is None else tuple(map(expression, shape))
-        for key, value in own.items():
-            object.__setattr__(self, key, value)
+    _: KW_ONLY
+    shape: Stated[Shape | None, tuple[Any, ...] | None] = stated(several, default=None)
+    dtype: Stated[str | torch.dtype | None, str | None] = stated(_known_dtype, default=None)
+    keep_on_cpu: bool = False
+    hidden: bool = False
+    value: Stated[Value, Any] = stated(expression, default=None)
 
     @cached_property
     def torch_dtype(self) -> torch.dtype | None:
@@ -131,10 +131,8 @@ class Field(Part):
         shape = tuple(getattr(part, "shape", ()))
         if self.shape is None or (not self.varies and shape == self.shape):
             return
-        sizes = tuple(map_size(lambda end: evaluate(end, scope), size) for size in self.shape)
-        if not fits(shape, sizes):
-            wanted = shape_text([map_size(plain, size) for size in sizes])
-            raise SpecError(where, f"shape {wanted} per item", str(shape))
+        if not fits(shape, sizes := evaluate_all(self.shape, scope)):
+            raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
 
 
 class Batched(Field):
@@ -166,7 +164,7 @@ class Derived(Batched):
             the value as it is.
     """
 
-    value: Value = field()
+    value: Stated[Value, Any] = stated(expression)
 
     _word = "derived"
 
@@ -184,15 +182,12 @@ class Flat(Field):
             `derived`, for example ``fields.pixels[0]`` to drop a dimension.
     """
 
-    sizes: Value
-    dim: int = field(default=0, kw_only=True)
+    sizes: Stated[Value, Any] = stated(expression)
+    _: KW_ONLY
+    dim: int = 0
 
     _word = "flat"
     varies = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "sizes", expression(self.sizes))
 
     def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
         return [self.size_of(scope) for scope in scopes]
@@ -240,7 +235,7 @@ class Shared(Field):
     """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
     `tok`."""
 
-    value: Value = field()
+    value: Stated[Value, Any] = stated(expression)
 
     _word = "constant"
 

@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import chain, compress
 from numbers import Integral
@@ -26,23 +26,8 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from .errors import SpecError
-from .expr import (
-    Count,
-    Expr,
-    Leaf,
-    Part,
-    Scope,
-    Value,
-    branches,
-    evaluate,
-    expression,
-    fold,
-    is_op,
-    leaves,
-    parts,
-    plain,
-    written,
-)
+from .expr import Count, Expr, Leaf, Scope, Value, branches, expression, is_op, plain, written
+from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
 
 
 @dataclass(frozen=True)
@@ -107,6 +92,9 @@ _MOST_IDS = 1 << 22
 Piece: TypeAlias = tuple[list[Any], bytes]
 """Ids, in the layout of an output also ranges of ids, with the mask."""
 
+LayoutLike: TypeAlias = "Layout | Expr | int | list[Any] | tuple[Any, ...] | Callable[[Scope], Any]"
+"""A layout, or the ids of literal positions."""
+
 _CHOSEN = b"\x02"
 """In a mask, a position where the model chooses."""
 
@@ -126,7 +114,7 @@ class Layout(Part):
         return _sequence(layout(other), self)
 
     def __mul__(self, count: Count) -> Layout:
-        return Repeated(self, expression(count))
+        return Repeated(self, count)
 
     __rmul__ = __mul__
 
@@ -137,7 +125,11 @@ class Layout(Part):
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
                 lacks.
         """
-        return Placeholder(*self._of_item(scope))
+        ids, mask = self._emit(scope)
+        if _CHOSEN in mask:
+            remedy = "It belongs into the layout of an Output."
+            raise SpecError(self._source(), "ids and embed()", "any_id()", remedy)
+        return Placeholder(ids, mask)
 
     def allowed(self, scope: Scope) -> list[int | range]:
         """The ids that may stand at each position of an output: one id, or a range.
@@ -157,30 +149,23 @@ class Layout(Part):
         if bound.leaves():
             return bound
         # not of `bound`: errors name the expression, not its value
-        ids, mask = self._of_item(scope)
-        return Fixed(tuple(ids), mask)
+        known = self.lay(scope)
+        return Fixed(tuple(known.ids), known.mask)
 
-    def fixed(self) -> Iterator[Placeholder]:
+    def fixed(self) -> list[Placeholder]:
         """The parts of a bound layout that depend on no item."""
-        for part in self._within():
-            yield from part.fixed()
+        ends = (end for end in self._ends() if isinstance(end, Fixed))
+        return [Placeholder(*end._piece) for end in ends]
 
-    def varying(self) -> Iterator[Layout]:
+    def varying(self) -> list[Layout]:
         """The parts of a bound layout in which an item chooses the placeholder ids."""
-        for part in self._within():
-            yield from part.varying()
+        return [end for end in self._ends() if not isinstance(end, Fixed)]
 
-    def _within(self) -> Iterator[Layout]:
+    def _ends(self) -> Iterator[Layout]:
         for part in parts(self):
             for one in part if isinstance(part, tuple) else (part,):
-                yield from (branch for branch in branches(one) if isinstance(branch, Layout))
-
-    def _of_item(self, scope: Scope) -> Piece:
-        piece = self._emit(scope)
-        if _CHOSEN in piece[1]:
-            remedy = "It belongs into the layout of an Output."
-            raise SpecError(self._source(), "ids and embed()", "any_id()", remedy)
-        return piece
+                for branch in branches(one):
+                    yield from branch._ends() if isinstance(branch, Layout) else ()
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
@@ -191,6 +176,28 @@ def _is_id(value: Any) -> bool:
     if is_op(value, "+"):
         return all(map(_is_id, value._args))
     return {leaf.root for leaf in leaves(value)} == {"cfg"}
+
+
+def layout(value: LayoutLike, where: str = "layout") -> Layout:
+    """A layout of ids, of an expression or of a function of a `Scope`; `where` names it in errors.
+
+    Raises:
+        SpecError: a string; it could mean one token or a text.
+    """
+    if isinstance(value, Layout):
+        return value
+    if isinstance(value, str):
+        remedy = f"Write tok[{value!r}] for one token or tok.text({value!r}) for text."
+        raise SpecError(where, "token ids", repr(value), remedy)
+    if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
+        return _sequence(*map(layout, value))
+    return Tokens(tuple(value) if isinstance(value, list) else expression(value))
+
+
+def _sequence(*layouts: Layout) -> Layout:
+    nested = (one.parts if isinstance(one, Sequenced) else (one,) for one in layouts)
+    parts = tuple(chain.from_iterable(nested))
+    return parts[0] if len(parts) == 1 else Sequenced(parts)
 
 
 class Fixed(Layout):
@@ -208,8 +215,8 @@ class Fixed(Layout):
     def _emit(self, scope: Scope) -> Piece:
         return self._piece
 
-    def fixed(self) -> Iterator[Placeholder]:
-        yield Placeholder(*self._piece)
+    def _ends(self) -> Iterator[Layout]:
+        yield self
 
     def bind(self, scope: Scope) -> Layout:
         return self
@@ -228,7 +235,7 @@ class Tokens(Layout):
     _word = "literal"
 
     def _emit(self, scope: Scope) -> Piece:
-        value = evaluate(self.value, scope)
+        value = evaluate_all(self.value, scope)
         if isinstance(value, Layout):
             return value._emit(scope)
         value = plain(value)
@@ -243,66 +250,89 @@ class Tokens(Layout):
         return repr(self.value)
 
 
-class Embed(Layout):
-    """One position that receives an encoder row."""
+def _token(value: Any) -> Any:
+    if isinstance(value, (Layout, str)) or is_op(value, "tok.text"):
+        remedy = 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
+        raise SpecError("embed()", "one token id", repr(value), remedy)
+    return expression(value)
 
-    value: Value
+
+class Embed(Layout):
+    """One position that receives an encoder row.
+
+    Attributes:
+        token: the placeholder id of that position: ``embed(tok["<image>"])``,
+            ``embed(cfg.image_token_id)``.
+
+    Raises:
+        SpecError: a string, a text of several tokens, or a layout.
+    """
+
+    token: Stated[Count, Any] = stated(_token)
 
     _word = "embed"
 
     def _emit(self, scope: Scope) -> Piece:
-        return [whole(evaluate(self.value, scope), self.value, "a token id")], b"\x01"
+        return [_whole(self.token, scope, "a token id")], b"\x01"
 
-    def varying(self) -> Iterator[Layout]:
+    def _ends(self) -> Iterator[Layout]:
         yield self  # one that no item changes is Fixed
 
 
 class AnyId(Layout):
-    """One position of an output, where the model chooses an id of a range."""
+    """One position of an output, where the model chooses among the ids of a range.
 
-    start: Value
-    stop: Value
+    Attributes:
+        start: the first id of the range.
+        stop: the id after the last one, as in `range`.
+    """
+
+    start: Stated[Count, Any] = stated(expression)
+    stop: Stated[Count, Any] = stated(expression)
 
     _word = "any_id"
 
     def _emit(self, scope: Scope) -> Piece:
         ends = (self.start, self.stop)
-        ids = range(*(whole(evaluate(end, scope), end, "a token id") for end in ends))
+        ids = range(*(_whole(end, scope, "a token id") for end in ends))
         if not ids:
             raise SpecError(repr(self), "at least one id", repr(ids))
         return [ids], _CHOSEN
 
 
 class Selected(Layout):
-    """Ids of which the `chosen` receive encoder rows."""
+    """Ids that are known as a whole, for example those of a text that a processor writes. Some of
+    them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
 
-    ids: Layout
-    chosen: Layout
+    Attributes:
+        ids: the ids of all positions.
+        embed: the id, or the ids, whose positions receive an encoder row.
+
+    Raises:
+        SpecError: a string.
+    """
+
+    ids: Stated[LayoutLike, Layout] = stated(layout)
+    embed: Stated[LayoutLike, Layout] = stated(layout, kw_only=True)
+
+    _word = "select"
 
     def _emit(self, scope: Scope) -> Piece:
-        ids, chosen = self.ids._emit(scope)[0], self.chosen._emit(scope)[0]
+        ids, chosen = self.ids._emit(scope)[0], self.embed._emit(scope)[0]
         return ids, bytes(token in chosen for token in ids)
 
-    def fixed(self) -> Iterator[Placeholder]:
-        yield from super().fixed()
-        for chosen in self.chosen.fixed():
-            yield Placeholder(chosen.ids, bytes([1] * len(chosen)))
-
-    def varying(self) -> Iterator[Layout]:
-        if not isinstance(self.chosen, Fixed):
-            yield self
-
-    def __repr__(self) -> str:
-        return f"select({self.ids._source()}, embed={self.chosen._source()})"
+    def _ends(self) -> Iterator[Layout]:
+        ids = self.embed.ids if isinstance(self.embed, Fixed) else ()
+        yield Fixed(ids, b"\x01" * len(ids)) if ids else self
 
 
 class Repeated(Layout):
     body: Layout
-    count: Value
+    count: Stated[Count, Any] = stated(expression)
 
     def _emit(self, scope: Scope) -> Piece:
         ids, mask = self.body._emit(scope)
-        count = whole(evaluate(self.count, scope), self.count, "a repetition count")
+        count = _whole(self.count, scope, "a repetition count")
         _check_length(count * len(ids), self)
         return ids * count, mask * count
 
@@ -337,15 +367,53 @@ def _is_bare(part: Layout) -> TypeGuard[Tokens]:
     return bare and written(value) == repr(value)
 
 
+def _loop(depth: int) -> Expr:
+    """The current element of an `each`; depth 0 is the outermost."""
+    return Expr("loop", ("xyzuvw"[depth] if depth < 6 else f"x{depth}", depth))
+
+
+nothing: Layout = Sequenced(())
+"""The empty layout."""
+
+_depth: ContextVar[int] = ContextVar("depth of each()", default=0)
+
+
+def _body(body: Any) -> Layout:
+    """The layout of the current element of an `each`, by a function of that element."""
+    if isinstance(body, Layout):
+        return body
+    depth = _depth.get()
+    reset = _depth.set(depth + 1)
+    try:
+        return layout(body(_loop(depth)))
+    finally:
+        _depth.reset(reset)
+
+
 class Each(Layout):
-    over: Value
-    body: Layout
-    sep: Layout
-    last: Layout
-    depth: int
+    """One `body` per element, in order: rows, tiles, frames. `each` nests.
+
+    Attributes:
+        over: a sequence, or a number n for the elements 0 .. n-1.
+        body: a function from an expression for the current element to the element's layout; called
+            once.
+        sep: a layout between two elements.
+        last: a layout after the last element; without elements it is left out.
+    """
+
+    over: Stated[Value, Any] = stated(
+        lambda over: tuple(over) if isinstance(over, list) else expression(over)
+    )
+    body: Stated[Callable[[Expr], LayoutLike] | Layout, Layout] = stated(_body)
+    _: KW_ONLY
+    sep: Stated[LayoutLike, Layout] = stated(layout, default=nothing)
+    last: Stated[LayoutLike, Layout] = stated(layout, default=nothing)
+    depth: int = field(default_factory=_depth.get, repr=False)
+
+    _word = "each"
 
     def _emit(self, scope: Scope) -> Piece:
-        over = plain(evaluate(self.over, scope))
+        over = plain(evaluate_all(self.over, scope))
         if not isinstance(over, (tuple, range)):
             over = range(whole(over, self.over, "the number of elements of each(), or a sequence"))
         pieces: list[Piece] = []
@@ -363,51 +431,15 @@ class Each(Layout):
         inner = self.body.leaves() | self.sep.leaves() | self.last.leaves()
         return leaves(self.over) | {leaf for leaf in inner if leaf.root != f"loop {self.depth}"}
 
-    def __repr__(self) -> str:
-        variable = repr(_loop(self.depth))
-        sep = f", sep={self.sep._source()}" if self.sep != nothing else ""
-        last = f", last={self.last._source()}" if self.last != nothing else ""
-        return f"each({self.over!r}, lambda {variable}: {self.body._source()}{sep}{last})"
+    def _stated(self) -> Iterator[str]:
+        over, body, *options = super()._stated()
+        yield from (over, f"lambda {_loop(self.depth)!r}: {body}", *options)
 
 
-def _loop(depth: int) -> Expr:
-    """The current element of an `each`; depth 0 is the outermost."""
-    return Expr("loop", ("xyzuvw"[depth] if depth < 6 else f"x{depth}", depth))
-
-
-nothing: Layout = Sequenced(())
-"""The empty layout."""
-
-_depth: ContextVar[int] = ContextVar("depth of each()", default=0)
-
-LayoutLike: TypeAlias = "Layout | Expr | int | list[Any] | tuple[Any, ...] | Callable[[Scope], Any]"
-"""A layout, or the ids of literal positions."""
-
-
-def embed(token: Count) -> Layout:
-    """One position that receives an encoder row.
-
-    Args:
-        token: the placeholder id of that position: ``embed(tok["<image>"])``,
-            ``embed(cfg.image_token_id)``.
-
-    Raises:
-        SpecError: a string, a text of several tokens, or a layout.
-    """
-    if isinstance(token, (Layout, str)) or is_op(token, "tok.text"):
-        remedy = 'Write embed(tok["<image>"]) or embed(cfg.some_token_id).'
-        raise SpecError("embed()", "one token id", repr(token), remedy)
-    return Embed(expression(token))
-
-
-def any_id(start: Count, stop: Count) -> Layout:
-    """One position of an output, where the model chooses among the ids of a range.
-
-    Args:
-        start: the first id of the range.
-        stop: the id after the last one, as in `range`.
-    """
-    return AnyId(expression(start), expression(stop))
+embed = Embed
+any_id = AnyId
+select = Selected
+each = Each
 
 
 def literal(*ids: LayoutLike) -> Layout:
@@ -424,73 +456,15 @@ def literal(*ids: LayoutLike) -> Layout:
     return _sequence(*map(layout, ids))
 
 
-def select(ids: LayoutLike, *, embed: LayoutLike) -> Layout:
-    """Ids that are known as a whole, for example those of a text that a processor writes. Some of
-    them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
-
-    Args:
-        ids: the ids of all positions.
-        embed: the id, or the ids, whose positions receive an encoder row.
-
-    Raises:
-        SpecError: a string.
-    """
-    return Selected(layout(ids), layout(embed))
-
-
-def each(
-    over: Value,
-    body: Callable[[Expr], LayoutLike],
-    *,
-    sep: LayoutLike = nothing,
-    last: LayoutLike = nothing,
-) -> Layout:
-    """One `body` per element, in order: rows, tiles, frames. `each` nests.
-
-    Args:
-        over: a sequence, or a number n for the elements 0 .. n-1.
-        body: a function from an expression for the current element to the element's layout; called
-            once.
-        sep: a layout between two elements.
-        last: a layout after the last element; without elements it is left out.
-    """
-    depth = _depth.get()
-    reset = _depth.set(depth + 1)
-    try:
-        inner = layout(body(_loop(depth)))
-    finally:
-        _depth.reset(reset)
-    elements = tuple(over) if isinstance(over, list) else expression(over)
-    return Each(elements, inner, layout(sep), layout(last), depth)
-
-
-def layout(value: LayoutLike, where: str = "layout") -> Layout:
-    """A layout of ids, of an expression or of a function of a `Scope`; `where` names it in errors.
-
-    Raises:
-        SpecError: a string; it could mean one token or a text.
-    """
-    if isinstance(value, Layout):
-        return value
-    if isinstance(value, str):
-        remedy = f"Write tok[{value!r}] for one token or tok.text({value!r}) for text."
-        raise SpecError(where, "token ids", repr(value), remedy)
-    if isinstance(value, (list, tuple)) and not all(isinstance(v, Integral) for v in value):
-        return _sequence(*map(layout, value))
-    return Tokens(tuple(value) if isinstance(value, list) else expression(value))
-
-
-def _sequence(*layouts: Layout) -> Layout:
-    nested = (one.parts if isinstance(one, Sequenced) else (one,) for one in layouts)
-    parts = tuple(chain.from_iterable(nested))
-    return parts[0] if len(parts) == 1 else Sequenced(parts)
-
-
 def _joined(pieces: list[Piece]) -> Piece:
     ids: list[int] = []
     for part, _ in pieces:
         ids += part
     return ids, b"".join(mask for _, mask in pieces)
+
+
+def _whole(value: Any, scope: Scope, what: str) -> int:
+    return whole(evaluate_all(value, scope), value, what)
 
 
 def _check_length(length: int, source: Layout) -> None:

@@ -7,14 +7,16 @@ An output has a fixed number of tokens. Its layout consists of ids and `any_id`,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .errors import SpecError
-from .expr import Node, Scope
+from .expr import Scope
 from .layout import Layout, LayoutLike
 from .layout import layout as as_layout
+from .node import Node, Stated, stated
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Decode: TypeAlias = Callable[[Array, Scope], Array]
@@ -40,51 +42,27 @@ class Output(Node):
             ValueError for an array that the output cannot be.
         lossy: whether `decode` returns only nearly the array that `encode` received, for example
             with a learned image tokenizer.
+
+    Raises:
+        SpecError: a name that is no identifier, a layout that depends on more than `cfg` and `tok`,
+            or a `decode` or `encode` that is no function.
     """
 
     name: str
-    layout: Layout
+    layout: Stated[LayoutLike, Layout] = stated(as_layout)
     decode: Decode
-    encode: Encode | None
-    lossy: bool
+    encode: Encode | None = None
+    _: KW_ONLY
+    lossy: bool = False
 
-    def __init__(
-        self,
-        name: str,
-        layout: LayoutLike,
-        decode: Decode,
-        encode: Encode | None = None,
-        *,
-        lossy: bool = False,
-    ) -> None:
-        """Declare an output.
-
-        Raises:
-            SpecError: a name that is no identifier, a layout that depends on more than `cfg` and
-                `tok`, or a `decode` or `encode` that is no function.
-        """
-        where = f"output {name!r}"
-        if not isinstance(name, str) or not name.isidentifier():
-            raise SpecError(where, "a name that is a Python identifier", repr(name))
-        for key, function in (("decode", decode), ("encode", encode)):
+    def __post_init__(self) -> None:
+        where = f"output {self.name!r}"
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise SpecError(where, "a name that is a Python identifier", repr(self.name))
+        for key, function in (("decode", self.decode), ("encode", self.encode)):
             if not callable(function) and (key == "decode" or function is not None):
                 raise SpecError(f"{where}, {key}", "a function (value, scope)", repr(function))
-        own = as_layout(layout)
-        for leaf in own.leaves():
+        super().__post_init__()
+        for leaf in self.layout.leaves():
             if leaf.root not in _KNOWN:
                 raise SpecError(f"{where}, layout", "values of cfg and tok", repr(leaf))
-        values = {"name": name, "layout": own, "decode": decode, "encode": encode, "lossy": lossy}
-        for key, value in values.items():
-            object.__setattr__(self, key, value)
-
-    def __repr__(self) -> str:
-        parts = [repr(self.name), self.layout._source(), _named(self.decode)]
-        if self.encode is not None:
-            parts.append(_named(self.encode))
-        if self.lossy:
-            parts.append("lossy=True")
-        return f"Output({', '.join(parts)})"
-
-
-def _named(function: Any) -> str:
-    return str(getattr(function, "__qualname__", repr(function)))

@@ -20,11 +20,12 @@ padding to the batch: vLLM caches each item alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import KW_ONLY, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from .expr import Part, Scope, Value, evaluate, expression, fold, structure
+from .expr import Scope, Value, evaluate, expression, expressions, several
+from .node import Part, Stated, evaluate_all, fold, stated, structure
 
 
 class Identity(Part):
@@ -32,6 +33,10 @@ class Identity(Part):
     `Tensor` and for a `Record` of tensors."""
 
     _word = "identity"
+
+
+def _sizes(corner: Any) -> tuple[Any, ...]:
+    return several(corner if isinstance(corner, tuple) else (corner,))
 
 
 class HF(Part):
@@ -61,26 +66,21 @@ class HF(Part):
             other items of the batch, for example by padding.
     """
 
-    processor: Value = None
-    inputs: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    outputs: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    text: Value = field(default=None, kw_only=True)
-    unpad: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    kwargs: Mapping[str, Value] = field(default_factory=dict, kw_only=True)
-    one_by_one: bool = field(default=False, kw_only=True)
+    processor: Stated[Value, Any] = stated(expression, default=None)
+    _: KW_ONLY
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    text: Stated[Value, Any] = stated(expression, default=None)
+    unpad: Stated[Mapping[str, Any], Mapping[str, tuple[Any, ...]]] = stated(
+        lambda corners: {name: _sizes(corner) for name, corner in corners.items()},
+        default_factory=dict,
+    )
+    kwargs: Stated[Mapping[str, Value], Mapping[str, Any]] = stated(
+        expressions, default_factory=dict
+    )
+    one_by_one: bool = False
 
     _word = "hf"
-
-    def __post_init__(self) -> None:
-        several = {n: s if isinstance(s, tuple) else (s,) for n, s in self.unpad.items()}
-        own = {
-            "processor": expression(self.processor),
-            "text": expression(self.text),
-            "unpad": {name: tuple(map(expression, sizes)) for name, sizes in several.items()},
-            "kwargs": {name: expression(value) for name, value in self.kwargs.items()},
-        }
-        for key, value in own.items():
-            object.__setattr__(self, key, value)
 
     @cached_property
     def key(self) -> Hashable:
@@ -89,20 +89,11 @@ class HF(Part):
 
     def bind(self, scope: Scope) -> HF:
         bound = {"text": fold(self.text, scope), "unpad": fold(self.unpad, scope)}
-        return replace(self, **bound, kwargs=_evaluated(self.kwargs, scope))
+        return replace(self, **bound, kwargs=evaluate_all(self.kwargs, scope))
 
 
 identity = Identity
 hf = HF
-
-
-def _evaluated(value: Any, scope: Scope) -> Any:
-    """A value with the expressions in it evaluated, however deep they are."""
-    if isinstance(value, Mapping):
-        return {name: _evaluated(part, scope) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_evaluated(part, scope) for part in value)
-    return evaluate(value, scope)
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]

@@ -5,28 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from dataclasses import KW_ONLY, InitVar, field
+from typing import Any, ClassVar, Self, TypeAlias
 
 from .errors import SpecError
-from .expr import (
-    COUNT,
-    INDEX,
-    Condition,
-    Count,
-    Expr,
-    Leaf,
-    Node,
-    expression,
-    item,
-    leaves,
-    tok,
-)
+from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, several, tok
 from .field import Batched, Field, flat
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, embed, nothing
 from .layout import layout as as_layout
+from .node import Node, Stated, leaves, stated
 from .outputs import Output
 from .plugin import calling_module
 from .process import HF, Identity, Process, hf, identity
@@ -36,18 +25,20 @@ Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, s
 """A part of a declaration, whether it is right, and the words of the refusal where it is not:
 expected, got, remedy."""
 
-_UNSTATED: Any = None
 _FIELD = "batched(), flat(), derived() or constant()"
+_WITHOUT = "for an item without positions"
 _UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
 class _Declared(Node):
     name: str
 
-    def _declare(self, where: str, **values: Any) -> None:
-        """Set the parts in their one form, and check them by the rules."""
-        for key, value in values.items():
-            object.__setattr__(self, key, value)
+    def _refuse(self, where: str) -> None:
+        """Check the parts by the rules.
+
+        Raises:
+            SpecError: the first that is broken.
+        """
         for part, holds, *words in self._rules():
             if not holds:
                 raise SpecError(f"{where}{part}", *words)
@@ -62,17 +53,19 @@ class _Declared(Node):
         Raises:
             SpecError: as for a new one.
         """
-        stated = {**self._declared(), **(update or {})}
+        stated = {**{name: getattr(self, name) for name in self._names}, **(update or {})}
         kind: Any = type(self)
         copy: Self = kind(stated.pop("name"), *stated.pop("modalities", ()), **stated)
         return copy
 
-    def _declared(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
 
 class Modality(_Declared):
     """One kind of item and everything about it.
+
+    ``placeholder="<image>", tokens=576`` is ``layout=embed(tok["<image>"]) * 576``, and where no
+    update is stated, ``update=replace(tok["<image>"])``. ``tokens=0`` alone says that an item takes
+    no positions: vLLM passes the fields to the model's `forward`, as for its models of raw input.
+    mmkit then ignores the caller's prompt and makes it one id.
 
     Attributes:
         name: the key in ``multi_modal_data``.
@@ -102,85 +95,52 @@ class Modality(_Declared):
             "image_grid_thw": ...}``; these fields state `shape` and `dtype`. ``flat(item.rows)`` is
             True for a model class that takes the rows of all items as one tensor, and tells by
             such fields which rows belong to which item, for example vLLM's own Qwen2-VL.
+        placeholder: the token, or its id, at the positions of an item.
+        tokens: their number.
+
+    Raises:
+        SpecError: a part is missing, contradictory or of the wrong type.
     """
 
     name: str
+    _: KW_ONLY
     item: ItemType
-    layout: Layout = _UNSTATED
-    update: tuple[Update, ...] = _UNSTATED
-    fields: Mapping[str, Field] = _UNSTATED
-    process: Any = None
-    limit: Any = None
-    embeds: bool | Layout | Field = False
-    cacheable: Any = True
-    positions: tuple[Any, ...] | None = None
-    when: Any = True
-    placeholder: InitVar[Any] = None
-    tokens: InitVar[Any] = None
-
-    if TYPE_CHECKING:  # what an author may write
-
-        def __init__(
-            self,
-            name: str,
-            *,
-            item: ItemType,
-            fields: Mapping[str, Field],
-            layout: LayoutLike | None = None,
-            update: Update | Sequence[Update] | None = None,
-            placeholder: Count | str | None = None,
-            tokens: Count | None = None,
-            process: Process | None = None,
-            limit: Count | None = None,
-            embeds: bool | LayoutLike | Field = False,
-            cacheable: Condition = True,
-            positions: Sequence[Count] | None = None,
-            when: Condition = True,
-        ) -> None:
-            """Declare a modality.
-
-            `placeholder` is the token, or its id, at the positions of an item, and `tokens` their
-            number: ``placeholder="<image>", tokens=576`` is ``layout=embed(tok["<image>"]) * 576``,
-            and where no update is stated, ``update=replace(tok["<image>"])``.
-
-            ``tokens=0`` alone says that an item takes no positions: vLLM passes the fields to the
-            model's `forward`, as for its models of raw input. mmkit then ignores the caller's
-            prompt and makes it one id.
-
-            Raises:
-                SpecError: a part is missing, contradictory or of the wrong type.
-            """
+    layout: Stated[LayoutLike | None, Layout] = stated(as_layout, default=None)
+    update: Stated[Update | Sequence[Update] | None, tuple[Update, ...]] = stated(
+        lambda ways: tuple(ways) if isinstance(ways, (list, tuple)) else (ways,), default=None
+    )
+    fields: Mapping[str, Field] = stated(lambda own: dict(own) if isinstance(own, Mapping) else own)
+    process: Stated[Process | None, Any] = stated(lambda process: process, default=None)
+    limit: Stated[Count | None, Any] = stated(expression, default=None)
+    embeds: Stated[bool | LayoutLike | Field, bool | Layout | Field] = stated(
+        lambda how: how if isinstance(how, (bool, Field)) else as_layout(how), default=False
+    )
+    cacheable: Stated[Condition, Any] = stated(expression, default=True)
+    positions: Stated[Sequence[Count] | None, Any] = stated(several, default=None)
+    when: Stated[Condition, Any] = stated(expression, default=True)
+    placeholder: InitVar[Count | str | None] = None
+    tokens: InitVar[Count | None] = None
 
     def __post_init__(self, placeholder: Any, tokens: Any) -> None:
         where = f"modality {self.name!r}"
-        layout, update, limit, embeds = self.layout, self.update, self.limit, self.embeds
-        process, positions = self.process, self.positions
+        layout, update = self.layout, self.update
         is_long = layout is not None or update is not None
         if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
-            layout, update, limit = nothing, (), 1 if limit is None else limit
+            self._set(layout=nothing, update=(), limit=1 if self.limit is None else self.limit)
         elif placeholder is not None or tokens is not None:
             if placeholder is None or tokens is None or layout is not None:
                 raise SpecError(where, "placeholder and tokens together, or layout", "a mixture")
             token = tok[placeholder] if isinstance(placeholder, str) else placeholder
-            layout, update = embed(token) * tokens, replace(token) if update is None else update
+            way = replace(token) if update is None else update
+            self._set(layout=embed(token) * tokens, update=way)
         elif layout is None or update is None:
             got = "one of them" if is_long else "neither"
             raise SpecError(where, "placeholder and tokens, or layout and update", got)
-        if process is None:
+        if self.process is None:
             is_field = isinstance(self.item, ItemType) and self.item.is_field
-            process = identity() if is_field else hf()
-        self._declare(
-            where,
-            layout=as_layout(layout),
-            update=tuple(update) if isinstance(update, (list, tuple)) else (update,),
-            fields=dict(self.fields) if isinstance(self.fields, Mapping) else self.fields,
-            process=process,
-            limit=expression(limit),
-            embeds=embeds if isinstance(embeds, (bool, Field)) else as_layout(embeds),
-            cacheable=expression(self.cacheable),
-            positions=None if positions is None else tuple(map(expression, positions)),
-            when=expression(self.when),
-        )
+            self._set(process=identity() if is_field else hf())
+        super().__post_init__()
+        self._refuse(where)
 
     def _rules(self) -> Iterator[Rule]:
         fields, process, embeds = self.fields, self.process, self.embeds
@@ -191,10 +151,12 @@ class Modality(_Declared):
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
-        if self.has_positions:
-            yield "", self.update, "at least one update", "none"
-        else:
-            yield from self._rules_of_raw()
+        yield "", self.update or not self.has_positions, "at least one update", "none"
+        if not self.has_positions:
+            # `forward` receives the items of all requests of a batch, in the order of the requests
+            is_one = isinstance(self.limit, int) and self.limit == 1
+            yield "", is_one, f"limit=1 {_WITHOUT}", repr(self.limit)
+            yield "", not embeds, f"no embeds {_WITHOUT}", repr(embeds)
         if self.positions is not None:
             yield from self._rules_of_positions(self.positions)
         yield "", fields, "at least one field", "none"
@@ -205,9 +167,9 @@ class Modality(_Declared):
         yield "", runs, "hf() or a function for process", repr(process)
         odd = sorted(set(process.unpad) - set(fields)) if isinstance(process, HF) else []
         yield "", not odd, f"unpad to name fields among {known}", repr(odd)
-        for name, stated in (("cacheable", self.cacheable), ("when", self.when)):
-            is_condition = isinstance(stated, (bool, Expr))
-            yield f", {name}", is_condition, "True, False or a condition", repr(stated)
+        for name, given in (("cacheable", self.cacheable), ("when", self.when)):
+            is_condition = isinstance(given, (bool, Expr))
+            yield f", {name}", is_condition, "True, False or a condition", repr(given)
         read = self.leaves()
         for leaf in read:
             if leaf.root == "fields" and leaf.keys:
@@ -222,15 +184,13 @@ class Modality(_Declared):
         reads_index = INDEX in leaves([fields, process])
         yield "", may_change or not reads_index, expected, "some that do", remedy
         taken = f"{self.name}_embeds"
-        expected = f"no part named {taken}, as which precomputed embeddings come"
-        yield "", taken not in self.item.part_names, expected, "one"
-        expected = f"no field named {taken}, which carries precomputed embeddings"
-        yield "", not embeds or taken not in fields, expected, "one"
+        is_free = taken not in self.item.part_names and not (embeds and taken in fields)
+        expected = f"no part or field named {taken}, as which precomputed embeddings come"
+        yield "", is_free, expected, "one"
         for key in self.companions():
             sent = fields[key]
-            is_told = isinstance(sent, Batched) and not (
-                sent.hidden or sent.shape is None or sent.dtype is None
-            )
+            is_stated = sent.shape is not None and sent.dtype is not None
+            is_told = isinstance(sent, Batched) and is_stated and not sent.hidden
             expected = "a batched field with shape and dtype, which embeddings come with"
             remedy = "Or give embeds= a layout over item.rows."
             yield f", fields[{key!r}]", is_told, expected, repr(sent), remedy
@@ -266,13 +226,6 @@ class Modality(_Declared):
             is_sent = leaf.root in ("fields", "cfg") and not is_hidden
             yield ", positions", is_sent, expected, repr(leaf), remedy
 
-    def _rules_of_raw(self) -> Iterator[Rule]:
-        """For raw input, `forward` receives the items of all requests of a batch together, in the
-        order of the requests."""
-        expected = "limit=1 for an item without positions"
-        yield "", isinstance(self.limit, int) and self.limit == 1, expected, repr(self.limit)
-        yield "", not self.embeds, "no embeds for an item without positions", repr(self.embeds)
-
     @property
     def has_positions(self) -> bool:
         """Whether an item takes positions in the prompt."""
@@ -301,20 +254,19 @@ class Modality(_Declared):
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
         return leaves(self)
 
-    def __repr__(self) -> str:
-        stated = self._declared()
-        name = stated.pop("name")
-        stated["update"] = self.update[0] if len(self.update) == 1 else list(self.update)
+    def _stated(self) -> Iterator[str]:
+        unsaid = ["process="] if isinstance(self.process, Identity) else []
+        unsaid += [] if self.has_positions else ["layout=", "update="]
+        yield from (text for text in super()._stated() if not text.startswith(tuple(unsaid)))
         if not self.has_positions:
-            del stated["layout"], stated["update"]
-            stated["tokens"] = 0
-        if isinstance(self.process, Identity):
-            del stated["process"]
-        options = [f"{key}={part!r}" for key, part in stated.items()]
-        return f"Modality({', '.join([repr(name), *options])})"
+            yield "tokens=0"
 
 
-class Declaration(_Declared):
+def _rewrite(value: Any) -> EndingWith | Layout:
+    return value if isinstance(value, EndingWith) else as_layout(value)
+
+
+class Declaration(_Declared, init=False):
     """The declaration of a `ModelSpec`.
 
     Attributes:
@@ -334,12 +286,12 @@ class Declaration(_Declared):
     """
 
     name: str
-    modalities: tuple[Modality, ...]
-    prompt: EndingWith | Layout | None
-    decoder_prompt: EndingWith | Layout | None
-    tokenization_kwargs: Mapping[str, Any]
-    merges: str | None
-    outputs: tuple[Output, ...]
+    modalities: tuple[Modality, ...] = field(default=(), repr=False)
+    prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
+    decoder_prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
+    tokenization_kwargs: Mapping[str, Any] = stated(dict, default_factory=dict)
+    merges: str | None = None
+    outputs: tuple[Output, ...] = stated(tuple, default=())
 
     _module: ClassVar[str] = "__main__"
     """The module that declares the spec."""
@@ -360,17 +312,11 @@ class Declaration(_Declared):
             SpecError: no modality, or two that share a name or a field name; or two outputs that
                 share a name.
         """
-        self._declare(
-            f"spec {name!r}",
-            name=name,
-            modalities=modalities,
-            prompt=_rewrite(prompt),
-            decoder_prompt=_rewrite(decoder_prompt),
-            tokenization_kwargs=dict(tokenization_kwargs or {}),
-            merges=merges,
-            outputs=tuple(outputs),
-            _module=calling_module(),
-        )
+        rest = prompt, decoder_prompt, tokenization_kwargs or {}, merges, outputs
+        self._set(**dict(zip(self._names, (name, modalities, *rest), strict=True)))
+        self._set(_module=calling_module())
+        self.__post_init__()
+        self._refuse(f"spec {name!r}")
 
     def _rules(self) -> Iterator[Rule]:
         modalities, outputs, merges = self.modalities, self.outputs, self.merges
@@ -415,16 +361,6 @@ class Declaration(_Declared):
         """
         return {modality.name: modality for modality in self.modalities}[name]
 
-    def __repr__(self) -> str:
-        stated = self._declared()
-        options = [repr(stated.pop("name")), *map(repr, stated.pop("modalities"))]
-        for key, part in stated.items():
-            if part:
-                part = list(part) if key == "outputs" else part
-                text = part._source() if isinstance(part, Node) else repr(part)
-                options.append(f"{key}={text}")
-        return f"{type(self).__name__}({', '.join(options)})"
-
-
-def _rewrite(value: Any) -> EndingWith | Layout | None:
-    return value if value is None or isinstance(value, EndingWith) else as_layout(value)
+    def _stated(self) -> Iterator[str]:
+        name, *options = super()._stated()
+        yield from (name, *map(repr, self.modalities), *options)

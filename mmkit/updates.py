@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from .errors import SpecError
-from .expr import Part, Scope
+from .expr import Scope
 from .layout import Layout, LayoutLike, Placeholder, layout, nothing
+from .node import Part
 
 
 class Update(Part):

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..errors import InputError, SpecError
-from ..expr import Fields, Scope, evaluate, fold, truth
+from ..expr import Fields, Scope, evaluate, truth
 from ..field import Field
 from ..items import Embedding, ItemType, unscoped
 from ..items.tensor import Tensor
 from ..layout import Layout, Placeholder
+from ..node import fold
 from ..placement import Alternatives
 from ..process import HF
 from ..spec import Modality

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError, SpecError
-from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, leaves, plain
+from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
 from ..layout import Placeholder, nothing, whole
+from ..node import leaves
 from ..placement import Alternative, Alternatives
 from ..updates import Replace, Target
 from ..vocabulary import check_ids, vocab_size

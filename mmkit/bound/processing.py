@@ -13,8 +13,9 @@ import torch
 from numpy.lib.array_utils import byte_bounds
 
 from ..errors import SpecError
-from ..expr import Fields, evaluate, leaves
+from ..expr import Fields, evaluate
 from ..field import Field, Flat
+from ..node import leaves
 from ..process import HF, Identity, unpadded
 from .binding import At
 

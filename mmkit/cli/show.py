@@ -20,10 +20,11 @@ from rich.text import Text
 
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
-from ..expr import STATIC, Scope, evaluate, leaves
+from ..expr import STATIC, Scope, evaluate
 from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
+from ..node import leaves
 from ..outputs import Output
 from ..plan import Plan, Preview
 from ..spec import Modality

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Node, Part, Scope, Value, evaluate, expression
+from ..expr import Count, Expr, Scope, expression, plain
+from ..node import Node, Part, Stated, evaluate_all, stated
 from .values import ARRAYS
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
@@ -17,28 +18,25 @@ SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "aud
 
 
 class Between(Part):
-    """A size that varies; see `between`."""
+    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
+    over `cfg`."""
 
-    least: Any
-    most: Any
+    least: Stated[Count, Any] = stated(expression)
+    most: Stated[Count, Any] = stated(expression)
 
     _word = "between"
 
     def __str__(self) -> str:
-        return f"{self.least!r}..{self.most!r}"
+        return f"{plain(self.least)!r}..{plain(self.most)!r}"
 
+
+between = Between
 
 Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
 """One dimension: a whole number >= 0, or `between` two of them."""
 
 Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
 """The sizes of an item, one per dimension, or a list of such sizes."""
-
-
-def between(least: Count, most: Count) -> Between:
-    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
-    over `cfg`."""
-    return Between(expression(least), expression(most))
 
 
 class ItemType(Node):
@@ -70,7 +68,7 @@ class ItemType(Node):
     """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
 
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    """The sizes of `small`."""
+    """The sizes of `small`, where not every spec accepts the smallest ones."""
 
     @property
     def metadata(self) -> bool:
@@ -87,13 +85,21 @@ class ItemType(Node):
         """Whether items, or their parts, can be processed fields as they are."""
         return False
 
-    def bind(self, scope: Scope) -> ItemType:
+    def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
 
         Raises:
             SpecError: a value that the config lacks, or that is out of range.
         """
-        raise NotImplementedError
+        kind: Any = type(self)
+        known = {name: self._known(name, scope) for name in self._names}
+        return kind(**known)  # type: ignore[no-any-return]
+
+    def _known(self, name: str, scope: Scope) -> Any:
+        try:
+            return evaluate_all(getattr(self, name), scope)
+        except SpecError as error:
+            raise SpecError(f"{type(self).__name__}.{name}: {error}") from error
 
     def split(self, data: object, where: str) -> list[Any]:
         """The items in a caller's data, which holds one item, or several in a sequence or batch;
@@ -168,7 +174,13 @@ class ItemType(Node):
 
     def small(self) -> list[Any]:
         """Small canonical items, in ascending order."""
-        return [self.blank(*sizes) for sizes in self.small_sizes]
+        sizes = self.small_sizes or (tuple(bound.least for bound in self.bounds()),)
+        return [self.blank(*own) for own in sizes]
+
+    def smallest(self) -> list[Any]:
+        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
+        and on the candidates."""
+        return [] if self.small_sizes else self.small()
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
         """This bound item type with a largest item of at most the sizes of vLLM's
@@ -190,11 +202,6 @@ class ItemType(Node):
     def for_function(self) -> ItemType:
         """This item type for items that a function of the spec processes."""
         return self
-
-    def smallest(self) -> list[Any]:
-        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
-        and on the candidates."""
-        return []
 
     @property
     def expected(self) -> str:
@@ -225,66 +232,47 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _known(value: Value, scope: Scope, where: str) -> Any:
-    """The value of an expression that needs `cfg` and `proc` alone."""
-    try:
-        return evaluate(expression(value), scope)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from error
-
-
-def positive(value: Value, scope: Scope, where: str) -> int | float:
-    number = _known(value, scope, where)
+def check_positive(number: Any, where: str) -> None:
     if not is_number(number) or not number > 0:
         raise SpecError(where, "a number > 0 from cfg", repr(number))
-    return number  # type: ignore[no-any-return]
 
 
-def bound_size(size: Any, scope: Scope, where: str) -> Any:
-    """One size as a number; for `between`, both ends as numbers."""
-    ends = map_size(lambda end: _known(end, scope, where), size)
-    least, most = (ends.least, ends.most) if isinstance(ends, Between) else (ends, ends)
-    if not _is_whole(least, 0) or not _is_whole(most, least):
-        raise SpecError(where, "whole numbers >= 0, in order", str(ends))
-    return ends
+def check_size(size: Any, where: str) -> None:
+    """Refuse what is no size, once bound."""
+    if not _are_whole(*ends(size), least=0) or ends(size) != tuple(sorted(ends(size))):
+        raise SpecError(where, "whole numbers >= 0, in order", str(size))
 
 
-def bound_sizes(value: Any, scope: Scope, width: int, where: str) -> tuple[tuple[int, ...], ...]:
+def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
     """One shape, or several, of `width` sizes each."""
-    value = _known(value, scope, where)
-    several = isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple))
-    rows = [
-        row if isinstance(row, (list, tuple)) else [row] for row in (value if several else [value])
-    ]
-    sizes = [tuple(_known(size, scope, where) for size in row) for row in rows]
+    rows = value
+    if not isinstance(rows, (list, tuple)) or not isinstance(next(iter(rows), None), (list, tuple)):
+        rows = [rows]
+    sizes = [tuple(row) if isinstance(row, (list, tuple)) else (row,) for row in rows]
     for row in sizes:
-        if len(row) != width or not all(_is_whole(size, 1) for size in row):
+        if len(row) != width or not _are_whole(*row, least=1):
             raise SpecError(where, f"{width} whole number(s) >= 1", repr(row))
     return tuple(sizes)
 
 
+def _are_whole(*values: Any, least: int) -> bool:
+    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
+
+
 def shape_text(shape: Sequence[Any]) -> str:
     """A shape for messages: ``(6, 1..3)``."""
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    return f"({', '.join(map(str, map(plain, shape)))}{',' if len(shape) == 1 else ''})"
 
 
-def map_size(function: Callable[[Any], Any], size: Any) -> Any:
-    """A function applied to a size; for `between`, to both ends."""
-    if isinstance(size, Between):
-        return Between(function(size.least), function(size.most))
-    return function(size)
+def ends(size: Any) -> tuple[Any, Any]:
+    """The least and the most of a size."""
+    return (size.least, size.most) if isinstance(size, Between) else (size, size)
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     """Whether a shape has these sizes, of which some may be `between`."""
-    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, sizes)))
+    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, map(ends, sizes))))
 
 
-def _fits(size: int, allowed: Any) -> bool:
-    if isinstance(allowed, Between):
-        return bool(allowed.least <= size <= allowed.most)
-    return bool(size == allowed)
+def _fits(size: int, allowed: tuple[Any, Any]) -> bool:
+    return bool(allowed[0] <= size <= allowed[1])

@@ -5,92 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import KW_ONLY, field, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, evaluate, expression, plain
-from .base import Between, ItemType, Sizes, bound_sizes, fits, is_number, positive
+from ..expr import Count, Expr, Scope, expression, expressions, plain
+from ..node import Stated, stated
+from .base import Between, ItemType, Sizes, check_positive, check_size, fits, is_number, sizes_of
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, dtype_name, strided
 
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture was held."""
 
+_ANY: Any = math.inf
+
+_AUDIO = "a 1-D float array or an (array, sampling rate) pair"
+
 
 class _Media(ItemType):
-    """An item of one of vLLM's own modalities, whose sizes may have bounds."""
+    """An item of one of vLLM's own modalities. Its fewest sizes are 1 each."""
 
-    largest: Any  # type: ignore[misc]
-    least: Any = field(default=None, kw_only=True)
-    most: Any = field(default=None, kw_only=True)
-
-    noun: ClassVar[str]
-    """A short description of an item, without its sizes."""
-
-    sizes_form: ClassVar[str]
-    """The template of sizes in messages."""
+    largest: Stated[Sizes, Any] = stated(expressions)  # type: ignore[misc]
 
     def bind(self, scope: Scope) -> Self:
-        name, count = type(self).__name__, len(self.dummy_sizes)
-        bound = replace(
-            self,
-            largest=bound_sizes(self.largest, scope, count, f"{name}.largest"),
-            least=_bound_end(self.least, scope, count, f"{name}.least"),
-            most=_bound_end(self.most, scope, count, f"{name}.most"),
-        )
-        for sizes in bound.largest:
-            if not fits(sizes, bound.bounds()):
-                raise SpecError(f"{name}.largest", bound.expected, bound._told(sizes))
-        return bound
-
-    @property
-    def expected(self) -> str:
-        ends = [f"at least {self._told(self.least)}"] if self.least else []
-        ends += [f"at most {self._told(self.most)}"] if self.most else []
-        return f"{self.noun} of {' and '.join(ends)}" if ends else self.noun
-
-    def _told(self, sizes: Sequence[int]) -> str:
-        return self.sizes_form.format(*sizes)
-
-    def canonical(self, value: object, where: str) -> Any:
-        item = self._form(value, where)
-        if (self.least or self.most) and not fits(self._sizes(item), self.bounds()):
-            raise InputError(where, self.expected, self._told(self._sizes(item)))
-        return item
-
-    def _form(self, value: object, where: str) -> Any:
-        """The canonical form of an item, before its sizes are checked."""
-        raise NotImplementedError
-
-    def _sizes(self, item: Any) -> Sequence[int]:
-        """The sizes of a canonical item."""
-        raise NotImplementedError
+        bound, where = super().bind(scope), f"{type(self).__name__}.largest"
+        return replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
 
     def bounds(self) -> list[Between]:
-        count = len(self.dummy_sizes)
-        least, most = self.least or [1] * count, self.most or [math.inf] * count
-        return list(map(Between, least, most))
-
-    def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
-        smaller = super().within(sizes, where)
-        for row in smaller.largest:
-            if not fits(row, self.bounds()):
-                raise InputError(f"{where}, limit_mm_per_prompt", self.expected, self._told(row))
-        return smaller
-
-    def small(self) -> list[Any]:
-        return [self.blank(*sizes) for sizes in dict.fromkeys(map(self.nearest, self.small_sizes))]
-
-    def smallest(self) -> list[Any]:
-        return [self.blank(*self.nearest(self.least))] if self.least else []
+        return [Between(1, _ANY)] * len(self.dummy_sizes)
 
     def describe(self) -> str:
-        most = ", ".join("×".join(map(str, size)) for size in self.largest)
+        most = ", ".join("×".join(map(str, sizes)) for sizes in self.largest)
         return f"{self.expected}, largest {most}"
 
 
@@ -105,8 +55,6 @@ class Image(_Media):
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
             of several.
-        least: (width, height) of the smallest accepted image; one number for both sides.
-        most: (width, height) of the largest accepted image, likewise; None for any.
 
     Facts: `width`, `height`, `index`.
     """
@@ -114,18 +62,7 @@ class Image(_Media):
     only_pictures: bool = field(default=False, kw_only=True, repr=False)
     """Whether a function of the spec processes the images: it receives PIL images alone."""
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            largest: Sizes,
-            *,
-            least: Count | Sizes | None = None,
-            most: Count | Sizes | None = None,
-        ) -> None: ...
-
-    noun = "an image"
-    sizes_form = "{} x {} pixels"
+    expected = "an image"
     rank = 3
     media = "image"
     scope = "images_kwargs"
@@ -136,7 +73,7 @@ class Image(_Media):
     def for_function(self) -> Image:
         return replace(self, only_pictures=True)
 
-    def _form(self, value: object, where: str) -> Any:
+    def canonical(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, _pil().Image):
             if 0 in media.size:
@@ -164,11 +101,8 @@ class Image(_Media):
         check_finite(media, where)
         return value
 
-    def _sizes(self, item: Any) -> Sequence[int]:
-        return _image_size(getattr(item, "media", item))
-
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        width, height = self._sizes(value)
+        width, height = _image_size(getattr(value, "media", value))
         return SimpleNamespace(index=index, width=width, height=height)
 
     def blank(self, *sizes: int) -> Any:
@@ -183,26 +117,12 @@ class Video(_Media):
         largest: (frames, width, height) of the video with the most tokens; a list where it is one
             of several.
         metadata: the model needs the metadata of every video.
-        least: (frames, width, height) of the smallest accepted video.
-        most: (frames, width, height) of the largest accepted video; None for any.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
     """
 
     metadata: bool = False
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            largest: Sizes,
-            metadata: bool = False,
-            *,
-            least: Sizes | None = None,
-            most: Sizes | None = None,
-        ) -> None: ...
-
-    sizes_form = "{} frame(s) of {} x {} pixels"
     rank = 4
     media = "video"
     mime = "video/mp4"
@@ -212,13 +132,13 @@ class Video(_Media):
     small_sizes = ((1, 32, 32),)
 
     @property
-    def noun(self) -> str:  # type: ignore[override]
+    def expected(self) -> str:
         return "a video" + (" with metadata" if self.metadata else "")
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
-    def _form(self, value: object, where: str) -> Any:
+    def canonical(self, value: object, where: str) -> Any:
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
@@ -233,14 +153,10 @@ class Video(_Media):
         check_finite(frames, where)
         return frames if metadata is None else (frames, metadata)
 
-    def _sizes(self, item: Any) -> Sequence[int]:
-        frames, _ = _video_parts(item)
-        return (len(frames), *_image_size(frames[0]))
-
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        frames, width, height = self._sizes(value)
-        _, metadata = _video_parts(value)
-        sizes = {"frames": frames, "width": width, "height": height}
+        frames, metadata = _video_parts(value)
+        width, height = _image_size(frames[0])
+        sizes = {"frames": len(frames), "width": width, "height": height}
         return SimpleNamespace(index=index, **sizes, metadata=metadata)
 
     def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
@@ -267,31 +183,34 @@ class Audio(_Media):
     Attributes:
         largest: length in samples of the audio with the most tokens.
         rate: sampling rate in Hz that the model expects; None refuses audio with a sampling rate.
-        least: the fewest samples at that rate.
         most: the most samples at that rate; None for any number.
 
     Facts: `length` in samples, `index`.
     """
 
-    rate: Any = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            largest: Count | Sizes,
-            rate: Expr | float | None = None,
-            *,
-            least: Count | None = None,
-            most: Count | None = None,
-        ) -> None: ...
+    largest: Stated[Count | Sizes, Any] = stated(expressions)  # type: ignore[misc]
+    rate: Stated[Expr | float | None, Any] = stated(expression, default=None)
+    _: KW_ONLY
+    most: Stated[Count | None, Any] = stated(expression, default=None)
 
     def bind(self, scope: Scope) -> Self:
-        rate = None if self.rate is None else positive(self.rate, scope, "Audio.rate")
-        return replace(super().bind(scope), rate=rate)
+        bound = super().bind(scope)
+        if bound.rate is not None:
+            check_positive(bound.rate, "Audio.rate")
+        if bound.most is not None:
+            check_size(bound.most, "Audio.most")
+        for sizes in bound.largest:
+            if not fits(sizes, bound.bounds()):
+                raise SpecError("Audio.largest", bound.expected, f"{sizes[0]} samples")
+        return bound
 
-    noun = "a 1-D float array or an (array, sampling rate) pair"
-    sizes_form = "{} samples"
+    def bounds(self) -> list[Between]:
+        return [Between(1, _ANY if self.most is None else self.most)]
+
+    @property
+    def expected(self) -> str:
+        return _AUDIO if self.most is None else f"{_AUDIO} of at most {self.most} samples"
+
     rank = 1
     media = "audio"
     mime = "audio/wav"
@@ -305,16 +224,19 @@ class Audio(_Media):
             return len(data) == 2 and isinstance(data[1], SCALARS)
         return len(data) > 0 and isinstance(data[0], SCALARS)
 
-    def _form(self, value: object, where: str) -> Any:
+    def canonical(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        rate, array = plain(rate), as_array(samples, where, self.noun)
+        rate, array = plain(rate), as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
-            raise InputError(where, self.noun, f"shape {array.shape}, dtype {array.dtype}")
+            raise InputError(where, _AUDIO, f"shape {array.shape}, dtype {array.dtype}")
         if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
             raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
         check_finite(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
-        return array if rate is None else self._at_rate(array, rate, where)
+        array = array if rate is None else self._at_rate(array, rate, where)
+        if self.most is not None and len(array) > self.most:
+            raise InputError(where, self.expected, f"{len(array)} samples")
+        return array
 
     def _at_rate(
         self, samples: np.ndarray[Any, Any], rate: float, where: str
@@ -326,16 +248,13 @@ class Audio(_Media):
         if before == after:
             return samples
         length = -(-len(samples) * after // before)
-        (most,) = self.most or max(self.largest)
+        most = self.most or max(self.largest)[0]
         # a few samples of a low rate must not become gigabytes
         if length > max(len(samples), most):
             got = f"{length} of them from {len(samples)} at {rate:g} Hz"
             expected = f"at most {most} samples at {self.rate:g} Hz"
             raise InputError(where, expected, got, "Send less.")
         return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
-
-    def _sizes(self, item: Any) -> Sequence[int]:
-        return (len(item),)
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
@@ -346,19 +265,6 @@ class Audio(_Media):
     def describe(self) -> str:
         rate = f" at {self.rate:g} Hz" if self.rate else ""
         return f"{self.expected}, largest {max(self.largest)[0]} samples{rate}"
-
-
-def _bound_end(value: Any, scope: Scope, count: int, where: str) -> tuple[int, ...] | None:
-    """The sizes at one end; one number for each of at most two."""
-    if value is None:
-        return None
-    value = evaluate(expression(value), scope)
-    if not isinstance(value, (list, tuple)) and count <= 2:
-        value = (value,) * count
-    (sizes, *others) = bound_sizes(value, scope, count, where)
-    if others:
-        raise SpecError(where, "the sizes of one item", repr(value))
-    return sizes
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

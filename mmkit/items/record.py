@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from reprlib import repr as brief
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..errors import InputError, SpecError
-from ..expr import Scope, leaves
+from ..expr import Scope
+from ..node import leaves
 from .base import ItemType
 from .values import described
 
@@ -66,22 +67,22 @@ class Record(ItemType):
         roots = {name: {leaf.root for leaf in leaves(part)} for name, part in self.parts.items()}
         return frozenset(name for name, known in roots.items() if known & {"item", "function"})
 
-    def bind(self, scope: Scope) -> Record:
+    def bind(self, scope: Scope) -> Self:
         parts = dict(self.parts)
         parts |= {n: _bound(n, parts[n], scope) for n in parts if n not in self._following}
-        bound = self._of(parts, scope)
+        bound: Self = self._of(parts, scope)
         bound.candidates()  # a size that does not follow from the parts before it is refused here
         return bound
 
     @staticmethod
-    def _of(parts: Mapping[str, Any], scope: Scope | None) -> Record:
+    def _of(parts: Mapping[str, Any], scope: Scope | None) -> Any:
         record = Record(**parts)
         object.__setattr__(record, "_scope", scope)
         return record
 
-    def for_function(self) -> Record:
+    def for_function(self) -> Self:
         parts = {name: part.for_function() for name, part in self.parts.items()}
-        return self._of(parts, self._scope)
+        return self._of(parts, self._scope)  # type: ignore[no-any-return]
 
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
         """The bound item type of a part, given the canonical parts before it."""

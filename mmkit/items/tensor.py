@@ -7,23 +7,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Expr, Scope
+from ..expr import Expr, Scope, expression, expressions, several
+from ..node import Stated, stated
 from .base import (
     Between,
     ItemType,
     Size,
     Sizes,
-    bound_size,
-    bound_sizes,
+    check_positive,
+    check_size,
+    ends,
     fits,
-    positive,
     shape_text,
+    sizes_of,
 )
 from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
@@ -36,6 +38,18 @@ _ACCEPTED = {**dict.fromkeys(_NUMBERS, _NUMBERS), torch.bool: (torch.bool,)}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 """The dtypes of items, by name."""
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
+
+
+def _sizes(shape: Any) -> tuple[Any, ...]:
+    if not isinstance(shape, (list, tuple)):
+        raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(shape))
+    return several(shape)
+
+
+def _known_dtype(dtype: Any) -> str:
+    if (name := dtype_name(dtype)) not in DTYPES:
+        raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(name))
+    return name  # type: ignore[no-any-return]
 
 
 class Tensor(ItemType):
@@ -55,43 +69,21 @@ class Tensor(ItemType):
     Attributes:
         shape: one size, expression or `between(least, most)` per dimension.
         dtype: the canonical torch dtype, or its name.
-        finite: refuse NaN and infinities.
-        bound: largest magnitude of finite values, rounded to `dtype` like the values. None, the
-            default, is the largest float16, a value that every model dtype can hold; for an integer
-            `dtype` it is the range of that dtype. For indices, `between(least, most)` states the
-            range of an integer `dtype`, both ends >= 0; in a `Record` the ends may read a part
-            before: ``between(0, item.atoms.length - 1)``.
+        bound: largest magnitude, rounded to `dtype` like the values; NaN and infinities are
+            refused. None, the default, is the largest float16, a value that every model dtype can
+            hold; for an integer `dtype` it is the range of that dtype. For indices,
+            `between(least, most)` states the range of an integer `dtype`, both ends >= 0; in a
+            `Record` the ends may read a part before: ``between(0, item.atoms.length - 1)``.
         largest: shape of the item with the most encoder rows, or a list of shapes that contains it,
             where that is not the item with every size at its most.
 
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
 
-    shape: tuple[Any, ...]
-    dtype: Any = "float32"
-    finite: bool = True
-    bound: Any = None
-    largest: Any = None  # type: ignore[misc]
-
-    if TYPE_CHECKING:  # what an author may write; a bound item type holds numbers
-
-        def __init__(
-            self,
-            shape: tuple[Size, ...] | list[Size],
-            dtype: str | torch.dtype = "float32",
-            finite: bool = True,
-            bound: Expr | float | Between | None = None,
-            largest: Sizes | None = None,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        if self.dtype not in DTYPES:
-            raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(self.dtype))
-        if isinstance(self.shape, list):
-            object.__setattr__(self, "shape", tuple(self.shape))
-        if not isinstance(self.shape, tuple):
-            raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(self.shape))
+    shape: Stated[tuple[Size, ...] | list[Size], tuple[Any, ...]] = stated(_sizes)
+    dtype: Stated[str | torch.dtype, str] = stated(_known_dtype, default="float32")
+    bound: Stated[Expr | float | Between | None, Any] = stated(expression, default=None)
+    largest: Stated[Sizes | None, Any] = stated(expressions, default=None)  # type: ignore[misc]
 
     media = ""
     form = "a shape as 9x4"
@@ -106,34 +98,39 @@ class Tensor(ItemType):
         """The canonical dtype."""
         return DTYPES[self.dtype]
 
-    def bind(self, scope: Scope) -> Tensor:
-        sizes = tuple(
-            bound_size(size, scope, f"Tensor.shape[{axis}] = {size!s}")
-            for axis, size in enumerate(self.shape)
-        )
-        most = tuple(size.most if isinstance(size, Between) else size for size in sizes)
+    def bind(self, scope: Scope) -> Self:
+        bound = super().bind(scope)
+        for axis, size in enumerate(bound.shape):
+            check_size(size, f"Tensor.shape[{axis}] = {self.shape[axis]!s}")
+        most = tuple(size.most for size in bound.bounds())
         largest: tuple[Any, ...] = (most,)
-        if self.largest is not None:
-            largest = bound_sizes(self.largest, scope, len(most), "Tensor.largest")
+        if bound.largest is not None:
+            largest = sizes_of(bound.largest, len(most), "Tensor.largest")
         for shape in largest:
-            if not fits(shape, sizes):
-                expected = f"a shape within {shape_text(sizes)}"
+            if not fits(shape, bound.shape):
+                expected = f"a shape within {shape_text(bound.shape)}"
                 raise SpecError("Tensor.largest", expected, repr(shape))
-        return replace(self, shape=sizes, bound=self._bound(scope), largest=largest)
+        return replace(bound, bound=bound._bound(), largest=largest)
 
-    def _bound(self, scope: Scope) -> Any:
-        """The bound as numbers."""
-        if self.bound is None:
-            return magnitude(None, self.torch_dtype)
-        if not isinstance(self.bound, Between):
-            return magnitude(positive(self.bound, scope, "Tensor.bound"), self.torch_dtype)
-        if self.torch_dtype not in _INTEGERS:
-            remedy = "State the largest magnitude."
-            raise SpecError("Tensor.bound", "a number", f"{self.bound} of {self.dtype}", remedy)
-        ends = bound_size(self.bound, scope, "Tensor.bound")
-        if ends.most > torch.iinfo(self.torch_dtype).max:
-            raise SpecError("Tensor.bound", f"values that {self.dtype} holds", str(ends))
-        return ends
+    def _bound(self) -> Any:
+        """The bound as far as the dtype reaches: a magnitude, rounded as values are; None for all
+        integers."""
+        where, bound, dtype = "Tensor.bound", self.bound, self.torch_dtype
+        if isinstance(bound, Between):
+            if dtype not in _INTEGERS:
+                remedy = "State the largest magnitude."
+                raise SpecError(where, "a number", f"{bound} of {self.dtype}", remedy)
+            check_size(bound, where)
+            if bound.most > torch.iinfo(dtype).max:
+                raise SpecError(where, f"values that {self.dtype} holds", str(bound))
+            return bound
+        if bound is not None:
+            check_positive(bound, where)
+        if dtype.is_floating_point:
+            most = min(LARGEST_FLOAT16 if bound is None else bound, torch.finfo(dtype).max)
+            return max(most, float(torch.tensor(float(most), dtype=dtype)))
+        is_all = bound is None or dtype == torch.bool or bound > torch.iinfo(dtype).max
+        return None if is_all else int(bound)
 
     @cached_property
     def expected(self) -> str:
@@ -200,7 +197,7 @@ class Tensor(ItemType):
         if floats and float(tensor.abs().max()) <= self.bound:
             return
         flat = tensor.flatten()
-        for bad, expected, remedy in self._rules(flat, flat.double()):
+        for bad, expected, remedy in self._rules(flat):
             if bad.any():
                 position = int(bad.nonzero()[0])
                 value = flat[position].item()
@@ -209,39 +206,33 @@ class Tensor(ItemType):
                 got = f"{known} at [{', '.join(map(str, index))}]" if tensor.ndim else known
                 raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
 
-    def _rules(
-        self, flat: torch.Tensor, wide: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, str, str]]:
-        """What values may not be: which are, what is expected, and a remedy for finite ones.
-
-        Args:
-            flat: the values.
-            wide: the values in float64.
-        """
-        is_exact = not flat.is_floating_point()
-        if self.torch_dtype.is_floating_point:
-            large = ~(wide.abs() <= self.bound) & (wide.isfinite() | self.finite)
-            yield large, f"finite values of magnitude <= {self.bound:g}", "Check the units."
-            if is_exact:
-                held = flat.to(self.torch_dtype)
-                # 2**63 is no int64: what was rounded up to it would come back as any number
-                rounded = (held.double() >= 2.0**63) | (held.to(torch.int64) != flat)
-                remedy = "Send floats to have them rounded."
-                yield rounded, f"integers that {self.dtype} holds exactly", remedy
+    def _rules(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, str, str]]:
+        """Which values are refused, what is expected, and a remedy for finite ones."""
+        to_floats, of_floats = self.torch_dtype.is_floating_point, flat.is_floating_point()
+        lowest, highest = self._range
+        expected, remedy = f"{self.dtype} values from {lowest} to {highest}", ""
+        if to_floats:
+            expected, remedy = f"finite values of magnitude <= {highest:g}", "Check the units."
+        wide = flat.double() if to_floats or of_floats else flat.long()
+        yield ~((wide >= lowest) & (wide <= highest)), expected, remedy  # NaN is nowhere
+        if to_floats == of_floats:
             return
-        if not is_exact:
-            # 2**63 is no int64; NaN equals nothing
-            odd = (wide != wide.trunc()) | (wide < -(2.0**63)) | (wide >= 2.0**63)
-            yield odd, f"whole numbers that {self.dtype} holds", ""
-        whole, (lowest, highest) = flat.to(torch.int64), self._range()
-        outside = (whole < lowest) | (whole > highest)
-        yield outside, f"{self.dtype} values from {lowest} to {highest}", ""
+        expected, remedy = f"whole numbers that {self.dtype} holds", ""
+        if to_floats:
+            expected = f"integers that {self.dtype} holds exactly"
+            remedy = "Send floats to have them rounded."
+        # 2**63 is no int64, and would come back as any number
+        changed = flat.to(self.torch_dtype).to(flat.dtype) != flat
+        yield changed | (wide.double() >= 2.0**63), expected, remedy
 
-    def _range(self) -> tuple[int, int]:
-        """The least and the most of an integer."""
-        limits = torch.iinfo(self.torch_dtype)
+    @cached_property
+    def _range(self) -> tuple[Any, Any]:
+        """The least and the most of a value."""
         if isinstance(self.bound, Between):
-            return self.bound.least, self.bound.most
+            return ends(self.bound)
+        if self.torch_dtype.is_floating_point:
+            return -self.bound, self.bound
+        limits = torch.iinfo(self.torch_dtype)
         if self.bound is None:
             return limits.min, limits.max
         return max(limits.min, -self.bound), self.bound
@@ -254,14 +245,8 @@ class Tensor(ItemType):
         value = self.bound.least if isinstance(self.bound, Between) else 0
         return torch.full(sizes, value, dtype=self.torch_dtype)
 
-    def small(self) -> list[torch.Tensor]:
-        return [self.blank(*(size.least for size in self.bounds()))]
-
-    def smallest(self) -> list[torch.Tensor]:
-        return self.small()
-
     def bounds(self) -> list[Between]:
-        return [size if isinstance(size, Between) else Between(size, size) for size in self.shape]
+        return [Between(*ends(size)) for size in self.shape]
 
     def describe(self) -> str:
         if isinstance(self.bound, Between):
@@ -276,22 +261,8 @@ class Tensor(ItemType):
 def _in_json(size: Any) -> Any:
     """A size, or both ends of one that varies; its source where other parts of a record decide."""
     if isinstance(size, Between):
-        return [_in_json(size.least), _in_json(size.most)]
+        return [*map(_in_json, ends(size))]
     return size if isinstance(size, int) else repr(size)
-
-
-def magnitude(bound: int | float | None, dtype: torch.dtype) -> int | float | None:
-    """The largest magnitude of a value of a dtype: a stated bound as far as the dtype reaches,
-    rounded as values are; without one the largest float16, and None, all that there is, for
-    integers."""
-    if dtype.is_floating_point:
-        if bound is None:
-            return min(LARGEST_FLOAT16, torch.finfo(dtype).max)
-        bound = min(bound, torch.finfo(dtype).max)
-        return max(bound, float(torch.tensor(float(bound), dtype=dtype)))
-    if bound is None or dtype == torch.bool:
-        return None
-    return None if bound > torch.iinfo(dtype).max else int(bound)
 
 
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:

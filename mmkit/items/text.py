@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
-from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, evaluate
-from .base import Between, ItemType, between, bound_size
+from ..errors import InputError
+from ..expr import Count, Scope, expression
+from ..node import Stated, stated
+from .base import Between, ItemType, check_size
 from .values import described
 
 
@@ -20,32 +20,28 @@ class Text(ItemType):
     Attributes:
         most: the most characters.
         least: the fewest.
-        alphabet: a string of the characters that a text may have; the largest item repeats the
-            first of them. None for any.
 
     Facts: `length` in characters, `index`.
     """
 
-    most: Any
-    least: Any = 1
-    alphabet: Any = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, most: Count, least: Count = 1, alphabet: Expr | str | None = None
-        ) -> None: ...
+    most: Stated[Count, Any] = stated(expression)
+    least: Stated[Count, Any] = stated(expression, default=1)
 
     rank = 1
     media = ""
     form = "a number of characters"
 
-    def bind(self, scope: Scope) -> Text:
-        size = bound_size(between(self.least, self.most), scope, "Text.least, Text.most")
-        alphabet = evaluate(self.alphabet, scope)
-        if alphabet is not None and not (isinstance(alphabet, str) and alphabet):
-            raise SpecError("Text.alphabet", "a string of characters", repr(alphabet))
-        return replace(self, most=size.most, least=size.least, alphabet=alphabet)
+    def bind(self, scope: Scope) -> Self:
+        bound = super().bind(scope)
+        check_size(bound.bounds()[0], "Text.least, Text.most")
+        return bound
+
+    @property
+    def largest(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.most,),)
+
+    def bounds(self) -> list[Between]:
+        return [Between(self.least, self.most)]
 
     @property
     def expected(self) -> str:
@@ -66,30 +62,13 @@ class Text(ItemType):
         except UnicodeEncodeError as error:
             got = f"half of a surrogate pair at {error.start}"
             raise InputError(where, "a text that UTF-8 can encode", got) from None
-        odd = None if self.alphabet is None else next(filter(self._is_odd, value), None)
-        if odd is not None:
-            got = f"{odd!r} at {value.index(odd)}"
-            raise InputError(where, f"characters among {self.alphabet!r}", got)
         return str(value)
-
-    def _is_odd(self, character: str) -> bool:
-        return character not in self.alphabet
 
     def facts(self, value: str, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
 
     def blank(self, *sizes: int) -> str:
-        (length,) = sizes
-        return (self.alphabet or "a")[0] * length
-
-    def candidates(self, fraction: float = 1.0) -> list[str]:
-        return [self.blank(max(self.least, int(self.most * fraction)))]
-
-    def small(self) -> list[str]:
-        return [self.blank(self.least)]
-
-    def smallest(self) -> list[str]:
-        return self.small()
+        return "a" * sizes[0]
 
     def schema(self) -> dict[str, Any]:
         return {"shape": [[self.least, self.most]], "dtype": "text"}

@@ -23,9 +23,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import cached_file
 
 from ..bound.calls import LazyProcessor
-from ..expr import leaves
 from ..generate import module_of, source
 from ..items.values import dtype_name
+from ..node import leaves
 from ..process import HF
 from ..spec import Declaration
 
@@ -82,7 +82,7 @@ def save(processor: Processor, folder: Any) -> None:
     if (inner := _inner(processor)) is not None:
         inner.save_pretrained(path / INNER)
     if of_spec and (held := module_of(spec)):
-        code = source(spec, f".{of_spec[0].stem}.{held[1]}", hf=True)
+        code = source(spec, f".{of_spec[0].stem}.{held[1]}", "training")
         (path / f"processing_{spec.name}.py").write_text(code, encoding="utf-8")
 
 

@@ -152,7 +152,7 @@ def test_operators_bind_as_in_python():
         (round(cfg.a / 16, 1), "round(cfg.a / 16, 1)", 0.2),
         (later(divmod)(cfg.b, item.length)[0], "later(divmod)(cfg.b, item.length)[0]", 3),
         (later(sum)(item.shape[1:]), "later(sum)(item.shape[1:])", 7),
-        (later(sum)([1], start=cfg.b), "later(sum)([1], start=cfg.b)", 1 + SCOPE.cfg.b),
+        (later(sum)([1], cfg.b), "later(sum)([1], cfg.b)", 1 + SCOPE.cfg.b),
         (cfg.sizes[:-1:2], "cfg.sizes[:-1:2]", (3,)),
         (cfg.vision.size, "cfg.vision.size", 8),
         (cfg.vision["size"], "cfg.vision['size']", 8),

@@ -214,6 +214,6 @@ def test_an_output_is_part_of_what_a_spec_says():
     again = spec(Output("map", GRID, grid, flat))
     assert (spec(one), hash(spec(one))) == (again, hash(again))
     assert spec(one) != spec(other) != spec()
-    assert repr(other) == f"Output('map', {GRID!r}, grid, flat, lossy=True)"
+    assert repr(other) == f"Output('map', {GRID!r}, grid, encode=flat, lossy=True)"
     assert repr(other) in repr(spec(other))
     assert spec(one).model_copy(update={"outputs": ()}) == spec()
