@@ -19,8 +19,8 @@ from msgspec import Raw
 
 from ..errors import InputError
 from ..vllm_api.chat import REFERENCE, Load
-from .protocol import decoded
-from .wire import ITEM_URL, Decoder, Media, begins, check_kind, embeds_of, media_of, weigh
+from .protocol import begins, decoded
+from .wire import ITEM_URL, Decoder, Media, embeds_of, media_of, weigh
 
 if TYPE_CHECKING:
     from .state import ServerState
@@ -92,9 +92,8 @@ class _Conversation:
         for name, raw in self._items:
             modality, where = self._state.plan.modalities[name], f"items.{name}[{counts[name]}]"
             counts[name] += 1
-            modality.intake.check_count(counts[name], engine.limits().get(name))
+            modality.intake.check_count(counts[name], engine.most_items.get(name))
             value = decoder.one(raw, where, modality.item, embeds_of(modality))
-            check_kind(value, modality.item, where)
             weighed += [(where, one) for one in media_of([value])]
             sent.append((name, partial(engine.loaded, value, where)))
         self._state.check_pixels(weighed)

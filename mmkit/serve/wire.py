@@ -38,7 +38,7 @@ from ..items import ItemType
 from ..items.tensor import DTYPES
 from ..items.text import Text
 from ..updates import AlreadyExpanded
-from .protocol import Limits, ModalityInfo, decoded, given, named, optional, shown
+from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
     from ..bound.modality import BoundModality
@@ -159,27 +159,14 @@ def media_of(value: Any) -> Iterator[Media]:
 
 # -- the server's side -----------------------------------------------------------------------------
 
-_URL: Any = msgspec.defstruct("Url", [("url", str)])
-_FIELDS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int]}
-_FIELDS |= {"type": str, **dict.fromkeys(MEDIA, _URL)}
-_OBJECT = optional(_FIELDS)
-"""An item that is an object; which of the forms it has is seen afterwards."""
+_URL: Any = defstruct("Url", [("url", str)])
+_FORMS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int], "type": str}
+_FORMS |= dict.fromkeys(MEDIA, _URL)
+"""The fields of an item that is an object; which of the forms it has is seen afterwards."""
 
-
-def _nested(deepest: int) -> Any:
-    """The type of numbers in lists at most so deep."""
-    numbers: Any = int | float | bool
-    for _ in range(deepest):
-        numbers = int | float | bool | list[numbers]
-    return numbers
-
-
-_VALUE: Any = _nested(DEEPEST) | None
-
-
-def begins(raw: Raw, sign: bytes) -> bool:
-    """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
-    return bytes(memoryview(raw)[:1]) == sign
+_NUMBERS: Any = int | float | bool
+for _ in range(DEEPEST):
+    _NUMBERS = int | float | bool | list[_NUMBERS]
 
 
 class Decoder:
@@ -203,19 +190,18 @@ class Decoder:
             parts = decoded(list[Raw], raw, where)
             self._take("items", len(parts), where)
             return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
-        if not begins(raw, b"{") and not (isinstance(kind, Text) and begins(raw, b'"')):
-            got = bytes(memoryview(raw)[:40]).decode(errors="replace")
-            got = "a text" if got.startswith('"') else got
+        is_text = begins(raw, b'"')
+        if not begins(raw, b"{") and not (isinstance(kind, Text) and is_text):
+            got = "a text" if is_text else bytes(memoryview(raw)[:40]).decode(errors="replace")
             raise InputError(where, "a list of items, or one encoded tensor", got)
         one = self.one(raw, where, kind, embeds)
-        if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one:
-            return one  # a tensor may be a batch, whose items the spec counts
-        return [one]
+        # a tensor may be a batch, whose items the spec counts
+        return one if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one else [one]
 
     def one(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
         if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
-            sent = named(raw, embeds, where)
+            sent = named(raw, dict.fromkeys(embeds, Raw), where)
             return {name: self._embedding(part, f"{where}.{name}") for name, part in sent.items()}
         self._take("items", 1, where)
         return self._item(raw, where, kind)
@@ -231,19 +217,21 @@ class Decoder:
             return decoded(str | None, raw, where)
         if kind is not None and kind.part_names and not begins(raw, b"n"):
             parts: Mapping[str, ItemType] = kind.parts  # type: ignore[attr-defined]
-            sent = named(raw, parts, where)
+            sent = named(raw, dict.fromkeys(parts, Raw), where)
             return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):
-            return self._object(raw, where)
+            return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
-        return decoded(_VALUE, raw, where)
+        return decoded(_NUMBERS | None, raw, where)
 
-    def _object(self, raw: Raw, where: str) -> Any:
-        sent = given(decoded(_OBJECT, raw, where, _FIELDS), _FIELDS)
+    def _object(self, raw: Raw, where: str, kind: ItemType | None) -> Any:
+        sent = named(raw, _FORMS, where)
         match sorted(sent):
             case ["data", "dtype", "shape"]:
                 return self._raw(where, **sent)
             case [part] | [part, "type"] if part in MEDIA:
+                if kind is not None and kind.media not in (None, MEDIA[part]):
+                    raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
                 return Media(MEDIA[part], sent[part].url)
             case names:
                 raise InputError(where, FORMS, f"an object with {names}")
@@ -272,18 +260,6 @@ class Decoder:
         if self._left[name] < 0:
             unit = {"elements": "numbers", "items": "items"}[name]
             raise self._limits.too_large(where, name, f"{unit} in one request")
-
-
-def check_kind(value: Any, kind: ItemType, where: str) -> None:
-    """Refuse an image for what is no image.
-
-    Raises:
-        InputError: a medium of an item, or of its parts, is of another kind.
-    """
-    if isinstance(value, Media) and kind.media not in (None, value.kind):
-        raise InputError(where, kind.expected, f"a part of kind {value.kind}")
-    for name, part in getattr(kind, "parts", {}).items() if isinstance(value, dict) else ():
-        check_kind(value.get(name), part, f"{where}.{name}")
 
 
 def embeds_of(modality: BoundModality) -> list[str]:
@@ -343,7 +319,8 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value without a form on the wire.
     """
-    return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
+    whole = {name: [v] if hasattr(v, "getbands") else v for name, v in data.items()}
+    return {name: encoded(value, f"items.{name}") for name, value in whole.items()}
 
 
 def content_part(
@@ -370,42 +347,23 @@ def content_part(
     return part if uuid is None else {**part, "uuid": uuid}
 
 
-def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
-    """A tensor or an array as its little-endian values in C order."""
-    if dtype not in DTYPES:
-        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-    if isinstance(values, torch.Tensor):
-        # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element
-        # may have
-        flat = values.flatten().clone(memory_format=torch.contiguous_format)
-        raw = flat.view(torch.uint8).numpy().tobytes()
-    else:
-        raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-    data = base64.b64encode(raw).decode()
-    return {"data": data, "dtype": dtype, "shape": list(values.shape)}
-
-
-def encoded(value: Any, where: str, *, top: bool = False) -> Any:
+def encoded(value: Any, where: str) -> Any:
     """One value as JSON, see `encode`.
 
     Args:
         value: an item, or a container of items, for example messages.
         where: its path in errors.
-        top: whether the value is all of a modality.
 
     Raises:
         InputError: a value without a form on the wire.
     """
-    if isinstance(value, torch.Tensor):
-        return _base64(value.detach().cpu(), str(value.dtype).removeprefix("torch."), where)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _base64(np.asarray(value), value.dtype.name, where)
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return _base64(value, where)
     if hasattr(value, "getbands"):
         buffer = io.BytesIO()
         value.save(buffer, "PNG")
         url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        part = {"image_url": {"url": url}}
-        return [part] if top else part
+        return {"image_url": {"url": url}}
     if isinstance(value, (list, tuple)):
         return [encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
@@ -413,3 +371,16 @@ def encoded(value: Any, where: str, *, top: bool = False) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")
+
+
+def _base64(values: Any, where: str) -> dict[str, Any]:
+    """A tensor or an array as its little-endian values in C order."""
+    dtype = getattr(values.dtype, "name", str(values.dtype).removeprefix("torch."))
+    if dtype not in DTYPES:
+        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
+    if dtype == "bfloat16":  # which numpy lacks
+        values = values.view(torch.int16)
+    array = values.numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
+    raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    data = base64.b64encode(raw).decode()
+    return {"data": data, "dtype": dtype, "shape": list(array.shape)}
