@@ -186,7 +186,8 @@ BODIES = [
     (b'{"prompt": [1], "model": NaN}', "body: expected JSON, got invalid character (byte 25)."),
     (b'{"prompt": [1], "cache_salt": ""}', "cache_salt: expected str of length >= 1, got another."),
     (b'{"prompt": "\xff"}', "body: expected JSON, got 'utf-8' codec can't decode byte 0xff in position 0"),
-    (b'{"mm_processor_kwargs": {"a": ' + b"[" * 5000, "body: expected JSON nested at most some hundred deep, got deeper."),
+    (b'{"mm_processor_kwargs": {"a": ' + b"[" * 5000,
+     "body: expected JSON nested at most some hundred deep, got deeper."),
 ]
 # fmt: on
 REFUSED = [
