@@ -19,7 +19,6 @@ from uuid import uuid4
 
 import msgspec
 from fastapi import WebSocket, WebSocketDisconnect
-from starlette.websockets import WebSocketState
 
 from ..errors import InputError
 from . import errors, protocol
@@ -130,8 +129,6 @@ class Session:
     async def _send(self, message: Any) -> None:
         """Send a message; a client that does not read for too long is gone."""
         try:
-            if self._socket.application_state is not WebSocketState.CONNECTED:
-                raise WebSocketDisconnect
             async with asyncio.timeout(self._state.limits.idle_seconds):
                 await self._socket.send_text(msgspec.json.encode(message).decode())
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,12 +134,10 @@ class ServerState:
             self.plan.check_ids(written)
         media = [(name, one) for name in data for one in media_of(data[name])]
         if media:
-            of = dict(media)
-            await self._check_places(written, data, of)
             weighed = [(f"items.{name}", one) for name, one in media]
             await asyncio.to_thread(self.check_pixels, weighed)
-            for name in of:
-                data[name] = await self.engine.loaded(data[name], f"items.{name}")
+        for name in dict(media):
+            data[name] = await self.engine.loaded(data[name], f"items.{name}")
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
         prompt = {
@@ -167,22 +165,6 @@ class ServerState:
                 modality.intake.check_count(len(values), self.engine.most_items.get(name))
             data[name] = value
         return data, {name: names for name, names in uuids.items() if names is not None}
-
-    async def _check_places(
-        self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
-    ) -> None:
-        """Refuse media for which a prompt has no place, as far as that is known before they are
-        loaded."""
-        if prompt is None or self.plan.spec.prompt is not None:
-            return
-        counters = {name: standing for name in media if (standing := self.plan.standing(name))}
-        ids = await self.engine.ids(prompt) if counters else []
-        for name, standing in counters.items():
-            items, places = len(data[name]), standing(ids)
-            if places < items:
-                where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
-                expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
-                raise InputError(where, expected, str(places), remedy)
 
     def check_pixels(self, media: Iterable[tuple[str, Media]]) -> None:
         """Refuse images and videos, with their paths, that are too large, before they are
