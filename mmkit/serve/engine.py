@@ -203,9 +203,12 @@ class Engine:
             InputError: a URL that vLLM's settings do not allow, or content that is none.
         """
         if isinstance(value, list):
-            return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
+            return [await self._part(one, f"{where}[{i}]") for i, one in enumerate(value)]
+        return await self._part(value, where)
+
+    async def _part(self, value: Any, where: str) -> Any:
         if isinstance(value, dict):
-            return {name: await self.loaded(p, f"{where}.{name}") for name, p in value.items()}
+            return {name: await self._part(p, f"{where}.{name}") for name, p in value.items()}
         if not isinstance(value, Media):
             return value
         fetch = getattr(self._media, f"fetch_{value.kind}_async")

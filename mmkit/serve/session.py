@@ -25,7 +25,7 @@ from . import errors, protocol
 from .errors import TooBusy
 from .protocol import NULL, decoded, named
 from .state import Answer, ServerState
-from .window import ByName, History, held, together
+from .window import Held, History, by_name, placed, together
 from .wire import weigh
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
@@ -213,7 +213,7 @@ class _Talk:
             InputError: the message is refused; nothing has changed.
         """
         sampling = self._sampled(message)
-        prompt, left, items = await self._continued(message, sampling.max_tokens)
+        prompt, left, new_items = await self._continued(message, sampling.max_tokens)
         answer, text, logprobs = Answer(self._output), "", []
         name = f"{self._name}-{self._index}"
         outputs = self._engine.generate(prompt, sampling, name, self._copy, fits=True)
@@ -238,7 +238,8 @@ class _Talk:
         if new.finish_reason not in ("stop", "length"):
             raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
         slid = self._history.slid(left)
-        self._history = left._replace(ids=ids, items=held(rendered, *items))
+        items = placed([*left.items, *new_items], rendered)
+        self._history = left._replace(ids=ids, items=items)
         self._index += 1
         return protocol.ChunkMessage(
             token_ids=answer.ids[0],
@@ -267,12 +268,11 @@ class _Talk:
 
     async def _continued(
         self, message: Any, max_tokens: int
-    ) -> tuple[dict[str, Any], History, tuple[ByName, ByName]]:
+    ) -> tuple[dict[str, Any], History, list[Held]]:
         """vLLM's prompt of the history and a message, if it fits.
 
         Returns:
-            The prompt, the part of the history in it, and what all its items came as, by modality,
-            with their names for the cache.
+            The prompt, the part of the history in it, and the items of the message.
 
         Raises:
             InputError: the message is refused.
@@ -288,35 +288,39 @@ class _Talk:
             rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
             self._engine.forget(rendered)
             length = len(rendered["prompt_token_ids"])
-        new = await self._engine.beside(self._taken, prompt.pop("multi_modal_data", {}))
-        counts = Counter({name: len(values) for name, values in new.items()})
-        check = partial(self._check, length, counts, max_tokens)
-        left = before.fitting(counts.total(), check)
-        values, uuids = left.came_as(new, prompt.pop("multi_modal_uuids", {}))
+        data, uuids = prompt.pop("multi_modal_data", {}), prompt.pop("multi_modal_uuids", {})
+        new = await self._engine.beside(self._taken, data, uuids)
+        left = before.fitting(len(new), partial(self._check, length, new, max_tokens))
+        whole = by_name([*left.items, *new])
         prompt |= {
             "prompt_token_ids": [*left.ids, *ids],
-            "multi_modal_data": {name: together(name, of) for name, of in values.items()},
-            "multi_modal_uuids": uuids,
+            "multi_modal_data": {name: together(own) for name, own in whole.items()},
+            "multi_modal_uuids": {name: [one.uuid for one in own] for name, own in whole.items()},
         }
-        return prompt, left, (values, uuids)
+        return prompt, left, new
 
-    def _taken(self, data: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """What the items of a message came as."""
-        of, size = self._plan.modalities, self._plan.hidden_size
-        return {name: [*of[name].intake.take(sent, size).values] for name, sent in data.items()}
+    def _taken(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[Held]:
+        """The items of a message, as they came."""
+        items: list[Held] = []
+        for name, sent in data.items():
+            taken = self._plan.modalities[name].intake.take(sent, self._plan.hidden_size)
+            names = uuids.get(name) or [None] * taken.total
+            if len(names) != taken.total:
+                raise InputError(f"uuids.{name}", f"{taken.total} names", str(len(names)))
+            items += map(partial(Held, name), taken.values, names)
+        return items
 
-    def _check(
-        self, length: int, new: Counter[str], max_tokens: int, used: int, items: Counter[str]
-    ) -> None:
+    def _check(self, length: int, new: list[Held], max_tokens: int, left: History) -> None:
         """Refuse a message that goes beyond the model's context or its limits on items."""
         within = "session" if self._start.window is None else "window"
-        room = self._engine.max_model_len - used
+        room = self._engine.max_model_len - len(left.ids)
         if length + max_tokens > room:
             expected = f"at most {room} more tokens in this {within}"
             got = f"{length} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
             raise InputError("sampling_params.max_tokens", expected, got, remedy)
+        counts = Counter(item.name for item in (*left.items, *new))
         for name, limit in self._engine.most_items.items():
-            if (count := items[name] + new[name]) > limit:
+            if (count := counts[name]) > limit:
                 expected = f"at most {limit} item(s) in one {within}"
                 raise InputError(f"items.{name}", expected, str(count), "Start a new session.")

@@ -17,7 +17,7 @@ from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
 from .protocol import Choice, Limits, Usage, named, shown
-from .wire import Decoder, Media, describe, embeds_of, encoded, media_of
+from .wire import Decoder, describe, embeds_of, encoded
 
 
 class ServerState:
@@ -132,12 +132,8 @@ class ServerState:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        media = [(name, one) for name in data for one in media_of(data[name])]
-        if media:
-            weighed = [(f"items.{name}", one) for name, one in media]
-            await asyncio.to_thread(self.check_pixels, weighed)
-        for name in dict(media):
-            data[name] = await self.engine.loaded(data[name], f"items.{name}")
+        for name, value in data.items():
+            data[name] = await self.engine.loaded(value, f"items.{name}")
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
         prompt = {
@@ -156,7 +152,7 @@ class ServerState:
         loaded."""
         sent = named(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
         uuids = named(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
-        decoder, data = Decoder(self.limits), {}
+        decoder, data = Decoder(self.limits, self.engine.frames), {}
         for name, raw in sent.items():
             modality = self.plan.modalities[name]
             value = decoder.items(raw, f"items.{name}", modality.item, embeds_of(modality))
@@ -165,15 +161,6 @@ class ServerState:
                 modality.intake.check_count(len(values), self.engine.most_items.get(name))
             data[name] = value
         return data, {name: names for name, names in uuids.items() if names is not None}
-
-    def check_pixels(self, media: Iterable[tuple[str, Media]]) -> None:
-        """Refuse images and videos, with their paths, that are too large, before they are
-        decoded."""
-        left = self.limits.pixels
-        for where, one in media:
-            left -= one.pixels(self.engine.frames)
-            if left < 0:
-                raise self.limits.too_large(where, "pixels", "pixels in one request")
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from . import errors
 from .protocol import NULL, Limits, TooLarge, begins, decoded
 from .routes import aside, read
 from .state import ServerState
-from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, media_of, weigh
+from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, weigh
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
@@ -183,10 +183,9 @@ class _Conversation:
     """The messages of a request, whose items are taken out while they are read."""
 
     def __init__(self, state: ServerState) -> None:
-        self._state, self._decoder = state, Decoder(state.limits)
+        self._state, self._decoder = state, Decoder(state.limits, state.engine.frames)
         self._counts = Counter[str]()
         self._sent: list[tuple[str, Load]] = []
-        self._media: list[tuple[str, Media]] = []
 
     def read(self, raw: Raw) -> tuple[Raw, Sent]:
         """The messages with references in place of items, and these in the order in which they were
@@ -196,9 +195,7 @@ class _Conversation:
             InputError: an item is malformed, or there are too many.
             TooLarge: they are beyond a limit of the server.
         """
-        messages = _each(raw, self._message)
-        self._state.check_pixels(self._media)
-        return messages, self._sent
+        return _each(raw, self._message), self._sent
 
     def _message(self, raw: Raw) -> Raw:
         message = decoded(dict[str, Raw], raw, "messages")
@@ -213,7 +210,8 @@ class _Conversation:
         if urls.get("image_url", "").startswith(ITEM_URL):
             self._take(*self._of_url(urls["image_url"]))
         elif name not in self._state.in_messages:
-            self._media += [("messages", Media(_MEDIA[at], url)) for at, url in urls.items()]
+            for medium in urls:
+                self._decoder.weighed(Media(_MEDIA[medium], urls[medium]), "messages")
             return raw
         elif name not in part:
             raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
@@ -242,7 +240,6 @@ class _Conversation:
         self._counts[name] += 1
         modality.intake.check_count(self._counts[name], engine.most_items.get(name))
         value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
-        self._media += [(where, one) for one in media_of([value])]
         self._sent.append((name, partial(engine.loaded, value, where)))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,8 @@ DEEPEST = 32
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
 
+_UNITS = {"elements": "numbers", "items": "items", "pixels": "pixels"}
+"""What is counted in one request, by the name of its limit."""
 _PIECE = 2**16
 _WRITTEN_OUT = 32
 
@@ -145,14 +147,6 @@ def _of_video(content: str, frames: int) -> int:
     return math.prod(sides) * (min(count, frames) if frames > 0 else count)
 
 
-def media_of(value: Any) -> Iterator[Media]:
-    """The media among a modality's items, or the parts of these, that are still to be loaded."""
-    for one in value if isinstance(value, list) else [value]:
-        for part in one.values() if isinstance(one, dict) else [one]:
-            if isinstance(part, Media):
-                yield part
-
-
 # -- the server's side -----------------------------------------------------------------------------
 
 _URL: Any = defstruct("Url", [("url", str)])
@@ -165,22 +159,29 @@ for _ in range(DEEPEST):
     _NUMBERS = int | float | bool | list[_NUMBERS]
 
 
+class _Rows:
+    """What precomputed embeddings and the fields beside them hold, in place of an item type."""
+
+    expected, media, part_names = "numbers", "", ()
+
+
 class Decoder:
     """Decodes the items of one request, and counts what they hold. Media become `Media`.
 
     Args:
         limits: what they may hold together.
+        frames: how many of a video vLLM takes; negative for all.
 
-    The methods take the JSON of a value, its path in errors, the item type (None for numbers and
-    media), and the fields of precomputed embeddings, that of the rows first. They raise
-    `InputError` with the path of what is malformed, and `TooLarge`.
+    The methods take the JSON of a value, its path in errors, the item type (None for any), and the
+    fields of precomputed embeddings, that of the rows first. They raise `InputError` with the path
+    of what is malformed, and `TooLarge`.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._left = {"elements": limits.elements, "items": limits.items}
+    def __init__(self, limits: Limits, frames: int = FRAMES) -> None:
+        self._limits, self._frames = limits, frames
+        self._left = {name: getattr(limits, name) for name in _UNITS}
 
-    def items(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+    def items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """The value of a modality in ``multi_modal_data``."""
         if begins(raw, b"["):
             parts = decoded(list[Raw], raw, where)
@@ -194,33 +195,29 @@ class Decoder:
         # a tensor may be a batch, whose items the spec counts
         return one if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one else [one]
 
-    def one(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+    def one(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
         if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
             sent = named(raw, dict.fromkeys(embeds, Raw), where)
-            return {name: self._embedding(part, f"{where}.{name}") for name, part in sent.items()}
+            return {name: self.items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent}
         self._take("items", 1, where)
         return self._item(raw, where, kind)
 
-    def _embedding(self, raw: Raw, where: str) -> Any:
-        part = self.items(raw, where, None, [""])
-        if media := next(media_of(part), None):
-            raise InputError(where, "numbers", f"a part of kind {media.kind}")
-        return part
-
-    def _item(self, raw: Raw, where: str, kind: ItemType | None) -> Any:
+    def _item(self, raw: Raw, where: str, kind: Any) -> Any:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
         if kind is not None and kind.part_names and not begins(raw, b"n"):
-            parts: Mapping[str, ItemType] = kind.parts  # type: ignore[attr-defined]
-            sent = named(raw, dict.fromkeys(parts, Raw), where)
-            return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
+            sent = named(raw, dict.fromkeys(kind.parts, Raw), where)
+            return {
+                name: self._item(part, f"{where}.{name}", kind.parts[name])
+                for name, part in sent.items()
+            }
         if begins(raw, b"{"):
             return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
         return decoded(_NUMBERS | None, raw, where)
 
-    def _object(self, raw: Raw, where: str, kind: ItemType | None) -> Any:
+    def _object(self, raw: Raw, where: str, kind: Any) -> Any:
         sent = named(raw, _FORMS, where)
         match sorted(sent):
             case ["data", "dtype", "shape"]:
@@ -228,7 +225,7 @@ class Decoder:
             case [part] | [part, "type"] if part in MEDIA:
                 if kind is not None and kind.media not in (None, MEDIA[part]):
                     raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
-                return Media(MEDIA[part], sent[part].url)
+                return self.weighed(Media(MEDIA[part], sent[part].url), where)
             case names:
                 raise InputError(where, FORMS, f"an object with {names}")
 
@@ -251,11 +248,15 @@ class Decoder:
             raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
         return tensor.view(kind).reshape(shape)
 
+    def weighed(self, media: Media, where: str) -> Media:
+        """A media part, if it is not too large."""
+        self._take("pixels", media.pixels(self._frames), where)
+        return media
+
     def _take(self, name: str, count: int, where: str) -> None:
         self._left[name] -= count
         if self._left[name] < 0:
-            unit = {"elements": "numbers", "items": "items"}[name]
-            raise self._limits.too_large(where, name, f"{unit} in one request")
+            raise self._limits.too_large(where, name, f"{_UNITS[name]} in one request")
 
 
 def embeds_of(modality: BoundModality) -> list[str]:

@@ -166,7 +166,7 @@ OF_A_KIND: list[tuple[Any, Any, str]] = [
     (CELL, {"m_embeds": [], "ids": [1]}, "items.m.ids: expected one of m_embeds, got another one."),
     (None, {"m_embeds": [], "data": ""}, "items.m.data: expected one of m_embeds, got another one."),
     (None, {"m_embeds": [{"image_url": {"url": "data:"}}]},
-     "items.m.m_embeds: expected numbers, got a part of kind image."),
+     "items.m.m_embeds[0]: expected numbers, got a part of kind image."),
 ]
 TOO_LARGE: list[tuple[Any, str]] = [
     ([[1, 2], [3, 4, 5]], "items.m[1]: expected at most 4 numbers in one request, got more."),
