@@ -15,11 +15,13 @@ import time
 from typing import Any
 
 import hypothesis
+import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mmkit.errors import MmkitError
-from mmkit.serve import AsyncClient
+from mmkit.serve.client import request as written
+from mmkit.serve.protocol import GenerateRequest, Generation
 from mmkit.testing import Request, Subject, of_spec, vllm_path
 
 _OUTPUT = 16
@@ -92,21 +94,24 @@ async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     request = request_func_input
     output = RequestFuncOutput(prompt_len=request.prompt_len)
     options = {"max_tokens": request.output_len, "ignore_eos": True, **(request.extra_body or {})}
-    url, items = request.api_url.removesuffix(_ROUTE), request.multi_modal_content
+    options["stream"] = True
+    body = written(GenerateRequest, request.prompt, request.multi_modal_content, options)
     key = os.environ.get("OPENAI_API_KEY")  # vLLM's benchmark reads it, too
-    async with AsyncClient(url, api_key=key, timeout=None) as client:
-        output.start_time = last = time.perf_counter()
-        try:
-            async for event in client.stream(request.prompt, items, **options):
-                now = time.perf_counter()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    output.start_time = last = time.perf_counter()
+    async with session.post(request.api_url, data=body, headers=headers) as response:
+        async for line in response.content:
+            now = time.perf_counter()
+            if response.status != 200 or line.startswith(b'data: {"error"'):
+                output.error += line.decode()
+            elif line.startswith(b"data: {"):
+                event = msgspec.json.decode(line[6:], type=Generation)
                 if tokens := len(event.choices[0].token_ids):
                     output.itl += [now - last] if output.output_tokens else []
                     output.ttft = output.ttft or now - output.start_time
                     output.output_tokens += tokens
                     last = now
-            output.latency, output.success = time.perf_counter() - output.start_time, True
-        except MmkitError as error:
-            output.error = str(error)
+    output.latency, output.success = time.perf_counter() - output.start_time, not output.error
     if pbar:
         pbar.update(1)
     return output

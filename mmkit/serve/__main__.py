@@ -12,6 +12,7 @@ Some metrics of mmkit are counted in the workers, so the processes share a folde
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -34,11 +35,8 @@ def plugins(named: str | None) -> str:
 
 def arguments(given: list[str]) -> list[str]:
     """Ours in the words of ``vllm serve``."""
-    flag, theirs = "--render-processes", "--additional-config.render_processes"
-    return [
-        theirs + word.removeprefix(flag) if word.partition("=")[0] == flag else word
-        for word in given
-    ]
+    theirs = "--additional-config.render_processes"
+    return [re.sub("^--render-processes(?=$|=)", theirs, word) for word in given]
 
 
 def check(environment: Mapping[str, str]) -> None:
@@ -65,9 +63,9 @@ def main() -> None:
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:
         # before prometheus_client is imported, which then decides where its values are
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
-        from vllm.entrypoints.cli.main import main as vllm
+        from ..vllm_api.compat import find
 
-        vllm()
+        find("entrypoints.cli.main:main")()
 
 
 if __name__ == "__main__":

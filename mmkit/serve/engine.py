@@ -6,12 +6,13 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from itertools import count
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-import msgspec
 from msgspec import Meta, Raw
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
@@ -19,9 +20,10 @@ from ..model import sampling_params
 from ..plan import Plan
 from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
-from .errors import Lost
-from .protocol import NULL, Limits, decoded, given, optional
+from .protocol import NULL, Limits, begins, named
 from .wire import FRAMES, Media
+
+__all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
 MediaConnector: Any = find(
@@ -38,38 +40,31 @@ NOWHERE = "none, unless --allowed-media-domains names them"
 """Stands among the hosts from which vLLM loads media, where its flag names none: vLLM would follow
 every URL."""
 
-_PARAMS = "sampling_params"
+_PARAMS, _CONSTRAINT = "sampling_params", "structured_outputs"
 _OURS = (
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length"),
     *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
 )
 """Fields of `SamplingParams` that the routes set, or whose answer they do not give."""
+_ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _INT64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-_Constrained: Any = msgspec.defstruct("Constrained", [("structured_outputs", Raw, NULL)])
-_CONSTRAINT = {
-    name: kind for name, kind in get_type_hints(StructuredOutputsParams).items() if name[0] != "_"
-}
 
 
-def _kinds(vocab_size: int) -> dict[str, Any]:
-    """The fields of `SamplingParams` that a request may have, and their types: vLLM's, within what
-    the engine has room for."""
-    known = {of.name: of.type for of in msgspec.structs.fields(SamplingParams)}
-    token = Annotated[int, Meta(ge=0, lt=vocab_size)]
-    ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
-    narrower = {
-        "seed": _INT64 | None,
-        "top_k": _INT32,
-        "min_tokens": _INT32,
-        "max_tokens": _INT32 | None,
-        **dict.fromkeys(ids, list[token] | None),
-        "logit_bias": dict[token, float] | None,
-        "structured_outputs": optional(_CONSTRAINT) | None,
-    }
-    taken = {**known, **{name: kind for name, kind in narrower.items() if name in known}}
-    return {name: k for name, k in taken.items() if name not in _OURS and name[0] != "_"}
+def _kinds(of: type[Any], **narrower: Any) -> dict[str, Any]:
+    """The fields of one of vLLM's parameters that a request may have, and their types: vLLM's, or
+    narrower ones, within what the engine has room for."""
+    kinds = {name: kind for name, kind in get_type_hints(of).items() if name[0] != "_"}
+    return {name: narrower.get(name, kind) for name, kind in kinds.items() if name not in _OURS}
+
+
+_KINDS = _kinds(StructuredOutputsParams)
+
+
+class Lost(Exception):
+    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
+    it."""
 
 
 class Engine:
@@ -80,6 +75,8 @@ class Engine:
         max_model_len: positions of a sequence.
         has_tokenizer: whether prompts may be texts.
         trust_kwargs: whether requests may bring `mm_processor_kwargs`.
+        most_items: the most items of each modality in one request.
+        frames: the number of frames that vLLM takes of a video; negative for all.
 
     Args:
         client: vLLM's.
@@ -88,37 +85,43 @@ class Engine:
     """
 
     def __init__(self, client: Any, processor: CommonProcessor, *, trust_kwargs: bool) -> None:
-        self._client, self._processor, self.trust_kwargs = client, processor, trust_kwargs
-        self._renderer = client.renderer
-        config = client.model_config
+        self._client, self._renderer, self.trust_kwargs = client, client.renderer, trust_kwargs
         self.plan: Plan = processor.plan
+        self.most_items: Mapping[str, int] = processor.info.allowed_mm_limits
+        config = client.model_config
         self.max_model_len: int = config.max_model_len
-        self._kinds = _kinds(config.get_vocab_size())
-        self._sampling = optional(self._kinds)
         self.has_tokenizer = client.renderer.tokenizer is not None
         self._generates: bool = config.runner_type == "generate"
         self._defaults: dict[str, Any] = config.get_diff_sampling_param()
+        token = Annotated[int, Meta(ge=0, lt=config.get_vocab_size())]
+        self._sampling = _kinds(
+            SamplingParams,
+            seed=_INT64 | None,
+            top_k=_INT32,
+            min_tokens=_INT32,
+            max_tokens=_INT32 | None,
+            **dict.fromkeys(_ID_LISTS, list[token] | None),
+            logit_bias=dict[token, float] | None,
+            structured_outputs=Raw,
+        )
         config.allowed_media_domains = config.allowed_media_domains or [NOWHERE]
         self._media = MediaConnector(
             media_io_kwargs=config.multimodal_config.media_io_kwargs,
             allowed_local_media_path=config.allowed_local_media_path,
             allowed_media_domains=config.allowed_media_domains,
         )
+        self.frames: int = self._media.media_io_kwargs.get("video", {}).get("num_frames", FRAMES)
+        self._turns = count()
 
     # -- the server --------------------------------------------------------------------------------
 
-    @property
-    def copies(self) -> int:
-        """Copies of the model over which vLLM spreads the requests of this address."""
+    def next_copy(self) -> int | None:
+        """The copy of the model that computes the next session, whose prefix cache has it; None if
+        there is but one at this address."""
         config = self._client.vllm_config.parallel_config
-        local: int = config.data_parallel_size_local
-        copies: int = config.data_parallel_size
-        return local if config.local_engines_only else copies
-
-    def limits(self) -> Mapping[str, int]:
-        """The most items of each modality in one request."""
-        allowed: Mapping[str, int] = self._processor.info.allowed_mm_limits
-        return allowed
+        of_all, here = config.data_parallel_size, config.data_parallel_size_local
+        copies = here if config.local_engines_only else of_all
+        return next(self._turns) % copies if copies > 1 else None
 
     async def beside(self, function: Callable[..., T], *args: Any) -> T:
         """The result of a function on vLLM's own thread for items, where a spec's functions may
@@ -139,18 +142,17 @@ class Engine:
             InputError: a field that vLLM lacks or that is not the client's, or another type.
             TooLarge: a constraint that is beyond the limit.
         """
-        where = f"{_PARAMS}.structured_outputs"
-        raw = getattr(decoded(_Constrained | None, sent, _PARAMS), "structured_outputs", NULL)
-        if len(memoryview(raw)) > limits.constraint:  # before it is read
+        where = f"{_PARAMS}.{_CONSTRAINT}"
+        options = named(sent, self._sampling, _PARAMS, told=False)
+        raw = options.pop(_CONSTRAINT, NULL)
+        if len(memoryview(raw)) > limits.constraint:
             raise limits.too_large(where, "constraint", "bytes")
-        options = given(decoded(self._sampling | None, sent, _PARAMS), self._kinds)
-        if options.get("structured_outputs") is not None:
-            if not self.has_tokenizer:
-                expected = "none, since the server has no tokenizer"
-                raise InputError(where, expected, "a constraint")
-            kinds = given(options["structured_outputs"], _CONSTRAINT)
-            options["structured_outputs"] = _made(where, StructuredOutputsParams, **kinds)
-        return options
+        if begins(raw, b"n"):
+            return options
+        if not self.has_tokenizer:
+            raise InputError(where, "none, since the server has no tokenizer", "a constraint")
+        asked = named(raw, _KINDS, where, told=False)
+        return {**options, _CONSTRAINT: _made(where, StructuredOutputsParams, **asked)}
 
     def sampling(
         self, options: Mapping[str, Any], *, output: BoundOutput | None = None, stream: bool
@@ -201,9 +203,12 @@ class Engine:
             InputError: a URL that vLLM's settings do not allow, or content that is none.
         """
         if isinstance(value, list):
-            return [await self.loaded(part, f"{where}[{i}]") for i, part in enumerate(value)]
+            return [await self._part(one, f"{where}[{i}]") for i, one in enumerate(value)]
+        return await self._part(value, where)
+
+    async def _part(self, value: Any, where: str) -> Any:
         if isinstance(value, dict):
-            return {name: await self.loaded(p, f"{where}.{name}") for name, p in value.items()}
+            return {name: await self._part(p, f"{where}.{name}") for name, p in value.items()}
         if not isinstance(value, Media):
             return value
         fetch = getattr(self._media, f"fetch_{value.kind}_async")
@@ -214,42 +219,36 @@ class Engine:
             got = text[:200].rstrip(".")
             raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
 
-    @property
-    def frames(self) -> int:
-        """The number of frames that vLLM takes of a video; negative for all."""
-        options = self._media.media_io_kwargs.get("video", {})
-        frames: int = options.get("num_frames", FRAMES)
-        return frames
+    async def ids(self, prompt: str | list[int], *, special: bool = True) -> list[int]:
+        """The token ids of a prompt, as vLLM makes them before it looks at items.
 
-    async def ids(self, prompt: Mapping[str, Any]) -> list[int]:
-        """The token ids of a prompt, as vLLM makes them before it looks at items."""
-        if "prompt" not in prompt:
-            return list(prompt["prompt_token_ids"])
+        Args:
+            prompt: a text, or the ids.
+            special: whether a text gets special tokens.
+        """
+        if isinstance(prompt, list):
+            return prompt
         # what is not empty stands for items: with them, the processor checks the placeholders
-        with_items = {"prompt": prompt["prompt"], "multi_modal_data": {"": ()}}
+        with_items = {"prompt": prompt, "multi_modal_data": {"": ()}}
         parsed = parse_model_prompt(self._client.model_config, with_items)
-        tokenized = await self._renderer.tokenize_prompt_async(parsed, self._tokens_of(prompt))
+        options = {} if special else {"add_special_tokens": False}
+        params = self._renderer.default_cmpl_tok_params.with_kwargs(**options)
+        tokenized = await self._renderer.tokenize_prompt_async(parsed, params)
         ids: list[int] = tokenized["prompt_token_ids"]
         return ids
-
-    def _tokens_of(self, prompt: Mapping[str, Any]) -> Any:
-        """How vLLM tokenizes a prompt."""
-        options = prompt.get("tokenization_kwargs", {})
-        return self._renderer.default_cmpl_tok_params.with_kwargs(**options)
 
     async def render(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """A prompt and its items as the engine takes them. The caller sends the result, or says
         `forget`.
 
         Args:
-            prompt: vLLM's text or tokens prompt, and `tokenization_kwargs` of its own.
+            prompt: vLLM's text or tokens prompt.
 
         Raises:
             ValueError: the request is refused.
         """
-        params, prompt = self._tokens_of(prompt), dict(prompt)
-        prompt.pop("tokenization_kwargs", None)
-        parsed = parse_model_prompt(self._client.model_config, prompt)
+        parsed = parse_model_prompt(self._client.model_config, dict(prompt))
+        params = self._renderer.default_cmpl_tok_params
         work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
         try:
             (rendered,) = await asyncio.shield(work)
@@ -296,7 +295,7 @@ class Engine:
             ValueError: the request is refused.
             EngineDeadError, EngineGenerateError: vLLM failed.
         """
-        where, expected = f"{_PARAMS}.structured_outputs", "one that the model's tokens can follow"
+        where, expected = f"{_PARAMS}.{_CONSTRAINT}", "one that the model's tokens can follow"
         constrained = sampling.structured_outputs is not None
         failed = InputError(where, expected, "another") if constrained else Lost()
         for attempt in range(TRIES):

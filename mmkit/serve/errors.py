@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
+from traceback import walk_tb
 
 import msgspec
 from fastapi.responses import Response
 from prometheus_client import Counter, Gauge
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..errors import InputError, MmkitError, sentence
 from ..plan import Plan
+from .engine import EngineDeadError, EngineGenerateError, Lost
 from .protocol import ErrorBody, ErrorInfo, TooLarge
 
 logger = logging.getLogger(__name__)
@@ -31,11 +33,6 @@ class NoSpec(Exception):
 
 class TooBusy(InputError):
     """A limit on what is open at once."""
-
-
-class Lost(Exception):
-    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
-    it."""
 
 
 class Stopping(Exception):
@@ -78,9 +75,10 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
         logger.error("%s failed", route, exc_info=error)
     message = sentence("server", *told) if told else " ".join(str(error).split())
     where = None if told else path(error, plan)
-    first = (where or "").split(".")[0].split("[")[0]
-    reason = reason or _REASONS.get(first, "sampling")
-    REFUSED.labels(route, _modality(where, plan), reason).inc()
+    first, modality, *_ = [*re.split(r"[.\[]", where or ""), ""]
+    if plan is None or first not in ("items", "uuids") or modality not in plan.modalities:
+        modality = ""
+    REFUSED.labels(route, modality, reason or _REASONS.get(first, "sampling")).inc()
     return ErrorInfo(
         message=_short(message, _MESSAGE),
         type=HTTPStatus(status).phrase.title().replace(" ", "").removesuffix("Error") + "Error",
@@ -113,11 +111,8 @@ def _kind(error: BaseException) -> type[BaseException]:
 
 def _of_vllm(error: BaseException) -> bool:
     """Whether vLLM raised an error itself, rather than a function of a spec or what it calls."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return bool(name.partition(".")[0] == "vllm")
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "vllm"
 
 
 def path(error: BaseException, plan: Plan | None) -> str | None:
@@ -130,14 +125,6 @@ def path(error: BaseException, plan: Plan | None) -> str | None:
         return where
     where = where.removeprefix(f"{plan.spec.name}.").split(",")[0]
     return f"items.{where}" if where.split("[")[0] in plan.modalities else where
-
-
-def _modality(where: str | None, plan: Plan | None) -> str:
-    """The modality that a path is about; empty for none, or for one that the model does not
-    have."""
-    parts = (where or "").split(".")
-    name = parts[1].split("[")[0] if len(parts) > 1 and parts[0] in ("items", "uuids") else ""
-    return name if plan is not None and name in plan.modalities else ""
 
 
 def response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:

@@ -5,32 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from socket import SO_RCVBUF, SOL_SOCKET
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import Raw
-from starlette.requests import ClientDisconnect, Request
+from fastapi import APIRouter
 
-from ..errors import InputError
 from ..vllm_api import offload
-from ..vllm_api.chat import SENT
 from ..vllm_api.processor import CommonProcessor
-from . import errors
-from .chat import apart
 from .engine import Engine
-from .protocol import Limits, TooLarge, decoded
-from .routes import aside, read, router
+from .protocol import Limits
+from .routes import router
 from .state import ServerState
-from .wire import listed
+from .vllm_routes import Gate
 
 logger = logging.getLogger(__name__)
 
 MOST_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
-
-FEW = 2**14
-"""Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
 _TURN = 2**15
 _UNREAD = 3
@@ -47,6 +40,7 @@ class MmkitEndpoints:
         """Register the routes, and the bounds of what bodies cost."""
         app.add_middleware(Gate)
         app.include_router(router)
+        app.include_router(APIRouter(lifespan=configured))
         # what vLLM's own routes load has no other limit of ours
         os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.of().pixels))
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # they may lead anywhere
@@ -68,141 +62,26 @@ class MmkitEndpoints:
         state.mmkit = ServerState(engine, Limits.of(), models, origins)
 
 
-# -- bodies of vLLM's own routes -------------------------------------------------------------------
-
-_Id = Annotated[int, msgspec.Meta(ge=0)]
-_Prompt = str | list[str | _Id | list[_Id]] | None
-
-
-class _Theirs(msgspec.Struct):
-    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals;
-    what is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
-
-    prompt: _Prompt = None
-    tokens: list[_Id] | None = None
-    token_ids: list[_Id] | None = None
-    model: Annotated[str, msgspec.Meta(max_length=2**10)] | None = None
-
-    def values(self) -> int:
-        """The number of values in prompts.
-
-        Raises:
-            InputError: a prompt is no list of one kind.
-        """
-        lists = [of for of in (self.prompt, self.tokens, self.token_ids) if isinstance(of, list)]
-        if any(len(set(map(type, of))) > 1 for of in lists):
-            raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
-        return sum(1 + len(one) if isinstance(one, list) else 1 for of in lists for one in of)
-
-
-_CONSTRAINTS = ("structured_outputs", "response_format", "text", "tools")
-_Constrained: Any = msgspec.defstruct(
-    "_Constrained", [(name, Raw, Raw()) for name in (*_CONSTRAINTS, "tool_choice")]
-)
-"""The fields that say what a text must be, in whichever of vLLM's routes."""
-
-_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
-"""Choices of tools for which no grammar is compiled."""
-
-
-class Gate:
-    """ASGI middleware before every route: it bounds what the bodies of vLLM's own routes cost,
-    which collect every mistake of a body at about a kilobyte each, and takes items out of messages.
-
-    Args:
-        app: the routes.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, if need be by 400 or 413."""
-        state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
-        if state is not None and scope["type"] == "lifespan":
-            configure(scope["app"], state.limits)
-        if state is not None and _is_theirs(scope):
-            try:
-                receive = _again(await _checked(Request(scope, receive), state), receive)
-            except ClientDisconnect:
-                return
-            except Exception as error:
-                # the rest of its body would be taken for the next request
-                refusal = errors.response(error, state.plan, "vllm", connection="close")
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _is_theirs(scope: Any) -> bool:
-    """Whether a request with a body goes to one of vLLM's routes."""
-    if scope["type"] != "http" or scope["path"].startswith("/v1/mm/"):
-        return False
-    return scope["method"] in ("POST", "PUT", "PATCH")
-
-
-async def _checked(request: Request, state: ServerState) -> bytes:
-    """The body of a request to one of vLLM's routes, with references in place of items."""
-    is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
-    body = bytes(await read(request, state.limits, json=is_json))
-    if not is_json:
-        return body
-    if b"\0" in body:  # Python also reads UTF-16, in which nobody here knows a text's end
-        raise InputError("body", "JSON in UTF-8", "a zero byte")
-    is_object = body.lstrip()[:1] == b"{"
-    if is_object and len(body) > state.limits.constraint:
-        _check_constraints(body, state.limits)
-    body, items = await aside(len(body), apart, request.url.path, body, state)
-    SENT.set(items)  # also none: a pipelined request begins in the context of the one before it
-    count = await aside(len(body), listed, body)
-    if is_object and (len(body) > _LARGE or count > FEW):
-        count -= decoded(_Theirs, body).values()
-    if count > FEW:
-        raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
-    return body
-
-
-def _check_constraints(body: bytes, limits: Limits) -> None:
-    """Refuse what would take long to compile."""
-    fields = decoded(_Constrained, body)
-    for name in sorted(_CONSTRAINTS):
-        raw = getattr(fields, name)
-        if name == "tools" and bytes(fields.tool_choice) in _FREE_TO_CALL:
-            continue
-        if name == "text" and not bytes(raw).startswith(b"{"):  # of /v1/responses it is an object
-            continue
-        if len(memoryview(raw)) > limits.constraint:
-            raise limits.too_large(name, "constraint", "bytes")
-
-
-def _again(body: bytes, receive: Any) -> Any:
-    """The messages by which a route receives a body that has been read."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Any:
-        return left.pop() if left else await receive()
-
-    return again
-
-
 # -- uvicorn ---------------------------------------------------------------------------------------
 
 
-def configure(app: Any, limits: Limits) -> None:
-    """Set what vLLM leaves at uvicorn's defaults, before the server listens: it would wait for ever
-    for half-sent bodies when it is to stop, and unpack messages of sessions.
+@asynccontextmanager
+async def configured(app: Any) -> AsyncIterator[None]:
+    """Sets what vLLM leaves at uvicorn's defaults, before the server listens: it would wait for
+    ever for half-sent bodies when it is to stop, and unpack messages of sessions.
 
     Args:
         app: vLLM's, which knows its server; under Ray Serve, something else stands in its place.
-        limits: of which `body_bytes` holds for messages of sessions.
     """
+    state = getattr(app.state, "mmkit", None)
     config = getattr(getattr(app.state, "server", None), "config", None)
-    if config is not None:
+    if state is not None and config is not None:
         config.timeout_graceful_shutdown = _UNREAD
-        config.ws_max_size = limits.body_bytes + _LARGE
+        config.ws_max_size = state.limits.body_bytes + _LARGE
         config.ws_per_message_deflate = False
         if hasattr(config.ws_protocol_class, "send_receive_event_to_app"):
             config.ws_protocol_class = type("Framed", (_Framed, config.ws_protocol_class), {})
+    yield
 
 
 class _Framed:

@@ -69,9 +69,7 @@ class Server:
             raise
 
     def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
-        while time.monotonic() < until:
-            if process.poll() is not None:
-                break
+        while (code := process.poll()) is None and time.monotonic() < until:
             with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
                     return
@@ -79,7 +77,6 @@ class Server:
         told = "Give it a log file to see why."
         if self._log is not None:
             told = f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
-        code = process.poll()
         got = "none" if code is None else f"one that ended with {code}"
         raise MmkitError(self.url, f"a server within {self._seconds:g} s", got, told)
 

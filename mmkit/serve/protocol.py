@@ -96,7 +96,6 @@ _UUIDS = "Per modality and item a name for the cache, or null."
 Items = Annotated[Raw, _object(_ITEMS, additionalProperties=_LISTS)]
 Uuids = Annotated[Raw, _object(_UUIDS, additionalProperties=_NAMES)]
 Sampling = Annotated[Raw, _object("Fields of vLLM's SamplingParams.")]
-Options = Annotated[Raw, _object("By name.")]
 NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
@@ -115,7 +114,7 @@ class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class _Request(Prompted, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    mm_processor_kwargs: Options = _null()
+    mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -419,10 +418,8 @@ _SHOWN = 40
 """Characters of a bad value, or of a bad name, that an error shows."""
 
 
-@cache
-def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder of JSON of one type."""
-    return msgspec.json.Decoder(kind)
+decoder = cache(msgspec.json.Decoder)
+"""The decoder of JSON of one type."""
 
 
 def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> Any:
@@ -471,41 +468,36 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     return path, expected, got or "another"
 
 
-def named(raw: Any, names: Iterable[str], where: str, kind: Any = Raw) -> dict[str, Any]:
-    """The fields of an object, in the order of `names`, which are all that it may have.
+def named(raw: Any, kinds: Mapping[str, Any], where: str, *, told: bool = True) -> dict[str, Any]:
+    """The fields that an object has, in the order of `kinds`.
 
     Args:
         raw: its JSON; null is an object without fields.
-        names: of the fields.
+        kinds: the types of the fields that it may have, by name.
         where: the object in errors.
-        kind: the type of the values.
+        told: whether an error tells the names.
 
     Raises:
         InputError: no such object, or another field.
     """
-    names = tuple(names)
-    of = _struct(names, kind)
-    return given(decoded(of | None, raw, where, names), names)
+    of = _struct(tuple(kinds.items()))
+    value = decoded(of | None, raw, where, kinds if told else ())
+    pairs = zip(kinds, msgspec.structs.astuple(value) if value else (), strict=False)
+    return {name: one for name, one in pairs if one is not UNSET}
 
 
 @cache
-def _struct(names: tuple[str, ...], kind: Any) -> Any:
-    return optional({name: kind for name in names})
-
-
-def optional(kinds: Mapping[str, Any]) -> Any:
-    """The type of an object of which any of these fields may be left out, and that has no other."""
+def _struct(kinds: tuple[tuple[str, Any], ...]) -> Any:
     fields = [
         (f"field_{i}", kind, field(name=name, default=UNSET))
-        for i, (name, kind) in enumerate(kinds.items())
+        for i, (name, kind) in enumerate(kinds)
     ]
     return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
 
 
-def given(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The fields that a value of such a type has; none for None."""
-    pairs = zip(names, msgspec.structs.astuple(value) if value else (), strict=False)
-    return {name: one for name, one in pairs if one is not UNSET}
+def begins(raw: Raw, sign: bytes) -> bool:
+    """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
+    return bytes(memoryview(raw)[:1]) == sign
 
 
 def shown(value: str) -> str:
@@ -513,19 +505,18 @@ def shown(value: str) -> str:
     return repr(value) if len(value) <= _SHOWN else f"'{repr(value[:_SHOWN])[1:-1]}...'"
 
 
-def schema(model: Any) -> dict[str, Any]:
+def schema(model: Any) -> Any:
     """The JSON schema of a message, in one piece: a reference would be one into another
     document."""
-    _, parts = msgspec.json.schema_components([model])
+    (told,), parts = msgspec.json.schema_components([model])
 
-    def whole(described: Any) -> Any:
-        if isinstance(described, list):
-            return [whole(one) for one in described]
-        if not isinstance(described, dict):
-            return described
-        if "$ref" in described:
-            return whole(parts[described["$ref"].rpartition("/")[2]])
-        return {key: whole(value) for key, value in described.items() if key != "discriminator"}
+    def whole(part: Any) -> Any:
+        if isinstance(part, list):
+            return [whole(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return whole(parts[part["$ref"].rpartition("/")[2]])
+        return {key: whole(value) for key, value in part.items()}
 
-    result: dict[str, Any] = whole(parts[model.__name__])
-    return result
+    return whole(told)

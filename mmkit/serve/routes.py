@@ -15,14 +15,14 @@ import msgspec
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..errors import InputError
 from . import errors, protocol
+from .engine import EngineDeadError
 from .errors import NoSpec
 from .protocol import Limits, decoded, schema
 from .session import POLICY, Session
-from .state import ServerState, choice, produced, usage
+from .state import Answer, ServerState, usage
 from .wire import encoded, weigh
 
 T = TypeVar("T")
@@ -59,13 +59,17 @@ def _state(connection: Request | WebSocket) -> ServerState:
     return state
 
 
-async def _answered(request: Request, name: str, work: Callable[..., Awaitable[Any]]) -> Response:
-    """The answer of a route, or its refusal."""
+async def _answered(
+    request: Request, name: str, kind: Any, work: Callable[..., Awaitable[Any]]
+) -> Response:
+    """The answer of a route to a body of some kind, or its refusal."""
     plan = None
     try:
         state = _state(request)
         plan = state.plan
-        answer = await work(request, state)
+        body = await read(request, state.limits)
+        asked = await aside(len(body), decoded, kind, body) if kind else None
+        answer = await _unless_gone(request, work(asked, request, state))
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:
@@ -73,6 +77,30 @@ async def _answered(request: Request, name: str, work: Callable[..., Awaitable[A
     if isinstance(answer, Response):
         return answer
     return Response(msgspec.json.encode(answer), media_type=_JSON)
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The outcome of some work, which is cancelled if the client leaves.
+
+    Raises:
+        ClientDisconnect: it has left.
+    """
+    working = asyncio.ensure_future(work)
+
+    async def watch() -> None:  # nobody else reads the client's messages then
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        working.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if watching.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()
 
 
 async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
@@ -99,41 +127,13 @@ async def read(request: Request, limits: Limits, *, json: bool = True) -> bytear
     return body
 
 
-async def _parsed(kind: type[T], request: Request, state: ServerState) -> T:
-    body = await read(request, state.limits)
-    return await aside(len(body), decoded, kind, body)
-
-
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The outcome of some work, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: it has left.
-    """
-
-    async def gone() -> None:  # nobody else reads the client's messages then
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return await working
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
 # -- requests --------------------------------------------------------------------------------------
 
 
 @router.get("/v1/mm/modalities", **_described(protocol.Modalities))
 async def modalities(request: Request) -> Response:
     """The modalities, outputs and limits of this model, from its spec."""
-    return await _answered(request, "modalities", lambda _, state: state.described())
+    return await _answered(request, "modalities", None, lambda _, __, state: state.described())
 
 
 @router.post(
@@ -143,17 +143,16 @@ async def modalities(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
     is new, and ends with ``[DONE]``."""
-    return await _answered(request, "generate", _generated)
+    return await _answered(request, "generate", protocol.GenerateRequest, _generated)
 
 
 @router.post("/v1/mm/pooling", **_described(protocol.Pooling, protocol.PoolingRequest))
 async def pooling(request: Request) -> Response:
     """The tensor of a pooling model for a prompt with items."""
-    return await _answered(request, "pooling", _pooled)
+    return await _answered(request, "pooling", protocol.PoolingRequest, _pooled)
 
 
-async def _generated(request: Request, state: ServerState) -> Any:
-    asked = await _parsed(protocol.GenerateRequest, request, state)
+async def _generated(asked: protocol.GenerateRequest, request: Request, state: ServerState) -> Any:
     if asked.prompt is None:
         raise InputError("prompt", "a prompt", "none")
     model, output = state.check_model(asked.model), state.output(asked)
@@ -164,20 +163,19 @@ async def _generated(request: Request, state: ServerState) -> Any:
     copy = None if rank is None else decoded(int, rank, COPY)
     fits = output is not None
     outputs = state.engine.generate(prompt, sampling, name, copy, fits=fits)
-    events = _events(asked, outputs, output, id=name, model=model)
+    events = _events(asked, outputs, Answer(output), id=name, model=model)
     # of a stream, too, so that a refusal still has its status
-    first = await _unless_gone(request, anext(events))
+    first = await anext(events)
     if not asked.stream:
         await events.aclose()
         return first
     return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
 
 
-async def _pooled(request: Request, state: ServerState) -> protocol.Pooling:
-    asked = await _parsed(protocol.PoolingRequest, request, state)
+async def _pooled(asked: protocol.PoolingRequest, _: Request, state: ServerState) -> Any:
     model, params = state.check_model(asked.model), await state.engine.pooling(asked.task)
     prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
-    output = await _unless_gone(request, state.engine.pool(prompt, params, name))
+    output = await state.engine.pool(prompt, params, name)
     return protocol.Pooling(
         id=name,
         object="mm.pooling",
@@ -192,40 +190,24 @@ async def _pooled(request: Request, state: ServerState) -> protocol.Pooling:
 
 
 async def _events(
-    asked: protocol.GenerateRequest, outputs: Any, output: Any, **named: Any
+    asked: protocol.GenerateRequest, outputs: Any, answer: Answer, **named: Any
 ) -> AsyncGenerator[protocol.Generation, None]:
     """The answer as it grows, or the whole as one event; the last one has the usage."""
-    kind: Any = "mm.generation.chunk" if asked.stream else "mm.generation"
-    ids: dict[int, list[int]] = {}
-    cached, created, ranges = 0, int(time.time()), asked.return_token_ids
+    named["object"] = "mm.generation.chunk" if asked.stream else "mm.generation"
+    named["created"], ranges = int(time.time()), asked.return_token_ids
     async with aclosing(outputs):
-        async for rendered, one in outputs:
-            choices: list[protocol.Choice] = []
-            told: dict[str, Any] = {}
-            for new in map(choice, one.outputs):
-                if new.finish_reason == "abort":  # by nobody but a server that stops
-                    raise EngineDeadError
-                known = ids.setdefault(new.index, [])
-                known += new.token_ids
-                if output is not None and new.finish_reason is not None:
-                    made = await produced(output, known)
-                    new = msgspec.structs.replace(new, produced=made)
-                choices.append(new)
-            cached = max(cached, one.num_cached_tokens or 0)
+        async for rendered, new in outputs:
+            told: dict[str, Any] = {"choices": await answer.grown(new)}
+            if any(part.finish_reason == "abort" for part in new.outputs):
+                raise EngineDeadError  # by nobody but a server that stops
             if ranges:
-                ranges, told["prompt_token_ids"] = False, list(one.prompt_token_ids)
-                told["mm_placeholders"] = {
-                    name: [
-                        protocol.Range(offset=place.offset, length=place.length) for place in places
-                    ]
-                    for name, places in rendered.get("mm_placeholders", {}).items()
-                }
-            if one.finished:
-                completion = sum(map(len, ids.values()))
-                told["usage"] = usage(len(one.prompt_token_ids or ()), completion, cached)
-            yield protocol.Generation(
-                object=kind, created=created, choices=choices, **named, **told
-            )
+                places = rendered.get("mm_placeholders", {})
+                of = dict[str, list[protocol.Range]]
+                told["mm_placeholders"] = msgspec.convert(places, of, from_attributes=True)
+                ranges, told["prompt_token_ids"] = False, list(new.prompt_token_ids)
+            if new.finished:
+                told["usage"] = answer.usage()
+            yield protocol.Generation(**named, **told)
 
 
 async def _sse(first: protocol.Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:

@@ -2,31 +2,30 @@
 
 One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so
 on. The server says with every message how many tokens still fit, and refuses what does not fit
-before the engine sees it. `Session` is the connection, with a task that reads and one that answers;
-`_Talk` is there once a start is taken.
+before the engine sees it. `Session` is the connection: it waits for a message and, if one was
+taken, for the chunk after it. `_Talk` is there once a start is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import FIRST_COMPLETED
+from asyncio import FIRST_COMPLETED, ensure_future
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 from fastapi import WebSocket, WebSocketDisconnect
-from starlette.websockets import WebSocketState
 
 from ..errors import InputError
 from . import errors, protocol
-from .errors import SESSIONS, TooBusy
+from .errors import TooBusy
 from .protocol import NULL, decoded, named
-from .state import ServerState, choice, produced, usage
-from .window import History, held, together
+from .state import Answer, ServerState
+from .window import Held, History, by_name, placed, together
 from .wire import weigh
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
@@ -38,7 +37,7 @@ class _End(Exception):
 
     def __init__(self, reason: str, code: int = NORMAL) -> None:
         super().__init__(reason)
-        self.reason, self.code = reason, code
+        self.code = code
 
 
 class Session:
@@ -53,8 +52,6 @@ class Session:
         self._state, self._socket = state, socket
         self._id = f"mmsession-{uuid4().hex}"
         self._talk: _Talk | None = None
-        self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self._is_busy = False
 
     @property
     def _remaining(self) -> int:
@@ -65,81 +62,91 @@ class Session:
         """Serve the session until it ends; whatever ends it, its request is gone from the engine
         then."""
         await self._socket.accept()
-        most = self._state.limits.sessions
-        if self._state.sessions < most:
-            end = await self._served()
-        else:
-            expected = f"at most {most} open at once"
-            error = TooBusy("session", expected, "one more", "Try again later.")
-            end = await self._refuse(error, BUSY)
         with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-            await self._send(protocol.ClosedMessage(reason=end.reason, remaining=self._remaining))
+            try:
+                with self._state.one_more_session():
+                    await self._served()
+            except _End as end:
+                reason, code = str(end), end.code
+            except Exception as error:
+                code = BUSY if isinstance(error, TooBusy) else ERROR
+                reason = await self._refuse(error, fatal=True)
+            await self._send(protocol.ClosedMessage(reason=reason, remaining=self._remaining))
             async with asyncio.timeout(self._state.limits.idle_seconds):
-                await self._socket.close(end.code)
+                await self._socket.close(code)
 
-    async def _served(self) -> _End:
-        """Read and answer messages until the session ends; why it does."""
-        SESSIONS.inc()
-        self._state.sessions += 1
-        tasks = [asyncio.ensure_future(work) for work in (self._read(), self._answer())]
+    async def _served(self) -> None:
+        """Read messages and answer them by chunks, or by refusals after which the session is as it
+        was. Ends by an exception."""
+        model, seconds = self._state.models[0], self._state.limits.idle_seconds
+        ready = protocol.ReadyMessage(session=self._id, model=model, remaining=self._remaining)
+        message: asyncio.Future[Any] = ensure_future(self._message())
+        turn: asyncio.Future[Any] | None = None
         try:
-            done, _ = await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
-            await done.pop()
-            raise AssertionError("both tasks end by an exception")
-        except _End as end:
-            return end
-        except Exception as error:
-            return await self._refuse(error, ERROR)
+            await self._send(ready)
+            while True:
+                waiting, patience = ([message, turn], None) if turn else ([message], seconds)
+                done, _ = await asyncio.wait(waiting, timeout=patience, return_when=FIRST_COMPLETED)
+                if not done:
+                    raise _End(f"no message for {seconds:g} s", GOING_AWAY)
+                if turn in done:
+                    answered, turn = turn, None
+                    async with self._refusing():
+                        self._talk, chunk = answered.result()
+                        await self._send(chunk)
+                if message in done:
+                    came, message = message, ensure_future(self._message())
+                    async with self._refusing():
+                        asked = came.result()
+                        if turn is not None:
+                            remedy = "Wait for the chunk, or close the session."
+                            expected = "none before the chunk is complete"
+                            raise InputError("message", expected, _tag(asked), remedy)
+                        turn = ensure_future(self._turn(asked))
         finally:
-            SESSIONS.dec()
-            self._state.sessions -= 1
+            tasks = [task for task in (message, turn) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @asynccontextmanager
+    async def _refusing(self) -> AsyncIterator[None]:
+        """A context whose errors are told, if they are the caller's."""
+        try:
+            yield
+        except Exception as error:
+            if not errors.of_caller(error):
+                raise
+            await self._refuse(error, fatal=False)
+
+    async def _refuse(self, error: Exception, *, fatal: bool) -> str:
+        """Tell an error; returns its sentence."""
+        info = errors.info(error, self._state.plan, "session")
+        told = protocol.ErrorMessage(error=info, fatal=fatal, remaining=self._remaining)
+        await self._send(told)
+        return info.message
+
     async def _send(self, message: Any) -> None:
         """Send a message; a client that does not read for too long is gone."""
         try:
-            if self._socket.application_state is not WebSocketState.CONNECTED:
-                raise WebSocketDisconnect
             async with asyncio.timeout(self._state.limits.idle_seconds):
                 await self._socket.send_text(msgspec.json.encode(message).decode())
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             raise _End("the client left") from None
 
-    async def _refuse(self, error: BaseException, code: int | None = None) -> _End:
-        """Tell an error; with a close code, it is the end of the session."""
-        info = errors.info(error, self._state.plan, "session")
-        fatal = code is not None
-        try:
-            await self._send(
-                protocol.ErrorMessage(error=info, fatal=fatal, remaining=self._remaining)
-            )
-        except _End:
-            if not fatal:
-                raise
-        return _End(info.message, code or NORMAL)
+    async def _message(self) -> Any:
+        """The next message that is not the last one.
 
-    async def _read(self) -> None:
-        """Hand messages over, one at a time. Malformed ones are refused, and those that come before
-        a chunk is complete."""
-        while True:
-            raw = await self._socket.receive()
-            if raw["type"] == "websocket.disconnect":
-                raise _End("the client left")
-            try:
-                message = await asyncio.to_thread(self._parsed, raw.get("text"))
-                if isinstance(message, protocol.CloseMessage):
-                    raise _End("the client closed it")
-                if self._is_busy:
-                    remedy = "Wait for the chunk, or close the session."
-                    expected = "none before the chunk is complete"
-                    raise InputError("message", expected, _tag(message), remedy)
-            except InputError as error:
-                await self._refuse(error)
-            else:
-                self._is_busy = True
-                self._messages.put_nowait(message)
+        Raises:
+            InputError: a malformed one.
+        """
+        raw = await self._socket.receive()
+        if raw["type"] == "websocket.disconnect":
+            raise _End("the client left")
+        message = await asyncio.to_thread(self._parsed, raw.get("text"))
+        if isinstance(message, protocol.CloseMessage):
+            raise _End("the client closed it")
+        return message
 
     def _parsed(self, text: str | None) -> Any:
         if text is None:
@@ -148,58 +155,19 @@ class Session:
         weigh(body, "message", self._state.limits)
         return decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, body)
 
-    async def _answer(self) -> None:
-        """Answer messages by chunks, or by refusals after which the session is as it was."""
-        model, seconds = self._state.models[0], self._state.limits.idle_seconds
-        await self._send(
-            protocol.ReadyMessage(session=self._id, model=model, remaining=self._remaining)
-        )
-        while True:
-            try:
-                message = await asyncio.wait_for(self._messages.get(), seconds)
-            except TimeoutError:
-                raise _End(f"no message for {seconds:g} s", GOING_AWAY) from None
-            await self._turn(message)
-
-    async def _turn(self, message: Any) -> None:
-        """Answer one message."""
-        begun = self._talk
-        try:
-            if isinstance(message, protocol.StartMessage) == (begun is not None):
-                first = '"start" as the first message'
-                expected = '"next" or "close" in a session that has started' if begun else first
-                raise InputError("type", expected, _tag(message))
-            talk = begun or _Talk(self._state, message, self._id)
-            async with aclosing(talk.chunk(await talk.step(message))) as chunk:
-                async for told in chunk:
-                    self._is_busy = isinstance(told, protocol.TokensMessage)
-                    self._talk = talk
-                    await self._send(told)
-        except Exception as error:
-            if not errors.of_caller(error):
-                raise
-            self._is_busy, self._talk = False, begun
-            await self._refuse(error)
+    async def _turn(self, message: Any) -> tuple[_Talk, protocol.ChunkMessage]:
+        """What the session is after a message, and its chunk."""
+        talk = self._talk
+        if isinstance(message, protocol.StartMessage) == (talk is not None):
+            first = '"start" as the first message'
+            expected = '"next" or "close" in a session that has started' if talk else first
+            raise InputError("type", expected, _tag(message))
+        talk = talk or _Talk(self._state, message, self._id)
+        return talk, await talk.chunk(message, self._send)
 
 
 def _tag(message: Any) -> str:
     return f'"{message.__struct_config__.tag}"'
-
-
-class _Step(NamedTuple):
-    """A message on its way to the engine.
-
-    Attributes:
-        prompt: vLLM's, of what is left of the session and the message.
-        items: what all items in it came as, by modality, and their names for the cache.
-        sampling: vLLM's parameters.
-        left: the history that stands before the message; after a slide, another one.
-    """
-
-    prompt: Mapping[str, Any]
-    items: tuple[Mapping[str, Any], Mapping[str, Any]]
-    sampling: Any
-    left: History
 
 
 class _Talk:
@@ -213,7 +181,7 @@ class _Talk:
 
     def __init__(self, state: ServerState, start: Any, name: str) -> None:
         self._state, self._engine, self._plan = state, state.engine, state.plan
-        self._name, self._copy = name, state.next_copy()
+        self._name, self._copy = name, state.engine.next_copy()
         state.check_model(start.model)
         self._output = state.output(start)
         self._sampling = self._engine.chosen(start.sampling_params, state.limits)
@@ -223,10 +191,7 @@ class _Talk:
             raise InputError("session", "a model without an encoder", "one with it")
         # without the items, whose bytes would stay in memory as long as the session
         bare = dict.fromkeys(("items", "uuids", "sampling_params"), NULL)
-        kwargs = start.mm_processor_kwargs.copy()
-        self._start = msgspec.structs.replace(
-            start, prompt=None, mm_processor_kwargs=kwargs, **bare
-        )
+        self._start = msgspec.structs.replace(start, prompt=None, **bare)
         self._history = History(start.window and start.window.keep)
         self._index = 0
 
@@ -235,40 +200,58 @@ class _Talk:
         """Tokens that still fit, without a slide."""
         return self._engine.max_model_len - len(self._history.ids)
 
-    async def step(self, message: Any) -> _Step:
-        """A message as the engine takes it, if it fits; nothing changes by it.
+    async def chunk(
+        self, message: Any, tell: Callable[[Any], Awaitable[None]]
+    ) -> protocol.ChunkMessage:
+        """The chunk after a message.
+
+        Args:
+            message: the start or a next one.
+            tell: is given the tokens as they come, if the session streams.
 
         Raises:
-            InputError: the message is refused.
+            InputError: the message is refused; nothing has changed.
         """
-        sampling, before = self._sampled(message), self._history
-        prompt = await self._state.prompt(message, self._start, special=not before.ids)
-        ids = await self._engine.ids(prompt)
-        if not ids and not before.ids:
-            raise InputError("prompt", "at least one token in the first message", "none")
-        length = len(ids)
-        if self._start.window and ids:  # how long it is with all its placeholders
-            rendered = await self._engine.render(prompt)
-            self._engine.forget(rendered)
-            length = len(rendered["prompt_token_ids"])
-        new = await self._engine.beside(self._taken, prompt.pop("multi_modal_data", {}))
-        counts = Counter({name: len(values) for name, values in new.items()})
-        check = partial(self._check, length, counts, sampling.max_tokens)
-        left = before.fitting(counts.total(), check)
-        values, uuids = left.came_as(new, prompt.pop("multi_modal_uuids", {}))
-        prompt.pop("prompt", None)
-        whole = {
-            **prompt,
-            "prompt_token_ids": [*left.ids, *ids],
-            "multi_modal_data": {name: together(name, of) for name, of in values.items()},
-            "multi_modal_uuids": uuids,
-        }
-        return _Step(whole, (values, uuids), sampling, left)
-
-    def _taken(self, data: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """What the items of a message came as."""
-        of, size = self._plan.modalities, self._plan.hidden_size
-        return {name: [*of[name].intake.take(sent, size).values] for name, sent in data.items()}
+        sampling = self._sampled(message)
+        prompt, left, new_items = await self._continued(message, sampling.max_tokens)
+        answer, text, logprobs = Answer(self._output), "", []
+        name = f"{self._name}-{self._index}"
+        outputs = self._engine.generate(prompt, sampling, name, self._copy, fits=True)
+        async with aclosing(outputs):
+            async for rendered, output in outputs:
+                read = list(rendered["prompt_token_ids"])
+                if not answer.ids and read[: len(left.ids)] != list(left.ids):
+                    expected = "a spec that leaves placeholders that are whole as they are"
+                    raise InputError("session", expected, "another one")
+                (new,) = await answer.grown(output)
+                text += new.text or ""
+                logprobs += new.logprobs or []
+                ids = [*read, *answer.ids[0]]
+                told: Any = {
+                    "index": self._index,
+                    "remaining": self._engine.max_model_len - len(ids),
+                }
+                if new.finish_reason is None and self._start.stream and new.token_ids:
+                    await tell(
+                        protocol.TokensMessage(token_ids=new.token_ids, text=new.text, **told)
+                    )
+        if new.finish_reason not in ("stop", "length"):
+            raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
+        slid = self._history.slid(left)
+        items = placed([*left.items, *new_items], rendered)
+        self._history = left._replace(ids=ids, items=items)
+        self._index += 1
+        return protocol.ChunkMessage(
+            token_ids=answer.ids[0],
+            text=text or None,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            logprobs=logprobs or None,
+            usage=answer.usage(),
+            slid=slid,
+            produced=new.produced,
+            **told,
+        )
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""
@@ -276,70 +259,68 @@ class _Talk:
         if (seed := options.get("seed")) is not None:
             options = options | {"seed": seed ^ self._index}  # no chunk is drawn as another one
         if isinstance(message, protocol.NextMessage):
-            names, where = ["max_tokens"], "sampling_params"
-            options = options | named(message.sampling_params, names, where, int | None)
+            kinds, where = {"max_tokens": int | None}, "sampling_params"
+            options = options | named(message.sampling_params, kinds, where)
         sampling = self._engine.sampling(options, output=self._output, stream=True)
         if sampling.max_tokens is None:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling
 
-    def _check(
-        self, length: int, new: Counter[str], max_tokens: int, used: int, items: Counter[str]
-    ) -> None:
+    async def _continued(
+        self, message: Any, max_tokens: int
+    ) -> tuple[dict[str, Any], History, list[Held]]:
+        """vLLM's prompt of the history and a message, if it fits.
+
+        Returns:
+            The prompt, the part of the history in it, and the items of the message.
+
+        Raises:
+            InputError: the message is refused.
+        """
+        before = self._history
+        prompt = await self._state.prompt(message, self._start)
+        written = prompt.pop("prompt") if "prompt" in prompt else prompt["prompt_token_ids"]
+        ids = await self._engine.ids(written, special=not before.ids)
+        if not ids and not before.ids:
+            raise InputError("prompt", "at least one token in the first message", "none")
+        length = len(ids)
+        if self._start.window and ids:  # how long it is with all its placeholders
+            rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
+            self._engine.forget(rendered)
+            length = len(rendered["prompt_token_ids"])
+        data, uuids = prompt.pop("multi_modal_data", {}), prompt.pop("multi_modal_uuids", {})
+        new = await self._engine.beside(self._taken, data, uuids)
+        left = before.fitting(len(new), partial(self._check, length, new, max_tokens))
+        whole = by_name([*left.items, *new])
+        prompt |= {
+            "prompt_token_ids": [*left.ids, *ids],
+            "multi_modal_data": {name: together(own) for name, own in whole.items()},
+            "multi_modal_uuids": {name: [one.uuid for one in own] for name, own in whole.items()},
+        }
+        return prompt, left, new
+
+    def _taken(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[Held]:
+        """The items of a message, as they came."""
+        items: list[Held] = []
+        for name, sent in data.items():
+            taken = self._plan.modalities[name].intake.take(sent, self._plan.hidden_size)
+            names = uuids.get(name) or [None] * taken.total
+            if len(names) != taken.total:
+                raise InputError(f"uuids.{name}", f"{taken.total} names", str(len(names)))
+            items += map(partial(Held, name), taken.values, names)
+        return items
+
+    def _check(self, length: int, new: list[Held], max_tokens: int, left: History) -> None:
         """Refuse a message that goes beyond the model's context or its limits on items."""
         within = "session" if self._start.window is None else "window"
-        room = self._engine.max_model_len - used
+        room = self._engine.max_model_len - len(left.ids)
         if length + max_tokens > room:
             expected = f"at most {room} more tokens in this {within}"
             got = f"{length} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
             raise InputError("sampling_params.max_tokens", expected, got, remedy)
-        for name, limit in self._engine.limits().items():
-            if (count := items[name] + new[name]) > limit:
+        counts = Counter(item.name for item in (*left.items, *new))
+        for name, limit in self._engine.most_items.items():
+            if (count := counts[name]) > limit:
                 expected = f"at most {limit} item(s) in one {within}"
                 raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
-
-    async def chunk(
-        self, step: _Step
-    ) -> AsyncGenerator[protocol.TokensMessage | protocol.ChunkMessage, None]:
-        """Generate the chunk after a message: what to tell of it, at last the whole.
-
-        Raises:
-            InputError: vLLM refuses the message; the session is as it was before.
-        """
-        ids: list[int] = []
-        text, logprobs, cached = "", [], 0
-        name = f"{self._name}-{self._index}"
-        outputs = self._engine.generate(step.prompt, step.sampling, name, self._copy, fits=True)
-        async with aclosing(outputs):
-            async for rendered, output in outputs:
-                read = list(rendered["prompt_token_ids"])
-                if not ids and read[: len(step.left.ids)] != list(step.left.ids):
-                    expected = "a spec that leaves placeholders that are whole as they are"
-                    raise InputError("session", expected, "another one")
-                new = choice(output.outputs[0])
-                ids += new.token_ids
-                text += new.text or ""
-                logprobs += new.logprobs or []
-                cached = max(cached, output.num_cached_tokens or 0)
-                left = self._engine.max_model_len - len(read) - len(ids)
-                told: Any = {"index": self._index, "remaining": left}
-                if new.finish_reason is None and self._start.stream and new.token_ids:
-                    yield protocol.TokensMessage(token_ids=new.token_ids, text=new.text, **told)
-        if new.finish_reason not in ("stop", "length"):
-            raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
-        made = self._output and await produced(self._output, ids)
-        slid = self._history.slid(step.left)
-        self._history = step.left._replace(ids=[*read, *ids], items=held(rendered, *step.items))
-        self._index += 1
-        yield protocol.ChunkMessage(
-            token_ids=ids,
-            text=text or None,
-            finish_reason=new.finish_reason,
-            stop_reason=new.stop_reason,
-            logprobs=logprobs or None,
-            usage=usage(len(read), len(ids), cached),
-            slid=slid,
-            produced=made,
-            **told,
-        )

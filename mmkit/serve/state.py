@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ..bound.modality import BoundModality
+from msgspec import Raw
+
+from ..bound.output import BoundOutput
 from ..errors import InputError
 from ..vllm_api.chat import modalities
 from . import protocol
 from .engine import Engine
-from .protocol import Choice, Limits, Usage, decoded, named, shown
-from .wire import Decoder, Media, check_kind, describe, embeds_of, encoded, media_of
+from .errors import SESSIONS, TooBusy
+from .protocol import Choice, Limits, Usage, named, shown
+from .wire import Decoder, describe, embeds_of, encoded
 
 
 class ServerState:
@@ -34,7 +38,7 @@ class ServerState:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self.sessions, self._turns = 0, count()
+        self.sessions = 0
         self._described: protocol.Modalities | None = None
 
     # -- the server --------------------------------------------------------------------------------
@@ -47,7 +51,7 @@ class ServerState:
         return self._described
 
     def _describe(self) -> protocol.Modalities:
-        allowed, plan = self.engine.limits(), self.plan
+        allowed, plan = self.engine.most_items, self.plan
         return protocol.Modalities(
             model=self.models[0],
             spec=plan.spec.name,
@@ -64,11 +68,23 @@ class ServerState:
             limits=self.limits,
         )
 
-    def next_copy(self) -> int | None:
-        """The copy of the model that computes the next session, whose prefix cache has it; None if
-        there is but one."""
-        copies = self.engine.copies
-        return next(self._turns) % copies if copies > 1 else None
+    @contextmanager
+    def one_more_session(self) -> Iterator[None]:
+        """A context in which one more session is open.
+
+        Raises:
+            TooBusy: there are as many as may be.
+        """
+        if self.sessions >= (most := self.limits.sessions):
+            expected = f"at most {most} open at once"
+            raise TooBusy("session", expected, "one more", "Try again later.")
+        self.sessions += 1
+        SESSIONS.inc()
+        try:
+            yield
+        finally:
+            self.sessions -= 1
+            SESSIONS.dec()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -94,24 +110,20 @@ class ServerState:
             raise InputError("output", expected, shown(asked.output))
         return known.get(asked.output or "")
 
-    async def prompt(
-        self, asked: protocol.Prompted, settings: Any = None, *, special: bool = True
-    ) -> dict[str, Any]:
+    async def prompt(self, asked: protocol.Prompted, settings: Any = None) -> dict[str, Any]:
         """vLLM's prompt of a request or session message; without one, the placeholders of its
-        items. `tokenization_kwargs` in it are for `Engine.render`.
+        items.
 
         Args:
             asked: the message.
             settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by
                 default.
-            special: whether a text gets special tokens.
 
         Raises:
             InputError: items, ids or names that the model does not take.
         """
         settings = settings or asked
-        kwargs = decoded(dict[str, Any] | None, settings.mm_processor_kwargs, "mm_processor_kwargs")
-        if kwargs and not self.engine.trust_kwargs:
+        if settings.mm_processor_kwargs and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
             raise InputError("mm_processor_kwargs", "none", "some", remedy)
         data, uuids = await asyncio.to_thread(self._items, asked)
@@ -120,22 +132,15 @@ class ServerState:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        media = [(name, one) for name in data for one in media_of(data[name])]
-        if media:
-            of = dict(media)
-            await self._check_places(written, data, of)
-            weighed = [(f"items.{name}", one) for name, one in media]
-            await asyncio.to_thread(self.check_pixels, weighed)
-            for name in of:
-                data[name] = await self.engine.loaded(data[name], f"items.{name}")
+        for name, value in data.items():
+            data[name] = await self.engine.loaded(value, f"items.{name}")
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
         prompt = {
             "multi_modal_data": data,
             "multi_modal_uuids": uuids,
-            "mm_processor_kwargs": kwargs,
+            "mm_processor_kwargs": settings.mm_processor_kwargs,
             "cache_salt": settings.cache_salt,
-            "tokenization_kwargs": {} if special else {"add_special_tokens": False},
         }
         key = "prompt" if isinstance(written, str) else "prompt_token_ids"
         return {key: written, **{name: value for name, value in prompt.items() if value}}
@@ -145,55 +150,68 @@ class ServerState:
     ) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
         loaded."""
-        sent = named(asked.items, self.plan.modalities, "items")
-        uuids = named(asked.uuids, sent, "uuids", list[str | None] | None)
-        decoder, data = Decoder(self.limits), {}
+        sent = named(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
+        uuids = named(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
+        decoder, data = Decoder(self.limits, self.engine.frames), {}
         for name, raw in sent.items():
             modality = self.plan.modalities[name]
-            data[name] = decoder.items(raw, f"items.{name}", modality.item, embeds_of(modality))
-            self._check(modality, data[name])
+            value = decoder.items(raw, f"items.{name}", modality.item, embeds_of(modality))
+            values = next(iter(value.values())) if isinstance(value, dict) else value
+            if isinstance(values, list):
+                modality.intake.check_count(len(values), self.engine.most_items.get(name))
+            data[name] = value
         return data, {name: names for name, names in uuids.items() if names is not None}
-
-    def _check(self, modality: BoundModality, value: Any) -> None:
-        """Refuse too many items, and media of another kind, before anybody loads them."""
-        where = f"items.{modality.name}"
-        values = next(iter(value.values())) if isinstance(value, dict) else value
-        if isinstance(values, list):
-            modality.intake.check_count(len(values), self.engine.limits().get(modality.name))
-        if not isinstance(value, list):
-            check_kind(value, modality.item, where)
-            return
-        for index, one in enumerate(value):
-            check_kind(one, modality.item, f"{where}[{index}]")
-
-    async def _check_places(
-        self, prompt: Any, data: Mapping[str, Any], media: Iterable[str]
-    ) -> None:
-        """Refuse media for which a prompt has no place, as far as that is known before they are
-        loaded."""
-        if prompt is None or self.plan.spec.prompt is not None:
-            return
-        counters = {name: standing for name in media if (standing := self.plan.standing(name))}
-        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        ids = await self.engine.ids({key: prompt}) if counters else []
-        for name, standing in counters.items():
-            items, places = len(data[name]), standing(ids)
-            if places < items:
-                where, remedy = self.plan.modalities[name].where, "Write one placeholder per item."
-                expected = f"{items} placeholder(s) in the prompt for {items} item(s)"
-                raise InputError(where, expected, str(places), remedy)
-
-    def check_pixels(self, media: Iterable[tuple[str, Media]]) -> None:
-        """Refuse images and videos, with their paths, that are too large, before they are
-        decoded."""
-        left = self.limits.pixels
-        for where, one in media:
-            left -= one.pixels(self.engine.frames)
-            if left < 0:
-                raise self.limits.too_large(where, "pixels", "pixels in one request")
 
 
 # -- answers ---------------------------------------------------------------------------------------
+
+
+class Answer:
+    """vLLM's answer to a request, as it grows.
+
+    Attributes:
+        ids: what was generated, by the number of the choice.
+
+    Args:
+        output: of the spec, that is asked for; None without one.
+    """
+
+    def __init__(self, output: BoundOutput | None = None) -> None:
+        self.ids = defaultdict[int, list[int]](list)
+        self._output, self._prompt, self._cached = output, 0, 0
+
+    async def grown(self, new: Any) -> list[Choice]:
+        """What one of vLLM's outputs adds.
+
+        Raises:
+            InputError: ids that are not the output that is asked for.
+            SpecError: a function of the spec that decodes it fails.
+        """
+        self._prompt = len(new.prompt_token_ids or ())
+        self._cached = max(self._cached, new.num_cached_tokens or 0)
+        return [await self._choice(part) for part in new.outputs]
+
+    async def _choice(self, part: Any) -> Choice:
+        self.ids[part.index] += part.token_ids
+        made = None
+        if self._output is not None and part.finish_reason in ("stop", "length"):
+            # in a thread, since that may take its time
+            array = await asyncio.to_thread(self._output.decode, self.ids[part.index])
+            made = protocol.Produced(name=self._output.name, tensor=encoded(array, "output"))
+        logprobs = [{token: of.logprob for token, of in at.items()} for at in part.logprobs or ()]
+        return Choice(
+            index=part.index,
+            token_ids=list(part.token_ids),
+            text=part.text or None,
+            finish_reason=part.finish_reason,
+            stop_reason=part.stop_reason,
+            logprobs=logprobs or None,
+            produced=made,
+        )
+
+    def usage(self) -> Usage:
+        """Token counts."""
+        return usage(self._prompt, sum(map(len, self.ids.values())), self._cached)
 
 
 def usage(prompt: int, completion: int, cached: int) -> Usage:
@@ -204,30 +222,3 @@ def usage(prompt: int, completion: int, cached: int) -> Usage:
         total_tokens=prompt + completion,
         prompt_tokens_details=protocol.PromptTokensDetails(cached_tokens=cached),
     )
-
-
-def choice(part: Any) -> Choice:
-    """One of vLLM's outputs."""
-    logprobs = [
-        {token: likelihood.logprob for token, likelihood in step.items()}
-        for step in part.logprobs or ()
-    ]
-    return Choice(
-        index=part.index,
-        token_ids=list(part.token_ids),
-        text=part.text or None,
-        finish_reason=part.finish_reason,
-        stop_reason=part.stop_reason,
-        logprobs=logprobs or None,
-    )
-
-
-async def produced(output: Any, ids: Sequence[int]) -> protocol.Produced:
-    """The output that ids are; decoded in a thread, since that may take its time.
-
-    Raises:
-        InputError: ids that are no output.
-        SpecError: the function of the spec fails.
-    """
-    array = await asyncio.to_thread(output.decode, ids)
-    return protocol.Produced(name=output.name, tensor=encoded(array, "output"))

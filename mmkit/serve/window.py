@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..items import Embedding
 from .protocol import Slid
 
-ByName = Mapping[str, Sequence[Any]]
-"""Something of each item, by modality."""
-
 
 class Held(NamedTuple):
-    """One item: its placeholders, from `start` to `stop` among the tokens, what it came as, and its
-    name for the cache."""
+    """One item: its modality, what it came as, its name for the cache, and its placeholders, from
+    `start` to `stop` among the tokens."""
 
     name: str
-    start: int
-    stop: int
     value: Any
-    uuid: str | None
+    uuid: str | None = None
+    start: int = 0
+    stop: int = 0
 
 
 class History(NamedTuple):
@@ -38,13 +35,13 @@ class History(NamedTuple):
     ids: Sequence[int] = ()
     items: Sequence[Held] = ()
 
-    def fitting(self, new: int, check: Callable[[int, Counter[str]], object]) -> History:
+    def fitting(self, new: int, check: Callable[[History], object]) -> History:
         """The history after which a message fits: this one, or what is left of it behind the first
         item whose end leaves at most `keep` items, those of the message among them.
 
         Args:
             new: items of the message.
-            check: refuses a number of tokens, and items, that leave no room for it.
+            check: refuses a history that leaves no room for it.
 
         Raises:
             InputError: there is none; the error of the last one.
@@ -54,7 +51,7 @@ class History(NamedTuple):
             if number and left.items and len(left.items) + new > (self.keep or 0):
                 continue
             try:
-                check(len(left.ids), Counter(item.name for item in left.items))
+                check(left)
                 return left
             except InputError as error:
                 refused = error
@@ -73,45 +70,37 @@ class History(NamedTuple):
         items = Counter(item.name for item in dropped)
         return Slid(tokens=tokens, items=dict(items)) if tokens else None
 
-    def came_as(self, values: ByName, uuids: ByName) -> tuple[ByName, ByName]:
-        """What the items came as, and their names, with those of a message after them."""
-        whole: dict[str, list[Any]] = {}
-        names: dict[str, list[str | None]] = {}
-        for item in self.items:
-            whole.setdefault(item.name, []).append(item.value)
-            names.setdefault(item.name, []).append(item.uuid)
-        for name, own in values.items():
-            whole.setdefault(name, []).extend(own)
-            names.setdefault(name, []).extend(uuids.get(name) or [None] * len(own))
-        return whole, names
+
+def by_name(items: Iterable[Held]) -> dict[str, list[Held]]:
+    """Items by their modality."""
+    found: dict[str, list[Held]] = {}
+    for item in items:
+        found.setdefault(item.name, []).append(item)
+    return found
 
 
-def held(rendered: Mapping[str, Any], values: ByName, uuids: ByName) -> list[Held]:
-    """The items of a rendered prompt, in the order of their placeholders.
-
-    Args:
-        rendered: the prompt.
-        values: what they came as.
-        uuids: their names for the cache.
-    """
-    items = [
-        Held(name, place.offset, place.offset + place.length, value, uuid)
-        for name, places in rendered.get("mm_placeholders", {}).items()
-        for place, value, uuid in zip(places, values[name], uuids[name], strict=True)
+def placed(items: Iterable[Held], rendered: Mapping[str, Any]) -> list[Held]:
+    """The items of a rendered prompt, in the order of their placeholders."""
+    of, places = by_name(items), rendered.get("mm_placeholders", {})
+    found = [
+        item._replace(start=place.offset, stop=place.offset + place.length)
+        for name in places
+        for item, place in zip(of[name], places[name], strict=True)
     ]
-    return sorted(items, key=lambda item: item.start)
+    return sorted(found, key=lambda item: item.start)
 
 
-def together(name: str, values: Sequence[Any]) -> Any:
-    """The items of a modality as a caller writes them.
+def together(items: Sequence[Held]) -> Any:
+    """The items of one modality as a caller writes them.
 
     Raises:
         InputError: some are precomputed embeddings, others are not.
     """
+    values = [item.value for item in items]
     kinds = {isinstance(value, Embedding) for value in values}
     if len(kinds) > 1:
         expected = "items, or embeddings of all of them, in one session"
-        raise InputError(f"items.{name}", expected, "both")
+        raise InputError(f"items.{items[0].name}", expected, "both")
     if kinds == {True}:
         return {field: [value[field] for value in values] for field in values[0]}
-    return list(values)
+    return values

@@ -19,11 +19,9 @@ fields that their layout reads. Nothing is unpickled.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -38,7 +36,7 @@ from ..items import ItemType
 from ..items.tensor import DTYPES
 from ..items.text import Text
 from ..updates import AlreadyExpanded
-from .protocol import Limits, ModalityInfo, decoded, given, named, optional, shown
+from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
     from ..bound.modality import BoundModality
@@ -57,6 +55,8 @@ DEEPEST = 32
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
 
+_UNITS = {"elements": "numbers", "items": "items", "pixels": "pixels"}
+"""What is counted in one request, by the name of its limit."""
 _PIECE = 2**16
 _WRITTEN_OUT = 32
 
@@ -128,7 +128,7 @@ def _of_image(content: str) -> int:
             return image.width * image.height
     except Image.DecompressionBombError:
         return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
-    except (OSError, ValueError, SyntaxError, binascii.Error):  # the kinds of plugins differ
+    except Exception:  # the kinds of plugins differ
         return 0
 
 
@@ -136,50 +136,33 @@ def _of_video(content: str, frames: int) -> int:
     try:
         import cv2
         from cv2 import videoio_registry
-    except ImportError:
-        return 0
-    try:
-        stream: Any = io.BytesIO(base64.b64decode(content, validate=True))
+
         (backend, *_) = videoio_registry.getStreamBufferedBackends()
+        stream: Any = io.BytesIO(base64.b64decode(content, validate=True))
         video = cv2.VideoCapture(stream, backend, [])
-    except (ValueError, TypeError, cv2.error):  # an older cv2 reads no streams
+        sides = [int(video.get(of)) for of in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
+        count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    except Exception:  # there is no cv2, or one that reads no streams, or this is no video
         return 0
-    size = [int(video.get(of)) for of in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
-    count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-    return size[0] * size[1] * (min(count, frames) if frames > 0 else count)
-
-
-def media_of(value: Any) -> Iterator[Media]:
-    """The media among a modality's items, or the parts of these, that are still to be loaded."""
-    for one in value if isinstance(value, list) else [value]:
-        for part in one.values() if isinstance(one, dict) else [one]:
-            if isinstance(part, Media):
-                yield part
+    return math.prod(sides) * (min(count, frames) if frames > 0 else count)
 
 
 # -- the server's side -----------------------------------------------------------------------------
 
-_URL: Any = msgspec.defstruct("Url", [("url", str)])
-_FIELDS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int]}
-_FIELDS |= {"type": str, **dict.fromkeys(MEDIA, _URL)}
-_OBJECT = optional(_FIELDS)
-"""An item that is an object; which of the forms it has is seen afterwards."""
+_URL: Any = defstruct("Url", [("url", str)])
+_FORMS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int], "type": str}
+_FORMS |= dict.fromkeys(MEDIA, _URL)
+"""The fields of an item that is an object; which of the forms it has is seen afterwards."""
+
+_NUMBERS: Any = int | float | bool
+for _ in range(DEEPEST):
+    _NUMBERS = int | float | bool | list[_NUMBERS]
 
 
-def _nested(deepest: int) -> Any:
-    """The type of numbers in lists at most so deep."""
-    numbers: Any = int | float | bool
-    for _ in range(deepest):
-        numbers = int | float | bool | list[numbers]
-    return numbers
+class _Rows:
+    """What precomputed embeddings and the fields beside them hold, in place of an item type."""
 
-
-_VALUE: Any = _nested(DEEPEST) | None
-
-
-def begins(raw: Raw, sign: bytes) -> bool:
-    """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
-    return bytes(memoryview(raw)[:1]) == sign
+    expected, media, part_names = "numbers", "", ()
 
 
 class Decoder:
@@ -187,64 +170,62 @@ class Decoder:
 
     Args:
         limits: what they may hold together.
+        frames: how many of a video vLLM takes; negative for all.
 
-    The methods take the JSON of a value, its path in errors, the item type (None for numbers and
-    media), and the fields of precomputed embeddings, that of the rows first. They raise
-    `InputError` with the path of what is malformed, and `TooLarge`.
+    The methods take the JSON of a value, its path in errors, the item type (None for any), and the
+    fields of precomputed embeddings, that of the rows first. They raise `InputError` with the path
+    of what is malformed, and `TooLarge`.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._left = {"elements": limits.elements, "items": limits.items}
+    def __init__(self, limits: Limits, frames: int = FRAMES) -> None:
+        self._limits, self._frames = limits, frames
+        self._left = {name: getattr(limits, name) for name in _UNITS}
 
-    def items(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+    def items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """The value of a modality in ``multi_modal_data``."""
         if begins(raw, b"["):
             parts = decoded(list[Raw], raw, where)
             self._take("items", len(parts), where)
             return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
-        if not begins(raw, b"{") and not (isinstance(kind, Text) and begins(raw, b'"')):
-            got = bytes(memoryview(raw)[:40]).decode(errors="replace")
-            got = "a text" if got.startswith('"') else got
+        is_text = begins(raw, b'"')
+        if not begins(raw, b"{") and not (isinstance(kind, Text) and is_text):
+            got = "a text" if is_text else bytes(memoryview(raw)[:40]).decode(errors="replace")
             raise InputError(where, "a list of items, or one encoded tensor", got)
         one = self.one(raw, where, kind, embeds)
-        if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one:
-            return one  # a tensor may be a batch, whose items the spec counts
-        return [one]
+        # a tensor may be a batch, whose items the spec counts
+        return one if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one else [one]
 
-    def one(self, raw: Raw, where: str, kind: ItemType | None, embeds: Sequence[str]) -> Any:
+    def one(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
         if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
-            sent = named(raw, embeds, where)
-            return {name: self._embedding(part, f"{where}.{name}") for name, part in sent.items()}
+            sent = named(raw, dict.fromkeys(embeds, Raw), where)
+            return {name: self.items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent}
         self._take("items", 1, where)
         return self._item(raw, where, kind)
 
-    def _embedding(self, raw: Raw, where: str) -> Any:
-        part = self.items(raw, where, None, [""])
-        if media := next(media_of(part), None):
-            raise InputError(where, "numbers", f"a part of kind {media.kind}")
-        return part
-
-    def _item(self, raw: Raw, where: str, kind: ItemType | None) -> Any:
+    def _item(self, raw: Raw, where: str, kind: Any) -> Any:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
         if kind is not None and kind.part_names and not begins(raw, b"n"):
-            parts: Mapping[str, ItemType] = kind.parts  # type: ignore[attr-defined]
-            sent = named(raw, parts, where)
-            return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
+            sent = named(raw, dict.fromkeys(kind.parts, Raw), where)
+            return {
+                name: self._item(part, f"{where}.{name}", kind.parts[name])
+                for name, part in sent.items()
+            }
         if begins(raw, b"{"):
-            return self._object(raw, where)
+            return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
-        return decoded(_VALUE, raw, where)
+        return decoded(_NUMBERS | None, raw, where)
 
-    def _object(self, raw: Raw, where: str) -> Any:
-        sent = given(decoded(_OBJECT, raw, where, _FIELDS), _FIELDS)
+    def _object(self, raw: Raw, where: str, kind: Any) -> Any:
+        sent = named(raw, _FORMS, where)
         match sorted(sent):
             case ["data", "dtype", "shape"]:
                 return self._raw(where, **sent)
             case [part] | [part, "type"] if part in MEDIA:
-                return Media(MEDIA[part], sent[part].url)
+                if kind is not None and kind.media not in (None, MEDIA[part]):
+                    raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
+                return self.weighed(Media(MEDIA[part], sent[part].url), where)
             case names:
                 raise InputError(where, FORMS, f"an object with {names}")
 
@@ -267,23 +248,15 @@ class Decoder:
             raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
         return tensor.view(kind).reshape(shape)
 
+    def weighed(self, media: Media, where: str) -> Media:
+        """A media part, if it is not too large."""
+        self._take("pixels", media.pixels(self._frames), where)
+        return media
+
     def _take(self, name: str, count: int, where: str) -> None:
         self._left[name] -= count
         if self._left[name] < 0:
-            unit = {"elements": "numbers", "items": "items"}[name]
-            raise self._limits.too_large(where, name, f"{unit} in one request")
-
-
-def check_kind(value: Any, kind: ItemType, where: str) -> None:
-    """Refuse an image for what is no image.
-
-    Raises:
-        InputError: a medium of an item, or of its parts, is of another kind.
-    """
-    if isinstance(value, Media) and kind.media not in (None, value.kind):
-        raise InputError(where, kind.expected, f"a part of kind {value.kind}")
-    for name, part in getattr(kind, "parts", {}).items() if isinstance(value, dict) else ():
-        check_kind(value.get(name), part, f"{where}.{name}")
+            raise self._limits.too_large(where, name, f"{_UNITS[name]} in one request")
 
 
 def embeds_of(modality: BoundModality) -> list[str]:
@@ -343,7 +316,8 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value without a form on the wire.
     """
-    return {name: encoded(value, f"items.{name}", top=True) for name, value in data.items()}
+    whole = {name: [v] if hasattr(v, "getbands") else v for name, v in data.items()}
+    return {name: encoded(value, f"items.{name}") for name, value in whole.items()}
 
 
 def content_part(
@@ -364,48 +338,29 @@ def content_part(
     value = encoded(item, f"items.{modality}[0]")
     part = {"type": modality, modality: value}
     if as_url:
-        text = base64.b64encode(json.dumps(value).encode()).decode()
+        text = base64.b64encode(msgspec.json.encode(value)).decode()
         url = f"{ITEM_URL}{modality};base64,{text}"
         part = {"type": "image_url", "image_url": {"url": url}}
     return part if uuid is None else {**part, "uuid": uuid}
 
 
-def _base64(values: Any, dtype: str, where: str) -> dict[str, Any]:
-    """A tensor or an array as its little-endian values in C order."""
-    if dtype not in DTYPES:
-        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-    if isinstance(values, torch.Tensor):
-        # bfloat16 has no numpy dtype; the copy mends the odd strides that a tensor of one element
-        # may have
-        flat = values.flatten().clone(memory_format=torch.contiguous_format)
-        raw = flat.view(torch.uint8).numpy().tobytes()
-    else:
-        raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-    data = base64.b64encode(raw).decode()
-    return {"data": data, "dtype": dtype, "shape": list(values.shape)}
-
-
-def encoded(value: Any, where: str, *, top: bool = False) -> Any:
+def encoded(value: Any, where: str) -> Any:
     """One value as JSON, see `encode`.
 
     Args:
         value: an item, or a container of items, for example messages.
         where: its path in errors.
-        top: whether the value is all of a modality.
 
     Raises:
         InputError: a value without a form on the wire.
     """
-    if isinstance(value, torch.Tensor):
-        return _base64(value.detach().cpu(), str(value.dtype).removeprefix("torch."), where)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _base64(np.asarray(value), value.dtype.name, where)
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return _base64(value, where)
     if hasattr(value, "getbands"):
         buffer = io.BytesIO()
         value.save(buffer, "PNG")
         url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        part = {"image_url": {"url": url}}
-        return [part] if top else part
+        return {"image_url": {"url": url}}
     if isinstance(value, (list, tuple)):
         return [encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
@@ -413,3 +368,16 @@ def encoded(value: Any, where: str, *, top: bool = False) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")
+
+
+def _base64(values: Any, where: str) -> dict[str, Any]:
+    """A tensor or an array as its little-endian values in C order."""
+    dtype = getattr(values.dtype, "name", str(values.dtype).removeprefix("torch."))
+    if dtype not in DTYPES:
+        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
+    if dtype == "bfloat16":  # which numpy lacks
+        values = values.view(torch.int16)
+    array = values.numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
+    raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    data = base64.b64encode(raw).decode()
+    return {"data": data, "dtype": dtype, "shape": list(array.shape)}

@@ -27,12 +27,11 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
-from mmkit.serve.engine import Engine
-from mmkit.serve.errors import Lost
-from mmkit.serve.plugin import Gate
+from mmkit.serve.engine import Engine, Lost
 from mmkit.serve.process import Server
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
+from mmkit.serve.vllm_routes import Gate
 from mmkit.serve.wire import listed
 
 pytestmark = pytest.mark.timeout(120)

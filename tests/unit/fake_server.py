@@ -12,6 +12,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from msgspec import Raw
 
 from mmkit import InputError
 from mmkit.serve import protocol, wire
@@ -181,7 +182,7 @@ class Fake:
             tokens = [1, 2]
             if len(frame) == TOKENS_PER_FRAME:
                 actions = [np.zeros((6, 3))]
-                for items in protocol.named(asked.items, ["actions"], "items").values():
+                for items in protocol.named(asked.items, {"actions": Raw}, "items").values():
                     actions = wire.Decoder(protocol.Limits()).items(items, "items", None, [""])
                 frame = following(frame, np.asarray(actions[-1]))
                 tokens = frame[:most]

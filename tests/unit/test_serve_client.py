@@ -1,6 +1,5 @@
 """The client against a small server that speaks the protocol without vLLM."""
 
-import asyncio
 import contextlib
 import pickle
 import subprocess
@@ -14,7 +13,7 @@ import torch
 
 from mmkit import InputError
 from mmkit.serve import wire
-from mmkit.serve.client import AsyncClient, Client, RequestError, ServerGone
+from mmkit.serve.client import Client, RequestError, ServerGone
 from mmkit.serve.process import free_port
 from tests import ROOT
 from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, TOKENS_PER_FRAME, Fake, following, until
@@ -22,7 +21,7 @@ from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, TOKENS_PER_FRAME, F
 
 @pytest.fixture
 def make() -> Iterator[Any]:
-    """Makes clients. The one with blocking calls runs the asynchronous one."""
+    """Makes clients."""
     with contextlib.ExitStack() as stack:
         yield lambda url, **options: stack.enter_context(Client(url, **options))
 
@@ -124,7 +123,7 @@ def test_answers_of_unknown_form(client: Any, prompt: str, code: int | None, wor
 def test_api_key(make: Any, fake: Fake) -> None:
     assert make(fake.url, api_key="right").modalities()
     wrong = make(fake.url, api_key="wrong")
-    with pytest.raises(RequestError, match=r"HTTP 401 Unauthorized .*\. Give the client") as caught:
+    with pytest.raises(RequestError, match=r"HTTP 401 Unauthorized .*\. Check the api_key") as caught:
         wrong.modalities()
     assert caught.value.code == 401
     with pytest.raises(RequestError, match="HTTP 401 Unauthorized") as caught, wrong.session([1], max_tokens=1):
@@ -135,7 +134,7 @@ def test_api_key(make: Any, fake: Fake) -> None:
 
 
 def test_other_paths(make: Any, fake: Fake) -> None:
-    with pytest.raises(RequestError, match=r"HTTP 404 Not Found .*\. Check that it is a server of mmkit") as caught:
+    with pytest.raises(RequestError, match=r"HTTP 404 Not Found .*, and that it is a server of mmkit") as caught:
         make(f"{fake.url}/elsewhere").modalities()
     assert caught.value.code == 404
     with pytest.raises(RequestError, match="HTTP 403"), make(f"{fake.url}/elsewhere").session([1], max_tokens=1):
@@ -152,8 +151,8 @@ def test_inputs_without_a_form_on_the_wire(client: Any, fake: Fake) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "http://127.0.0.1:99999", "http://[bad", "ftp://a"])
 def test_address(make: Any, url: str) -> None:
-    with pytest.raises(InputError, match=r"^base_url: expected an address such as"):
-        make(url)
+    with pytest.raises(ServerGone, match=r"/v1/mm/modalities: expected an answer, got \w+ \("):
+        make(url).modalities()
 
 
 # -- servers that go away ----------------------------------------------------------------------------------------------
@@ -162,9 +161,12 @@ def test_address(make: Any, url: str) -> None:
 def test_no_server(make: Any) -> None:
     client = make(f"http://127.0.0.1:{free_port()}")
     for call in (client.modalities, lambda: client.generate([1]), lambda: list(client.stream([1]))):
-        with pytest.raises(ServerGone, match=r"/v1/mm/\w+: expected a server, got no connection \(.*\)\. Start"):
+        with pytest.raises(ServerGone, match=r"/v1/mm/\w+: expected an answer, got ConnectError \(.*refused.*\)\. See"):
             call()
-    with pytest.raises(ServerGone, match=r"^ws://.*session: expected a server"), client.session([1], max_tokens=1):
+    with (
+        pytest.raises(ServerGone, match=r"^ws://.*session: expected an answer, got Conn"),
+        client.session([1], max_tokens=1),
+    ):
         pass
 
 
@@ -180,26 +182,32 @@ def test_a_stream_that_does_not_end(client: Any, prompt: str, error: type[Except
 
 
 def test_silence(make: Any, fake: Fake) -> None:
-    with pytest.raises(ServerGone, match=r"none for 0.2 s\. Give the client a longer timeout"):
+    with pytest.raises(ServerGone, match=r"got ReadTimeout \(timed out\)\."):
         make(fake.url, timeout=0.2).generate("silence")
     with make(fake.url).session([1], max_tokens=1) as session:
-        session._core._client.timeout = 0.2  # only now, for a busy machine
-        with pytest.raises(ServerGone, match=r"none for 0\.2 s"):
+        session._client.timeout = 0.2  # only now, for a busy machine
+        with pytest.raises(ServerGone, match=r"got TimeoutError \(timed out"):
             session.next(prompt="silence")
-        with pytest.raises(ServerGone, match="a closed one"):  # the late chunk must not answer a later call
+        with pytest.raises(
+            ServerGone, match="whose last chunk is whole"
+        ):  # the late chunk must not answer a later call
             session.next(prompt=[1])
 
 
 @pytest.mark.parametrize(
     ("prompt", "code", "words"),
-    [("die", None, "closed connection .*1011.*dying"), ("odd", None, "a message of a se"), ("fatal", 503, "actions")],
+    [
+        ("die", None, "ConnectionClosedError .*1011.*dying"),
+        ("odd", None, "a message of a se"),
+        ("fatal", 503, "actions"),
+    ],
 )
 def test_gone_within_a_session(client: Any, prompt: str, code: int | None, words: str) -> None:
     with client.session([1], max_tokens=1) as session:
         with pytest.raises(RequestError if code else ServerGone, match=words) as caught:
             session.next(prompt=prompt)
         assert getattr(caught.value, "code", None) == code
-        with pytest.raises(ServerGone, match=r"expected an open session, got a closed one\. Open a new one\."):
+        with pytest.raises(ServerGone, match=r"expected a session whose last chunk is whole, got another\. Open a new"):
             session.next()
 
 
@@ -275,27 +283,11 @@ def test_interrupted_chunk(client: Any, fake: Fake) -> None:
         raise ZeroDivisionError
 
     with client.session([1], max_tokens=2, stream=True) as session:
-        session._core._on_tokens = stop
+        session._on_tokens = stop
         with pytest.raises(ZeroDivisionError):
             session.next()
-        with pytest.raises(InputError, match="the last chunk to be whole"):
+        with pytest.raises(ServerGone, match="whose last chunk is whole"):
             session.next()
-    until(lambda: not fake.sessions)
-
-
-def test_the_asynchronous_client(fake: Fake) -> None:
-    """With a call that is cancelled."""
-
-    async def run() -> None:
-        async with AsyncClient(fake.url) as client, client.session([1], max_tokens=2) as session:
-            assert [event.choices[0].token_ids async for event in client.stream([1])] == [[5], [6]]
-            assert (await session.next()).index == 1
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(session.next(prompt="silence"), 0.2)
-            with pytest.raises(InputError, match="interrupted"):
-                await session.next()
-
-    asyncio.run(run())
     until(lambda: not fake.sessions)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.serve.window import History, held
+from mmkit.serve.window import Held, History, by_name, placed
 
 turns = st.tuples(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 3)), max_size=3), st.integers(1, 4)
@@ -20,9 +20,9 @@ def test_what_is_left_is_what_was_there(drawn, keep, room) -> None:
     """Each token is known with the item that it belongs to."""
     history, known, count = History(keep), [], 0
 
-    def check(tokens: int, items: Counter[str]) -> None:
-        if tokens + len(new) > room:
-            raise InputError("tokens", "fewer", str(tokens))
+    def check(left: History) -> None:
+        if len(left.ids) + len(new) > room:
+            raise InputError("tokens", "fewer", str(len(left.ids)))
 
     for items, generated in drawn:
         new, values = [], {}
@@ -43,13 +43,13 @@ def test_what_is_left_is_what_was_there(drawn, keep, room) -> None:
             assert known[dropped - 1][1] != known[dropped][1], "an item is whole or gone"
             assert not left.items or len(left.items) + len(items) <= keep
         known = known[dropped:] + new
-        came_as, uuids = left.came_as(values, {})
+        whole = [*left.items, *(Held(name, value) for name, of in values.items() for value in of)]
         owners = [owner for _, owner in known]
         places = {
-            name: [SimpleNamespace(offset=owners.index(item), length=owners.count(item)) for item in of]
-            for name, of in came_as.items()
+            name: [SimpleNamespace(offset=owners.index(i.value), length=owners.count(i.value)) for i in of]
+            for name, of in by_name(whole).items()
         }
         ids = [number for number, _ in known]
         assert [*left.ids, *(number for number, _ in new)] == ids
-        history = left._replace(ids=ids, items=held({"mm_placeholders": places}, came_as, uuids))
+        history = left._replace(ids=ids, items=placed(whole, {"mm_placeholders": places}))
         assert [item.value for item in history.items] == list(dict.fromkeys(filter(None, owners)))

@@ -1,0 +1,258 @@
+"""What vLLM's own routes read: bodies whose cost is bounded, with references in place of items.
+
+vLLM collects every mistake of a body, at about a kilobyte each, and checks each number several
+times. So items in messages are decoded here, with the limits of our own routes: content parts
+``{"type": "cloud", "cloud": ...}``, with an item in one of the forms of ``POST /v1/mm/generate``,
+or the same as a data URL in an ``image_url`` part. What vLLM reads refers to them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+from starlette.requests import ClientDisconnect, Request
+
+from ..errors import InputError
+from ..vllm_api.chat import REFERENCE, SENT, Load
+from . import errors
+from .protocol import NULL, Limits, TooLarge, begins, decoded
+from .routes import aside, read
+from .state import ServerState
+from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, weigh
+
+FEW = 2**14
+"""Values in the JSON that vLLM reads of a request, beside those of a prompt."""
+
+_LARGE = 2**20
+_ITEMS = ("multi_modal_data", "items")
+_MEDIA = {"image_url": "image", "video_url": "video"}
+_CHAT = "/v1/chat/completions"
+_ROUTES = ("/v1/completions", _CHAT, "/v1/embeddings", "/pooling", "/classify")
+"""Routes of vLLM that would leave items out of a request without a word."""
+
+_CONSTRAINTS = ("structured_outputs", "response_format", "text", "tools")
+_Constrained: Any = msgspec.defstruct(
+    "_Constrained", [(name, Raw, Raw()) for name in (*_CONSTRAINTS, "tool_choice")]
+)
+"""The fields that say what a text must be, in whichever of vLLM's routes."""
+
+_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
+"""Choices of tools for which no grammar is compiled."""
+
+_Id = Annotated[int, Meta(ge=0)]
+Sent = Sequence[tuple[str, Load]]
+"""Items, each with its modality."""
+
+
+class Gate:
+    """ASGI middleware before every route.
+
+    Args:
+        app: the routes.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, if need be by 400 or 413."""
+        state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
+        if state is not None and _is_theirs(scope):
+            try:
+                receive = _again(await _body(Request(scope, receive), state), receive)
+            except ClientDisconnect:
+                return
+            except Exception as error:
+                # the rest of its body would be taken for the next request
+                refusal = errors.response(error, state.plan, "vllm", connection="close")
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_theirs(scope: Any) -> bool:
+    """Whether a request with a body goes to one of vLLM's routes."""
+    if scope["type"] != "http" or scope["path"].startswith("/v1/mm/"):
+        return False
+    return scope["method"] in ("POST", "PUT", "PATCH")
+
+
+async def _body(request: Request, state: ServerState) -> bytes:
+    """The body of a request to one of vLLM's routes, as that may read it."""
+    is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
+    body = bytes(await read(request, state.limits, json=is_json))
+    if is_json:
+        body, items = await aside(len(body), apart, request.url.path, body, state)
+        SENT.set(items)  # also none: a pipelined request begins in the context of the one before it
+    return body
+
+
+def _again(body: bytes, receive: Any) -> Any:
+    """The messages by which a route receives a body that has been read."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, Sent]:
+    """A body for one of vLLM's routes without the items in its messages, and what gives these.
+
+    Raises:
+        InputError: an item is malformed; or a message is, and there are items; or there are items
+            where nothing reads them; or messages, and no tokenizer; or a long prompt is.
+        TooLarge: the items, or what is left, are beyond a limit.
+    """
+    if b"\0" in body:  # Python also reads UTF-16, in which nobody here knows a text's end
+        raise InputError("body", "JSON in UTF-8", "a zero byte")
+    if path == _CHAT and not state.engine.has_tokenizer:
+        expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
+        raise InputError("messages", expected, "messages")
+    sent: Sent = ()
+    is_object = body.lstrip()[:1] == b"{"
+    if is_object and len(body) > state.limits.constraint:
+        _check_constraints(body, state.limits)
+    may_hold = path in _ROUTES and _holds(body, _ITEMS)
+    if may_hold or (_holds(body, ["messages"]) and _holds(body, [*state.in_messages, *_MEDIA])):
+        request = decoded(dict[str, Raw], body)
+        for name in _ITEMS if may_hold else ():
+            if name in request:
+                remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
+                raise InputError(name, f"no items at {path}", "some", remedy)
+        request["messages"], sent = _Conversation(state).read(request.get("messages", NULL))
+        body = msgspec.json.encode(request) if sent else body
+    count = listed(body)
+    if is_object and (len(body) > _LARGE or count > FEW):
+        count -= decoded(_Long, body).values()
+    if count > FEW:
+        raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
+    return body, sent
+
+
+def _holds(body: bytes, names: Sequence[str]) -> bool:
+    """Whether a body may hold one of these names; an escape may spell any letter."""
+    return b"\\u" in body or any(f'"{name}"'.encode() in body for name in names)
+
+
+def _check_constraints(body: bytes, limits: Limits) -> None:
+    """Refuse what would take long to compile."""
+    fields = decoded(_Constrained, body)
+    for name in sorted(_CONSTRAINTS):
+        raw = getattr(fields, name)
+        if name == "tools" and bytes(fields.tool_choice) in _FREE_TO_CALL:
+            continue
+        if name == "text" and not begins(raw, b"{"):  # of /v1/responses it is an object
+            continue
+        if len(memoryview(raw)) > limits.constraint:
+            raise limits.too_large(name, "constraint", "bytes")
+
+
+class _Long(msgspec.Struct):
+    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals;
+    what is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
+
+    prompt: str | list[str | _Id | list[_Id]] | None = None
+    tokens: list[_Id] | None = None
+    token_ids: list[_Id] | None = None
+    model: Annotated[str, Meta(max_length=2**10)] | None = None
+
+    def values(self) -> int:
+        """The number of values in prompts.
+
+        Raises:
+            InputError: a prompt is no list of one kind.
+        """
+        lists = [of for of in (self.prompt, self.tokens, self.token_ids) if isinstance(of, list)]
+        if any(len(set(map(type, of))) > 1 for of in lists):
+            raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
+        return sum(1 + len(one) if isinstance(one, list) else 1 for of in lists for one in of)
+
+
+# -- items in messages -----------------------------------------------------------------------------
+
+
+class _Conversation:
+    """The messages of a request, whose items are taken out while they are read."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state, self._decoder = state, Decoder(state.limits, state.engine.frames)
+        self._counts = Counter[str]()
+        self._sent: list[tuple[str, Load]] = []
+
+    def read(self, raw: Raw) -> tuple[Raw, Sent]:
+        """The messages with references in place of items, and these in the order in which they were
+        read: per item its modality, and a function that loads it.
+
+        Raises:
+            InputError: an item is malformed, or there are too many.
+            TooLarge: they are beyond a limit of the server.
+        """
+        return _each(raw, self._message), self._sent
+
+    def _message(self, raw: Raw) -> Raw:
+        message = decoded(dict[str, Raw], raw, "messages")
+        if "content" in message:
+            message["content"] = _each(message["content"], self._part)
+        return Raw(msgspec.json.encode(message))
+
+    def _part(self, raw: Raw) -> Raw:
+        part = decoded(dict[str, Raw], raw, "messages")
+        urls = {name: _url(part[name]) for name in _MEDIA if name in part}
+        name = msgspec.json.decode(part.get("type", b"null"))
+        if urls.get("image_url", "").startswith(ITEM_URL):
+            self._take(*self._of_url(urls["image_url"]))
+        elif name not in self._state.in_messages:
+            for medium in urls:
+                self._decoder.weighed(Media(_MEDIA[medium], urls[medium]), "messages")
+            return raw
+        elif name not in part:
+            raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
+        else:
+            self._take(name, part.pop(name))
+        url = {"url": f"{REFERENCE}{len(self._sent) - 1}"}
+        return Raw(msgspec.json.encode({**part, "type": "image_url", "image_url": url}))
+
+    def _of_url(self, url: str) -> tuple[str, Raw]:
+        """The modality of an item and its JSON."""
+        name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
+        if name not in self._state.in_messages:
+            expected = f"one of {', '.join(self._state.in_messages)}"
+            raise InputError("messages", f"{expected} as the modality of a URL", repr(name[:40]))
+        try:
+            item = base64.b64decode(content, validate=True)
+        except ValueError:
+            raise InputError("messages", "base64 in the URL of an item", "another text") from None
+        weigh(item, "messages", self._state.limits)
+        return name, decoded(Raw, item, "messages")
+
+    def _take(self, name: str, raw: Raw) -> None:
+        """Decode one more item."""
+        engine, modality = self._state.engine, self._state.plan.modalities[name]
+        where = f"items.{name}[{self._counts[name]}]"
+        self._counts[name] += 1
+        modality.intake.check_count(self._counts[name], engine.most_items.get(name))
+        value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
+        self._sent.append((name, partial(engine.loaded, value, where)))
+
+
+def _each(raw: Raw, read: Callable[[Raw], Raw]) -> Raw:
+    """A list whose objects are read; anything else as it is, for vLLM to refuse."""
+    if not begins(raw, b"["):
+        return raw
+    parts = decoded(list[Raw], raw, "messages")
+    return Raw(msgspec.json.encode([read(one) if begins(one, b"{") else one for one in parts]))
+
+
+def _url(raw: Raw) -> str:
+    """The URL of a part; empty for what vLLM refuses."""
+    value = msgspec.json.decode(raw)
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) else ""
