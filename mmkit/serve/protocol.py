@@ -417,6 +417,8 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 
 _SHOWN = 40
 """Characters of a bad value, or of a bad name, that an error shows."""
+_ENDS = 500
+"""Characters at either end of what msgspec says, which are looked at."""
 
 
 @cache
@@ -458,7 +460,9 @@ _UNKNOWN = "another one"
 
 def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     """Where a mistake is that msgspec has found, what it expected, and what it got."""
-    text, _, place = str(error).replace("`key` in ", "").partition(" - at `$")
+    told = str(error)
+    told = told[:_ENDS] + told[max(_ENDS, len(told) - _ENDS) :]  # it may quote all that was sent
+    text, _, place = told.replace("`key` in ", "").partition(" - at `$")
     path = place.rstrip("`").removeprefix(".")
     problem, _, name = text.removesuffix("`").partition(" field `")
     if name:

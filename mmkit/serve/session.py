@@ -127,8 +127,11 @@ class Session:
             raw = await self._socket.receive()
             if raw["type"] == "websocket.disconnect":
                 raise _End("the client left")
+            text = raw.pop("text", None)
+            body = None if text is None else text.encode(errors="surrogatepass")
+            del text  # which may be large
             try:
-                message = await asyncio.to_thread(self._parsed, raw.get("text"))
+                message = await asyncio.to_thread(self._parsed, body)
                 if isinstance(message, protocol.CloseMessage):
                     raise _End("the client closed it")
                 if self._is_busy:
@@ -141,10 +144,9 @@ class Session:
                 self._is_busy = True
                 self._messages.put_nowait(message)
 
-    def _parsed(self, text: str | None) -> Any:
-        if text is None:
+    def _parsed(self, body: bytes | None) -> Any:
+        if body is None:
             raise InputError("message", "JSON text", "bytes", "Send text frames.")
-        body = text.encode(errors="surrogatepass")
         weigh(body, "message", self._state.limits)
         return decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, body)
 
