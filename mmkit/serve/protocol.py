@@ -91,7 +91,7 @@ def _object(description: str, **schema: Any) -> Meta:
 
 _LISTS = {"type": ["array", "object", "string"]}
 _NAMES = {"type": ["array", "null"], "items": {"type": ["string", "null"]}}
-_ITEMS = "Per modality a list of items, one record or text, or one encoded batch."
+_ITEMS = "Per modality one item or a list of items; or one encoded batch."
 _UUIDS = "Per modality and item a name for the cache, or null."
 Items = Annotated[Raw, _object(_ITEMS, additionalProperties=_LISTS)]
 Uuids = Annotated[Raw, _object(_UUIDS, additionalProperties=_NAMES)]
