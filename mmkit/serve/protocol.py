@@ -91,7 +91,7 @@ def _object(description: str, **schema: Any) -> Meta:
 
 _LISTS = {"type": ["array", "object", "string"]}
 _NAMES = {"type": ["array", "null"], "items": {"type": ["string", "null"]}}
-_ITEMS = "Per modality a list of items, one record or text, or one encoded batch."
+_ITEMS = "Per modality one item or a list of items; or one encoded batch."
 _UUIDS = "Per modality and item a name for the cache, or null."
 Items = Annotated[Raw, _object(_ITEMS, additionalProperties=_LISTS)]
 Uuids = Annotated[Raw, _object(_UUIDS, additionalProperties=_NAMES)]
@@ -416,6 +416,8 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 
 _SHOWN = 40
 """Characters of a bad value, or of a bad name, that an error shows."""
+_ENDS = 500
+"""Characters at either end of what msgspec says, which are looked at."""
 
 
 decoder = cache(msgspec.json.Decoder)
@@ -455,7 +457,9 @@ _UNKNOWN = "another one"
 
 def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     """Where a mistake is that msgspec has found, what it expected, and what it got."""
-    text, _, place = str(error).replace("`key` in ", "").partition(" - at `$")
+    told = str(error)
+    told = told[:_ENDS] + told[max(_ENDS, len(told) - _ENDS) :]  # it may quote all that was sent
+    text, _, place = told.replace("`key` in ", "").partition(" - at `$")
     path = place.rstrip("`").removeprefix(".")
     problem, _, name = text.removesuffix("`").partition(" field `")
     if name:

@@ -143,15 +143,17 @@ class Session:
         raw = await self._socket.receive()
         if raw["type"] == "websocket.disconnect":
             raise _End("the client left")
-        message = await asyncio.to_thread(self._parsed, raw.get("text"))
+        text = raw.pop("text", None)
+        body = None if text is None else text.encode(errors="surrogatepass")
+        del text  # which may be large
+        message = await asyncio.to_thread(self._parsed, body)
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it")
         return message
 
-    def _parsed(self, text: str | None) -> Any:
-        if text is None:
+    def _parsed(self, body: bytes | None) -> Any:
+        if body is None:
             raise InputError("message", "JSON text", "bytes", "Send text frames.")
-        body = text.encode(errors="surrogatepass")
         weigh(body, "message", self._state.limits)
         return decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, body)
 

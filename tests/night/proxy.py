@@ -1,9 +1,10 @@
-"""The proxy of deploy/nginx.conf before a server, as a context manager; its clients are told apart by their address."""
+"""An nginx before a server; that of deploy/nginx.conf tells its clients apart by their address."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from mmkit.serve.process import Server, free_port
@@ -25,41 +26,51 @@ http {{
 """
 
 
-def command(folder: Path, servers: str) -> list[str]:
-    """What starts an nginx of these servers, whose files lie in a folder."""
-    paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
-    (folder / "mmkit.conf").write_text(servers)
-    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
-    return [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
-
-
 class Proxy:
-    """A running nginx with the configuration of deploy/, whose ports and keys are those of a test.
+    """A running nginx on a free port.
 
     Args:
-        server: what stands behind it.
         folder: for its files.
+        servers: the configuration of its servers, made of the port.
     """
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, folder: Path, servers: Callable[[int], str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / "error.log"
+        paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
+        (folder / "mmkit.conf").write_text(servers(self.port))
+        (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
+        self._command = [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+
+    def stop(self) -> None:
+        """All connections end, as when a network fails, and there are no new ones."""
+        self._process.terminate()
+        self._process.wait(120)
+
+    def __enter__(self) -> Proxy:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def deployed(server: Server, folder: Path) -> Proxy:
+    """With the configuration of deploy/ before a server, whose ports and keys are those of a test."""
+    (folder / "keys").write_text(f'"Bearer {KEY}" 1;\n')
+
+    def servers(port: int) -> str:
         given = (ROOT / "deploy" / "nginx.conf").read_text()
         for word, ours in {
-            "listen 8080;": f"listen 127.0.0.1:{self.port};",
+            "listen 8080;": f"listen 127.0.0.1:{port};",
             "server 127.0.0.1:8000;": f"server 127.0.0.1:{server.port};",
             "/etc/nginx/mmkit-keys": f"{folder}/keys",
         }.items():
             assert word in given
             given = given.replace(word, ours)
-        (folder / "keys").write_text(f'"Bearer {KEY}" 1;\n')
-        self._command = command(folder, given)
+        return given
 
-    def __enter__(self) -> Proxy:
-        self.process = subprocess.Popen(self._command)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+    return Proxy(folder, servers)

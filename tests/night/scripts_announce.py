@@ -1,7 +1,6 @@
 """A user's script: registers a model by its spec, and generates frames in an engine of several processes.
 
-test_plugin.py runs it as a script; test_commands.py imports it from another one, and test_ray.py has Ray start the
-processes.
+test_plugin.py runs it as a script and imports it from another one, and test_ray.py has Ray start the processes.
 """
 
 import json

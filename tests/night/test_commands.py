@@ -10,14 +10,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from examples.terra import CHECKPOINT
 from mmkit.cli.new import KINDS, new
 from mmkit.serve import Client
 from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.engine.terra.published import make_published
 from tests.language_models import CHATML, language_model
-from tests.night.test_plugin import check_frames, run_script
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -41,18 +39,6 @@ def test_llava_like_gives_the_ids_of_vllms_own_class(tmp_path: Path, split: str)
     answers = json.loads(report.read_text())
     assert len(answers["ids"]) > 60
     assert answers["ids"] == answers["vllm"]
-
-
-def test_a_model_of_a_script_reaches_every_process() -> None:
-    """The engine core, and two workers that share each layer, with the entry point of the examples blocked. The ids are
-    those of one worker: they are right.
-    """
-    check_frames(run_script(2))
-
-
-def test_a_model_of_an_imported_module_reaches_every_process() -> None:
-    code = f"import tests.night.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"
-    check_frames(run("-c", code, VLLM_PLUGINS="mmkit", VLLM_WORKER_MULTIPROC_METHOD="spawn"))
 
 
 @pytest.mark.parametrize(

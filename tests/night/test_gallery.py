@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mmkit.testing import NotApplicable, check_law
-from tests import hf_law
-from tests.oracles import SYSTEMS
-from tests.path import test_live, test_render_processes
-from tests.path.test_project_specs import EXAMPLES, LEFT_OUT, PAIRS, hold, subject
+from tests.path import test_gallery, test_render_processes
+from tests.path.test_gallery import EXAMPLES, LEFT_OUT, PAIRS, hold, subject
 from tests.profiles import scaled
 
 SILENT = sorted((name, number) for number in LEFT_OUT.keys() - {"cache"} for name in LEFT_OUT[number])
@@ -25,14 +23,9 @@ def test_a_law_that_is_left_out_does_not_apply(name: str, number: str) -> None:
         check_law(number, subject(name), examples=EXAMPLES)
 
 
-@pytest.mark.parametrize("name", test_live.LIVE)
+@pytest.mark.parametrize("name", test_gallery.LIVE)
 def test_as_the_hand_written_class(name: str) -> None:
-    test_live.same_as_the_class(name, scaled(25))
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_the_processor_for_transformers(name: str) -> None:
-    hf_law.check(subject(name), scaled(15))
+    test_gallery.same_as_the_class(name, scaled(25))
 
 
 @pytest.mark.parametrize("name", ["molmo", "ultravox"])

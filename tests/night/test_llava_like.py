@@ -1,5 +1,5 @@
-"""The LLaVA-like model beside vLLM's own class: ids, the spec on that class, features of vLLM that
-ask something of the model class (`python -m tools.features` runs all of them on both sides), render processes."""
+"""The LLaVA-like model beside vLLM's own class: the spec on that class, and features of vLLM that ask something of the
+model class (`python -m tools.features` runs all of them on both sides). test_commands.py compares the ids of both."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,21 +37,6 @@ def answers(llava: Any, cases: list[Case]) -> list[list[int]]:
     return answer(llava, [case.request() for case in cases])
 
 
-@pytest.fixture(scope="module")
-def own(checkpoint: Path, engines: ExitStack) -> Any:
-    """vLLM's class. Not compiled: compiled code rounds in another way."""
-    return engines.enter_context(engine(checkpoint, own=True, seed=0, enforce_eager=True))
-
-
-def model_of(llm: Any) -> Any:
-    return llm.llm_engine.model_executor.driver_worker.worker.get_model()
-
-
-def test_ids_are_those_of_vllms_own_class(own: Any, cases: list[Case], answers: list[list[int]]) -> None:
-    assert type(model_of(own)).__module__ == "vllm.model_executor.models.llava"
-    assert answer(own, [case.request() for case in cases]) == answers
-
-
 def test_the_spec_on_vllms_own_class(
     checkpoint: Path, engines: ExitStack, cases: list[Case], answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +49,7 @@ def test_the_spec_on_vllms_own_class(
     monkeypatch.setenv("MMKIT_MODULES", "")
     LLAVA_LIKE.register(Llava)
     llm = engines.enter_context(engine(checkpoint, own=True, seed=0, enforce_eager=True))
-    assert type(model_of(llm)) is Llava
+    assert type(llm.llm_engine.model_executor.driver_worker.worker.get_model()) is Llava
     assert type(llm.llm_engine.renderer.mm_processor) is LLAVA_LIKE.classes.processor
     assert answer(llm, [case.request() for case in cases]) == answers
 

@@ -1,4 +1,4 @@
-"""Registration reaches every process that vLLM starts, without an entry point."""
+"""Registration reaches every process that vLLM starts, without an entry point: that of the examples is blocked."""
 
 import json
 
@@ -6,11 +6,7 @@ from examples.terra import CHECKPOINT
 from tests.engine.processes import run
 from tests.engine.terra.rollouts import expected, stacked
 
-
-def run_script(workers: int) -> str:
-    """Its output; the entry point of the examples is blocked."""
-    variables = {"VLLM_PLUGINS": "mmkit", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    return run("-m", "tests.night.scripts_announce", str(CHECKPOINT), str(workers), **variables)
+SPAWNED = {"VLLM_PLUGINS": "mmkit", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
 def check_frames(output: str) -> None:
@@ -18,6 +14,11 @@ def check_frames(output: str) -> None:
     assert json.loads(line.removeprefix("FRAMES ")) == expected(*stacked(range(2)), 2).tolist()
 
 
-def test_a_model_of_a_script_reaches_the_engine() -> None:
-    """test_commands.py has two workers beside the engine core."""
-    check_frames(run_script(1))
+def test_a_model_of_a_script_reaches_every_process() -> None:
+    """The engine core, and two workers that share each layer. The ids are those of one worker: they are right."""
+    check_frames(run("-m", "tests.night.scripts_announce", str(CHECKPOINT), "2", **SPAWNED))
+
+
+def test_a_model_of_an_imported_module_reaches_the_engine() -> None:
+    code = f"import tests.night.scripts_announce as s\nif __name__ == '__main__': s.main({str(CHECKPOINT)!r})"
+    check_frames(run("-c", code, **SPAWNED))

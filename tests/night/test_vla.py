@@ -90,15 +90,6 @@ def test_each_position_of_each_request_has_its_own_ids(vla: Any, outputs: Any) -
     assert len(set(drawn)) > 12, "answers differ, and so do the requests"
 
 
-@pytest.mark.parametrize(
-    "option", [{"max_tokens": 3}, {"ignore_eos": False}, {"stop_token_ids": [3]}, {"allowed_token_ids": [3]}], ids=str
-)
-def test_what_contradicts_an_output_is_refused(vla: Any, outputs: Any, option: dict[str, Any]) -> None:
-    (name,) = option
-    with pytest.raises(InputError, match=rf"^{name}: expected (\w+ or )?none beside output 'action', got "):
-        sampling_params(outputs["action"], vla, **option)
-
-
 def test_drafts_keep_to_an_output_of_one_range(
     checkpoint: Path, engines: ExitStack, outputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

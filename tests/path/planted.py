@@ -435,16 +435,15 @@ def buffer_written_again(items, scope):
     return {"frames": _BUFFER[: len(items)]}
 
 
-def text_without_special_tokens(inherited, prompt, *rest, **named):
-    ids = [ID.get(word, ID["<unk>"]) for word in prompt.split()] if isinstance(prompt, str) else prompt
-    return inherited(ids, *rest, **named)
+def _read(*before: str) -> Callable[..., Any]:
+    """Texts are read by the processor, as words after some others."""
 
+    def reading(inherited: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
+        if isinstance(prompt, str):
+            prompt = [ID.get(word, ID["<unk>"]) for word in [*before, *prompt.split()]]
+        return inherited(prompt, *rest, **named)
 
-def text_begun_twice(inherited, prompt, *rest, **named):
-    if isinstance(prompt, str):
-        words = ["<s>", "<s>", *prompt.split()]
-        prompt = [ID.get(word, ID["<unk>"]) for word in words]
-    return inherited(prompt, *rest, **named)
+    return reading
 
 
 def dummy_of_several_modalities(inherited, seq_len, mm_counts, *rest, **named):
@@ -464,13 +463,9 @@ def normalised_over_the_batch(items, scope):
     return {"frames": values / values.abs().max().clamp(min=1)}
 
 
-def _stacked(items: Any, scope: Any) -> dict[str, Any]:
-    return {"frames": torch.stack(list(items))}
-
-
 def field_of_the_index():
     fields = {"frames": batched(), "position": derived(item.index, dtype="int64")}
-    return {"process": _stacked, "fields": fields, "cacheable": item.count <= 9}
+    return {"process": lambda items, _: {"frames": torch.stack(items)}, "fields": fields, "cacheable": item.count <= 9}
 
 
 def _stated(more: int) -> Callable[..., Any]:
@@ -577,29 +572,18 @@ def hash_of_the_file(inherited, request, uncached):
     return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
 
 
-def llava_with(hook: str, change: Callable[..., Any]) -> Subject:
-    """LLaVA with a processor in which a method is another one."""
-    return another_llava(overriding(SYSTEMS["llava"].load_spec().classes.processor, hook, change))
-
-
-def another_llava(processor: type | None = None, **changes: Any) -> Subject:
-    """LLaVA with its Hugging Face processor, and a processor or a modality that is declared otherwise."""
+def another_llava(method: tuple[str, Callable[..., Any]] | None = None, **changes: Any) -> Subject:
+    """LLaVA with its Hugging Face processor, and another method, or a modality that is declared otherwise."""
     system = SYSTEMS["llava"]
     (image,) = system.load_spec().modalities
     spec = ModelSpec("llava", image.model_copy(update=changes))
-    side = st.integers(1, 40)
-    images = st.builds(ImageSample, st.integers(0, 2), side, side)
+    images = st.builds(ImageSample, st.integers(0, 2), *[st.integers(1, 40)] * 2)
+    processor = overriding(spec.classes.processor, *method) if method else None
     return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
 
 
-def colours(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """What the Hugging Face processor makes of images, with other pixels."""
-
-    def process(items: Any, scope: Any) -> dict[str, Any]:
-        images = scope.proc.image_processor(list(items), return_tensors="pt")
-        return {"pixel_values": change(images["pixel_values"])}
-
-    return process
+def flipped_channels(items, scope):
+    return {"pixel_values": scope.proc.image_processor(list(items), return_tensors="pt")["pixel_values"].flip(-3)}
 
 
 class Rotated(MultiModalModel, _Encoders):
@@ -689,12 +673,12 @@ BUGS = [
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
     Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
         CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
-    Bug("text", "text_without_special_tokens", "processor.__call__", text_without_special_tokens,
+    Bug("text", "text_without_special_tokens", "processor.__call__", _read(),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",
         lambda inherited: replace(inherited(), do_lower_case=True),
         r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
-    Bug("text", "text_begun_twice", "processor.__call__", text_begun_twice,
+    Bug("text", "text_begun_twice", "processor.__call__", _read("<s>", "<s>"),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("independence", "padded_to_the_batch", "series",
         lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
@@ -717,7 +701,7 @@ BUGS = [
     Bug("identity", "hash_of_the_shape", HASHES, hash_of_the_shape, r"TensorSample\(seed=1, .*\) has the same hash"),
     Bug("identity", "hash_of_the_container", "parser.parsed", hash_of_the_container,
         r"the same content as (ndarray|list) has another hash"),
-    Bug("identity", "hash_of_the_file", "subject", lambda: llava_with("_hashed", hash_of_the_file),
+    Bug("identity", "hash_of_the_file", "subject", lambda: another_llava(("_hashed", hash_of_the_file)),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
     Bug("round_trip", "field_left_out", "processor.item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
@@ -794,7 +778,7 @@ BUGS = [
         lambda: another_llava(layout=embed(cfg.image_token_index) * 17),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: \d+ and \d+ long"),
     Bug("reference", "channels_in_another_order", "subject",
-        lambda: another_llava(process=colours(lambda pixels: pixels.flip(-3))),
+        lambda: another_llava(process=flipped_channels),
         r"of '.*<image>.*': the field 'pixel_values' has other values"),
     Bug("positions", "height_and_width_swapped", "subject", lambda: another_qwen("image", lambda t, h, w: (t, w, h)),
         ELSEWHERE),

@@ -1,4 +1,5 @@
-"""The kit as a plugin author uses it: one call, a decorator, or a pytest option."""
+"""The kit as a plugin author uses it: one call, a decorator, or a pytest option; and on processors that are unlike what
+mmkit generates: each law ends in a verdict, and none in an error of the kit."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import strategies as st
 
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import testing
-
-FEW = ("--mmkit-examples", "4", "-k", "ranges or cache or text")
+from mmkit.testing import ImageSample, Subject
+from tests.oracles import SYSTEMS, hand_written
 
 Started = Callable[..., tuple[int, str]]
 
@@ -86,12 +91,6 @@ def test_broken():
     assert "xfailed" not in output
 
 
-def test_the_pytest_option(start_pytest: Started) -> None:
-    code, output = start_pytest("--mmkit", "examples.terra.spec:TERRA", "--mmkit-model", str(CHECKPOINT), *FEW)
-    assert code == 0, output
-    assert "2 passed, 1 skipped" in output
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -110,3 +109,68 @@ def test_the_plugin_costs_other_test_runs_nothing() -> None:
     code = "import sys, pytest_mmkit; print(sorted({'torch', 'vllm', 'mmkit'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# -- processors unlike those of mmkit ----------------------------------------------------------------------------------
+
+
+def growing(images: list[torch.Tensor]) -> list[np.ndarray]:
+    """A mistake: each has a copy for each image of its request."""
+    return [np.resize(image, (len(images), *image.shape)) for image in images]
+
+
+def breaking(image: torch.Tensor) -> torch.Tensor:
+    """A mistake: it cannot read what begins brightly."""
+    if image[0, 0, 0] > 0:
+        raise RuntimeError("too bright")
+    return image
+
+
+FOREIGN: dict[str, tuple[Any, dict[str, str]]] = {
+    "numpy arrays as fields": (
+        lambda images: [*map(np.asarray, images)],
+        {"ranges": "holds$", "independence": "holds$", "round_trip": "holds$"},
+    ),
+    "numpy arrays that depend on the request": (
+        growing,
+        {
+            "ranges": "holds$",
+            "independence": r"violated: .*: numpy float32 \(\d, 3, 56, 56\) and numpy float32 \(\d, 3, 56, 56\)",
+            "round_trip": "holds$",
+        },
+    ),
+    "one-shot iterators": (
+        lambda images: [iter(image) for image in images],
+        {
+            "ranges": "holds$",
+            "round_trip": "violated: .*: a one-shot iterator, which caches and batches read more than once",
+        },
+    ),
+    "an exception of the processor": (
+        lambda images: [*map(breaking, images)],
+        {"ranges": r"violated: RuntimeError: too bright\n +in the processing of image: \[ImageSample\("},
+    ),
+}
+"""Of each: the values of its field, made of the right ones, and what the laws say."""
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_verdicts(name: str) -> None:
+    """vLLM's own LLaVA, whose pixels are others."""
+    values, said = FOREIGN[name]
+    theirs = hand_written("llava")
+
+    class Foreign(type(theirs)):
+        def _apply_hf_processor_main(self, *given: Any, **named: Any) -> Any:
+            done = super()._apply_hf_processor_main(*given, **named)
+            if "pixel_values" in done:
+                done["pixel_values"] = values(list(done["pixel_values"]))
+            return done
+
+    images = st.builds(ImageSample, st.integers(0, 3), st.integers(1, 60), st.integers(1, 60))
+    foreign = Foreign(theirs.info, theirs.dummy_inputs)
+    subject = Subject(foreign, {"image": images}, model_dir=SYSTEMS["llava"].checkpoint)
+    results = {result.law: result for result in testing.check(subject, examples=10).results}
+    assert all(result.status != "kit error" for result in results.values()), results
+    for law, pattern in said.items():
+        assert re.match(pattern, results[law].sentence), results[law]

@@ -16,34 +16,22 @@ class Series:
     def embed_series(self, values: Any, length: Any, version: Any) -> Any: ...
 
 
-CLASSES: dict[str, tuple[tuple[type, ...], dict[str, Any], str]] = {
-    "no mixin": (
-        (nn.Module,), {},
-        "mixed, Robot: expected a multimodal model, got a class without MultiModalModel. Write class "
-        "Robot(MultiModalModel, ...).",
-    ),
-    "mixin second": (
-        (_Encoders, MultiModalModel), {},
-        "mixed, Robot: expected MultiModalModel first among the bases, got _Encoders before it, whose __init__ hides "
-        "the mixin's. Write class Robot(MultiModalModel, ...).",
-    ),
-    "no encoder": (
-        (Series, MultiModalModel, nn.Module), {},
-        "mixed, Robot: expected a method embed_frames(self, frames), got none.",
-    ),
-    "other names": (
-        (Derived,), {"embed_series": lambda self, values, length: None},
-        "mixed, Robot.embed_series: expected the fields (length, values, version) as parameters, got (values, length).",
-    ),
-}  # fmt: skip
+CLASSES: list[tuple[tuple[type, ...], dict[str, Any], str]] = [
+    ((nn.Module,), {}, ": expected a multimodal model, got a class without MultiModalModel. Write class "
+        "Robot(MultiModalModel, ...)."),
+    ((_Encoders, MultiModalModel), {}, ": expected MultiModalModel first among the bases, got _Encoders before it, "
+        "whose __init__ hides the mixin's. Write class Robot(MultiModalModel, ...)."),
+    ((Series, MultiModalModel, nn.Module), {}, ": expected a method embed_frames(self, frames), got none."),
+    ((Derived,), {"embed_series": lambda self, values, length: None}, ".embed_series: expected the fields (length, "
+        "values, version) as parameters, got (values, length)."),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_class_that_cannot_run_the_spec(name: str) -> None:
-    bases, methods, sentence = CLASSES[name]
+@pytest.mark.parametrize(("bases", "methods", "sentence"), CLASSES, ids=["no mixin", "second", "no encoder", "names"])
+def test_a_class_that_cannot_run_the_spec(bases: tuple[type, ...], methods: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SpecError) as refused:
         MIXED.register(type("Robot", bases, methods))
-    assert str(refused.value) == sentence
+    assert str(refused.value) == f"mixed, Robot{sentence}"
 
 
 def test_raw_input_comes_to_forward() -> None:

@@ -8,7 +8,9 @@ the gallery (test_project_specs.py) and of the correct bases (test_planted_bugs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -251,6 +253,23 @@ def test_options_of_the_server_and_of_the_request() -> None:
     for rows in range(200):
         instance.plan.configured({"repeat": rows}, None)
     assert len(instance.plan._configured._values) < 50
+
+
+def test_two_threads_at_once_each_give_what_they_give_alone() -> None:
+    """Both are in the middle of their processing before either goes on."""
+    meeting = Barrier(1)
+
+    def met(items: Any, scope: Any) -> dict[str, Any]:
+        meeting.wait(30)
+        return {"frames": torch.stack(list(items))}
+
+    instance = processor(plain(process=met))
+    requests = [("A <frame>", FRAME), ("<frame> <frame> B B", {"frames": [2 * ONES, 3 * ONES]})]
+    alone = [run(instance, *request) for request in requests]
+    meeting = Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        together = [*threads.map(lambda request: run(instance, *request), requests)]
+    assert [differences(*pair) for pair in zip(alone, together, strict=True)] == [None, None]
 
 
 class Doubler:

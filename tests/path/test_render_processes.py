@@ -31,7 +31,7 @@ from mmkit.render_processes import Recipe, RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import offload
-from tests.path.test_project_specs import subject
+from tests.path.test_gallery import subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG
 

@@ -187,7 +187,7 @@ def _refused(name: str, case: dict[str, Any]) -> None:
 def laws(numbers: Sequence[str] = ()) -> Details:
     """Laws that need no model, all or some, on each spec of the project."""
     from mmkit.testing import LAWS, NotApplicable, check_law
-    from tests.path.test_project_specs import EXPECTED, LEFT_OUT
+    from tests.path.test_gallery import EXPECTED, LEFT_OUT
 
     chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
     outcome = Outcome("laws")
@@ -219,7 +219,7 @@ def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Each spec of the project that this version takes."""
     from tests import hf_law
     from tests.oracles import SYSTEMS
-    from tests.path.test_project_specs import subject
+    from tests.path.test_gallery import subject
 
     for name, make in {
         **{name: partial(subject, name) for name in SYSTEMS},

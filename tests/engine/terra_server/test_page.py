@@ -1,7 +1,6 @@
 """The page of Terra in a real browser: headless Chromium, by way of nginx, which knows the server's key."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -13,9 +12,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from mmkit.serve.process import Server, free_port
+from mmkit.serve.process import Server
 from tests.night.malformed import HEADERS
-from tests.night.proxy import NGINX, command
+from tests.night.proxy import NGINX, Proxy
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 QUIET = (
@@ -48,26 +47,6 @@ server {{
     }}
 }}
 """
-
-
-class Proxy:
-    """nginx on this machine, which adds the server's key, and whose connections can be cut."""
-
-    def __init__(self, server: Server, folder: Path) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = command(
-            folder, CONFIGURATION.format(port=port, server=server.port, key=HEADERS["authorization"])
-        )
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command)
-
-    def stop(self) -> None:
-        """All connections end, as when a network fails, and there are no new ones."""
-        self._process.terminate()
-        self._process.wait(WAIT)
 
 
 class Player:
@@ -123,9 +102,10 @@ class Player:
 
 @pytest.fixture(scope="module")
 def proxy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    proxy = Proxy(server, tmp_path_factory.mktemp("proxy"))
-    yield proxy
-    proxy.stop()
+    """It adds the server's key."""
+    told = {"server": server.port, "key": HEADERS["authorization"]}
+    with Proxy(tmp_path_factory.mktemp("proxy"), lambda port: CONFIGURATION.format(port=port, **told)) as proxy:
+        yield proxy
 
 
 @contextmanager

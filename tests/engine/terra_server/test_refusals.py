@@ -86,6 +86,7 @@ REFUSALS = [
     of_frame("max_tokens: expected 64 or none beside output 'frame', got 63. It follows from the", max_tokens=63),
     of_frame("ignore_eos: expected True or none beside output 'frame', got False. It follows from", ignore_eos=False),
     of_frame("stop_token_ids: expected none beside output 'frame', got some.", stop_token_ids=[3]),
+    of_frame("allowed_token_ids: expected none beside output 'frame', got some.", allowed_token_ids=[3]),
     of_frame("prompt: expected at most 1686 tokens before the 64 that follow, got 1728.", prompt=LONG),
     of("items.actions[0]: expected at most 100000", code=413, items=actions([[0] * (LIMITS["ELEMENTS"] + 1)])),
     of("items.actions: expected at most 256", code=413, items=actions([[0]] * (LIMITS["ITEMS"] + 1))),
