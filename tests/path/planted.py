@@ -634,7 +634,7 @@ PLACING, HASHES, PROCESSING = "processor._placed", "processor._hashed", "process
 STATED = "info.get_mm_max_tokens_per_item"
 OUTSIDE = r"outside the ranges the prompt is \[.*\], the caller's \[.*\]"
 ELSEWHERE = r"token \d+ is at \[\d+, \d+, \d+\], and in Qwen2VLModel at \[\d+, \d+, \d+\]"
-CACHED = "without a cache and with one in one process: "
+CACHED = "without a cache and with one in (one process|two processes): "
 
 BUGS = [
     Bug("counts", "layout_longer_than_the_rows", "frames", layout_longer_than_the_rows,
