@@ -6,7 +6,7 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter
@@ -81,9 +81,9 @@ class Alternatives(tuple[Alternative, ...]):
         return frozenset([*targets, *((token,) for token in embeds)])
 
     @cached_property
-    def begins(self) -> frozenset[str]:
-        """The ids with which leftovers begin, as characters."""
-        return frozenset(chr(target[0]) for target in self.leftovers)
+    def begins(self) -> frozenset[int]:
+        """The ids with which leftovers begin."""
+        return frozenset(target[0] for target in self.leftovers)
 
     @cached_property
     def sought(self) -> dict[Reading, list[Sought]]:
@@ -225,7 +225,8 @@ def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where
     Raises:
         InputError: names the modality.
     """
-    if reserved and (target := _left_over(reserved, [as_text(prompt)])):
+    begins = {target[0] for target in reserved}
+    if not begins.isdisjoint(prompt) and (target := _left_over(reserved, [as_text(prompt)])):
         raise _without_item(target, reserved, where)
 
 
@@ -358,10 +359,10 @@ class _Search:
                 raise InputError(where, "a prompt that tells their items apart", got, remedy)
 
     def _check_leftovers(self, rest: list[str]) -> None:
-        begins = {chr(target[0]) for target in self.reserved}
+        begins = {target[0] for target in self.reserved}
         begins.update(*(own.begins for own in _distinct(self.items)))
         remaining = "".join(rest)
-        if not any(begin in remaining for begin in begins):  # each a search in C
+        if not any(chr(begin) in remaining for begin in begins):  # each a search in C
             return
         for modality, items in self.items.items():
             known = frozenset().union(*(own.leftovers for own in _distinct({modality: items})))
@@ -404,10 +405,16 @@ class _Search:
 _begin = attrgetter("begin")
 
 
-def _left_over(targets: Iterable[Target], rest: Iterable[str]) -> Target | None:
+def _left_over(targets: Collection[Target], rest: Sequence[str]) -> Target | None:
     """The first of some targets that is left over in a prompt."""
-    known = ((target, as_text(target)) for target in targets)
-    return next((target for target, text in known if any(text in part for part in rest)), None)
+    begins = {*map(chr, {target[0] for target in targets})}
+    lengths = {*map(len, targets)}
+    for part in rest:
+        for begin in [i for i, one in enumerate(part) if one in begins]:
+            for length in lengths:
+                if (target := tuple(map(ord, part[begin : begin + length]))) in targets:
+                    return target
+    return None
 
 
 def _without_item(target: Target, reserved: Mapping[Target, str], where: str) -> InputError:

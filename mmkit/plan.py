@@ -149,16 +149,14 @@ class Plan:
         Raises:
             SpecError: names the modality and the id.
         """
+        expected = "a placeholder id that no text has"
+        remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
         for token, names in self._owners.items() if tok else ():
             assert tok is not None
             ends, ordinary = token in tok.ends, tok.ordinary(token)
             if ends or ordinary is not None:
-                where, expected = (
-                    f"{self.spec.name}.{names[0]}, layout",
-                    "a placeholder id that no text has",
-                )
                 got = "with which a text begins or ends" if ends else f"the token {ordinary!r}"
-                remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
+                where = f"{self.spec.name}.{names[0]}, layout"
                 raise SpecError(where, expected, f"{token}, {got}", remedy)
 
     def _check_end(self) -> None:
@@ -416,7 +414,7 @@ class Plan:
         known = [*self._written(taken)]
         ids = [token for _, written in known for token in written]
         prefix = next((target for target, written in known if target and not written), ())
-        if tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
+        if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]
         return ids
 
@@ -451,19 +449,15 @@ class Plan:
             InputError: names the first of them.
         """
         for name in data:
-            if name not in self.modalities:
-                where, remedy = f"{self.spec.name}.multi_modal_data", ""
-                expected, base = (
-                    f"modalities among {sorted(self.modalities)}",
-                    name.removesuffix("_embeds"),
-                )
-                if base in self.modalities:
-                    remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
-                    if not self.modalities[base].intake.takes_embeds:
-                        remedy = (
-                            f"Send the raw items of {base}: the spec takes no embeddings of them."
-                        )
-                raise InputError(where, expected, repr(name), remedy)
+            if name in self.modalities:
+                continue
+            remedy, expected = "", f"modalities among {sorted(self.modalities)}"
+            if known := self.modalities.get(base := name.removesuffix("_embeds")):
+                remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
+                if not known.intake.takes_embeds:
+                    remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
+            where = f"{self.spec.name}.multi_modal_data"
+            raise InputError(where, expected, repr(name), remedy)
 
     def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
         """A function from a prompt to the most items of a modality that it has places for, without

@@ -3,6 +3,5 @@
 - `intake`: what a caller sends, as canonical items;
 - `processing`: canonical items to processed fields;
 - `placeholders`: what an item becomes in the prompt, evaluated once per geometry and cached;
-- `positions`: the grid of its encoder rows, for M-RoPE;
 - `modality`: the modality as a whole.
 """

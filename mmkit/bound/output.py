@@ -43,21 +43,22 @@ class BoundOutput:
         """
         self.spec, self.name, self._scope = spec, spec.name, scope
         self.where = f"{model}.outputs.{spec.name}"
-        with At(f"{self.where}, layout"):
+        with (at := At(f"{self.where}, layout")):
             positions = spec.layout.allowed(scope)
-        if not any(isinstance(ids, range) for ids in positions):
-            raise SpecError(f"{self.where}, layout", "at least one any_id()", "none")
         self._chosen = np.array([isinstance(ids, range) for ids in positions])
+        if not self._chosen.any():
+            raise SpecError(at.where, "at least one any_id()", "none")
         self.allowed = [i if isinstance(i, range) else range(i, i + 1) for i in positions]
-        for ids in set(self.allowed):
-            at = f"{self.where}, layout"
+        distinct = set(self.allowed)
+        for ids in distinct:
             if ids.stop > vocab_size:
                 expected = f"token ids below the vocabulary size {vocab_size}"
-                raise SpecError(at, expected, str(ids.stop - 1))
+                raise SpecError(at.where, expected, str(ids.stop - 1))
             if taken := sorted(token for token in reserved if token in ids):
                 expected, got = "ids that may be sampled", f"the placeholder id {taken[0]}"
-                raise SpecError(at, expected, got, "End the range before it, or begin behind it.")
-        self.common = self.allowed[0] if len(set(self.allowed)) == 1 else None
+                remedy = "End the range before it, or begin behind it."
+                raise SpecError(at.where, expected, got, remedy)
+        self.common = self.allowed[0] if len(distinct) == 1 else None
         others = vocab_size - len(self.common or ())
         self.allows_all = others == sum(token < vocab_size for token in reserved)
 
@@ -111,11 +112,8 @@ class BoundOutput:
         """The first position with an id that may not stand there, and what is expected and got."""
         for position, (token, allowed) in enumerate(zip(ids, self.allowed, strict=True)):
             if token not in allowed:
-                one = len(allowed) == 1
-                ends = (
-                    f"the id {allowed[0]}" if one else f"an id from {allowed[0]} to {allowed[-1]}"
-                )
-                return position, ends, str(token)
+                one, several = f"the id {allowed[0]}", f"an id from {allowed[0]} to {allowed[-1]}"
+                return position, several if len(allowed) > 1 else one, str(token)
         return None
 
     def encode(self, array: Any) -> list[int]:

@@ -126,13 +126,14 @@ class Processing:
             expected = "process to leave the items as they are"
             remedy = "They are the caller's: work on a copy."
             raise SpecError(self._where, expected, "another value in one of them", remedy)
-        together = twice[: 1 if self._modality.limit == 1 else 2]
+        is_cached = self._modality.spec.cacheable is True
+        together = twice[: 2 if is_cached and self._modality.limit != 1 else 1]
         raw = self._called(together)
         lists = [part for part in raw.values() if isinstance(part, (list, tuple))]
         self.shares_memory = any(map(_overlap, [raws, *lists]))
         if self.shares_memory:
             raws = [copy.deepcopy(self._called([value])) for value in twice]
-        if self._modality.spec.cacheable is not True:
+        if not is_cached:
             return
         parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
         again = parts[len(values) :]
