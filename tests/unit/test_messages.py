@@ -351,7 +351,7 @@ PROCESSED = [
     (", fields['x']: expected a … dimension -2, got shape (4,).", ({"x": torch.zeros(4)}, flat(item.length, dim=-2))),
     (", fields['x']: expected a … dimension 1, got ndarray.", ({"x": np.zeros((3, 4))}, flat(item.length, dim=1))),
     (", fields['x']: <lambda>: expected a size, …, got 0.5. …", ({"x": torch.zeros(4)}, flat(lambda s: 0.5))),
-    (", fields['x']: item 0: expected dtype int64, got torch.…", ({"x": torch.zeros(1)}, batched(dtype="int64"))),
+    (", fields['x']: item 0: expected dtype int64, got float32.", ({"x": torch.zeros(1)}, batched(dtype="int64"))),
     (", fields['x']: item 0: expected dtype int64, got list.", ({"x": [[0.0]]}, batched(dtype="int64"))),
     (", fields['x']: item 0: expected shape (1,) per item, got ().", ({"x": [[0]]}, batched(shape=(1,)))),
     (", fields['x']: item 0: expected shape (2,) …", ({"x": torch.zeros(1, 3)}, batched(shape=(item.length,)))),
