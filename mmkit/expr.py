@@ -149,16 +149,15 @@ def _refused(problem: str) -> Any:
 def _check_ids(op: str, left: Any, right: Any) -> None:
     """Refuse arithmetic on tokens that was meant for a layout. Adding a number is allowed and gives
     the next id."""
-    tokens = [operand for operand in (left, right) if is_op(operand, "tok[]")]
-    texts = [operand for operand in (left, right) if is_op(operand, "tok.text")]
-    if not (tokens or texts) or _has_layout(left) or _has_layout(right):
+    kinds = [operand._op for operand in (left, right) if is_op(operand, "tok[]", "tok.text")]
+    if not kinds or _has_layout(left) or _has_layout(right):
         return
-    if op == "*" and tokens:
-        count = right if left is tokens[0] else left
-        remedy = f"Write literal({tokens[0]!r}) * {count!r} to repeat the token."
+    if op == "*" and "tok[]" in kinds:
+        token, count = (left, right) if is_op(left, "tok[]") else (right, left)
+        remedy = f"Write literal({token!r}) * {count!r} to repeat the token."
         raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
     both = isinstance(left, Expr) and isinstance(right, Expr)
-    if op == "+" and (len(texts) == 1 or (tokens and both)):
+    if op == "+" and (kinds.count("tok.text") == 1 or ("tok[]" in kinds and both)):
         remedy = f"Write literal({left!r}, {right!r}) for one after the other."
         raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
 
@@ -612,13 +611,11 @@ def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Comp
     """A question about a text, or about a template with the values that fill it."""
 
     def compile(expr: Expr) -> Compiled:
-        text_of, *values_of = map(_compiled, expr._args)
-
         def value(scope: Scope) -> Any:
             if scope.tok is None:
                 remedy = "Use a token id from cfg instead"
                 raise _fault(expr, f"the model runs without a tokenizer. {remedy}")
-            text, values = text_of(scope), [plain(value_of(scope)) for value_of in values_of]
+            text, *values = (plain(evaluate(arg, scope)) for arg in expr._args)
             for source, one in zip(expr._args[1:], values, strict=True):
                 if not isinstance(one, (str, int, float)):
                     kind = f"a {type(one).__name__}"

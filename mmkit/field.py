@@ -125,9 +125,8 @@ class Field(Part):
             SpecError: they differ.
         """
         where, dtype = f"item {index}", getattr(part, "dtype", type(part).__name__)
-        is_stated = self.dtype is not None and dtype is not self.torch_dtype
-        if is_stated and str(dtype).removeprefix("torch.") != self.dtype:
-            raise SpecError(where, f"dtype {self.dtype}", str(dtype))
+        if self.dtype not in (None, name := str(dtype_name(dtype))):
+            raise SpecError(where, f"dtype {self.dtype}", name)
         shape = tuple(getattr(part, "shape", ()))
         if self.shape is None or (not self.varies and shape == self.shape):
             return
@@ -144,11 +143,7 @@ class Batched(Field):
         extent = _extent(data, 0, where)
         if extent != count:
             raise SpecError(where, f"{count} items along the first dimension", str(extent))
-        return (
-            list(data.unbind(0))
-            if isinstance(data, torch.Tensor)
-            else [data[i] for i in range(count)]
-        )
+        return list(data)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}

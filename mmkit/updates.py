@@ -9,23 +9,26 @@ again; see `mmkit.placement`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from .errors import SpecError
 from .expr import Scope
-from .layout import Layout, LayoutLike, Placeholder, layout, nothing
-from .node import Part
+from .layout import Layout, LayoutLike, Placeholder, layout
+from .node import Part, Stated, stated
+
+Target: TypeAlias = tuple[int, ...]
+"""The ids that stand for an item in a prompt that is not expanded yet."""
 
 
 class Update(Part):
     """One way in which an item's layout gets into the prompt: `replace`, `insert` or
     `already_expanded`."""
 
-    target: Layout = nothing
-
     def resolve(self, scope: Scope) -> Target:
         """The ids of the target, in the scope of one item."""
-        return tuple(self.target.lay(scope).ids)
+        return ()
 
     def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
         """The ids that a caller writes into the prompt for an item."""
@@ -37,13 +40,26 @@ class Update(Part):
 
 
 class Replace(Update):
-    """The layout takes the target's place."""
+    """The layout takes the place of `target`: one occurrence per item, in the items' order.
+
+    Attributes:
+        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
+            expression over `item.index` for numbered targets (``tok["<|image_{}|>", item.index +
+            1]``).
+
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
+    """
+
+    target: Stated[LayoutLike, Layout] = stated(partial(layout, where="replace()"))
+
+    _word = "replace"
+
+    def resolve(self, scope: Scope) -> Target:
+        return tuple(self.target.lay(scope).ids)
 
     def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
         return target
-
-    def __repr__(self) -> str:
-        return f"replace({self.target._source()})"
 
 
 class AlreadyExpanded(Update):
@@ -56,43 +72,10 @@ class AlreadyExpanded(Update):
         return placeholder.ids
 
 
-already_expanded = AlreadyExpanded
-
-
 class Insert(Update):
-    """mmkit inserts the layout at an end of the prompt, or after a prefix, which is the target."""
-
-    at: Literal["start", "end", "after"] = "start"
-
-    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
-        if self.at == "end":
-            return len(prompt)
-        return len(target) if tuple(prompt[: len(target)]) == target else None
-
-    def __repr__(self) -> str:
-        if self.at == "after":
-            return f"insert(after={self.target._source()})"
-        return f"insert(at={self.at!r})"
-
-
-def replace(target: LayoutLike) -> Update:
-    """The layout takes the place of `target`: one occurrence per item, in the items' order.
-
-    Args:
-        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
-            expression over `item.index` for numbered targets (``tok["<|image_{}|>", item.index +
-            1]``).
-
-    Raises:
-        SpecError: a bare string, which could mean one token or a text.
-    """
-    return Replace(layout(target, "replace()"))
-
-
-def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | None = None) -> Update:
     """mmkit inserts the layouts in the order of the items; the caller writes nothing for them.
 
-    Args:
+    Attributes:
         at: "start" inserts before the first token of the prompt, "end" after the last.
         after: a prefix with which the prompt must start; the layouts follow it. One token
             (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
@@ -100,24 +83,38 @@ def insert(*, at: Literal["start", "end"] | None = None, after: LayoutLike | Non
     Raises:
         SpecError: neither or both.
     """
-    if (at is None) == (after is None) or at not in (None, "start", "end"):
-        got = ", ".join(
-            f"{name}={value!r}"
-            for name, value in (("at", at), ("after", after))
-            if value is not None
-        )
-        raise SpecError("insert()", 'at="start", at="end" or after=a prefix', got or "nothing")
-    return Insert(at=at) if at else Insert(layout(after, "insert()"), "after")  # type: ignore[arg-type]
 
+    at: Literal["start", "end"] | None = field(default=None, kw_only=True)
+    after: Stated[LayoutLike | None, Layout | None] = stated(
+        partial(layout, where="insert()"), default=None, kw_only=True
+    )
 
-Target: TypeAlias = tuple[int, ...]
-"""The ids that stand for an item in a prompt that is not expanded yet."""
+    _word = "insert"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.at is None) == (self.after is None) or self.at not in (None, "start", "end"):
+            expected = 'at="start", at="end" or after=a prefix'
+            raise SpecError("insert()", expected, ", ".join(self._stated()) or "nothing")
+
+    def resolve(self, scope: Scope) -> Target:
+        return tuple(self.after.lay(scope).ids) if self.after else ()
+
+    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
+        if self.at == "end":
+            return len(prompt)
+        return len(target) if tuple(prompt[: len(target)]) == target else None
 
 
 class EndingWith(Part):
-    """The ids with which every prompt ends."""
+    """Every prompt ends with these ids, for example ``tok["<sep>"]``. mmkit appends them where the
+    prompt does not end with them already.
 
-    ids: Layout
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
+    """
+
+    ids: Stated[LayoutLike, Layout] = stated(layout)
 
     _word = "ending_with"
 
@@ -125,12 +122,7 @@ class EndingWith(Part):
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
 
-
-def ending_with(ids: LayoutLike) -> EndingWith:
-    """Every prompt ends with these ids, for example ``tok["<sep>"]``. mmkit appends them where the
-    prompt does not end with them already.
-
-    Raises:
-        SpecError: a bare string, which could mean one token or a text.
-    """
-    return EndingWith(layout(ids))
+replace = Replace
+already_expanded = AlreadyExpanded
+insert = Insert
+ending_with = EndingWith

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, plain
 from ..node import Node, Part, Stated, evaluate_all, stated
-from .values import ARRAYS
+from .values import ARRAYS, described
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
@@ -54,6 +54,9 @@ class ItemType(Node):
     media: ClassVar[str | None] = None
     """vLLM's name for such an item: image, video or audio. Empty for none of them, None for any of
     them."""
+
+    sent: ClassVar[tuple[type, ...]] = (object,)
+    """What a caller may send for one item or several."""
 
     mime: ClassVar[str] = ""
     """The media type of a file that holds one item; empty where JSON can hold an item."""
@@ -108,6 +111,8 @@ class ItemType(Node):
         Raises:
             InputError: the data cannot hold items of this type.
         """
+        if not isinstance(data, self.sent):
+            raise InputError(where, f"{self.expected} or a list of them", described(data))
         if isinstance(data, ARRAYS):
             several = data.ndim == self.rank + 1  # canonical() refuses a wrong rank
         else:

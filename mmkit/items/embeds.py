@@ -46,13 +46,11 @@ def embeddings(
     """
     if isinstance(data, Mapping) and set(data) == {field}:
         return embedding_rows(data[field], hidden_size, where)
-    if not kind.media:
-        return None
     form = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8'
     remedy = f"{form}, or as an array or tensor in a list."
-    if _is_floating(data, 3):
+    if kind.media and _is_floating(data, 3):
         return embedding_rows(data, hidden_size, where, remedy)
-    if not isinstance(data, (list, tuple)):
+    if not kind.media or not isinstance(data, (list, tuple)):
         return None
     if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
         return embedding_rows(data, hidden_size, where)
@@ -83,13 +81,11 @@ def embedding_rows(
     for i, item in enumerate(rows):
         at = f"{where}[{i}]"
         expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
-        if not _is_floating(item, 2):
-            got = type(item).__name__
-            if isinstance(item, torch.Tensor):
-                got = f"{item.dtype} tensor of shape {tuple(item.shape)}"
-            raise InputError(at, expected, got)
-        if hidden_size not in (None, item.shape[1]):
-            raise InputError(at, expected, f"shape {tuple(item.shape)}", remedy)
+        is_one = _is_floating(item, 2)
+        if not is_one or hidden_size not in (None, item.shape[1]):
+            shape = f"shape {tuple(item.shape)}" if isinstance(item, torch.Tensor) else ""
+            got = f"{shape} of {item.dtype}" if shape else type(item).__name__
+            raise InputError(at, expected, got, remedy if is_one else "")
         check_finite(item, at)
     # copies: what is cached must not change when the caller reuses its memory
     return [item.detach().cpu().clone() for item in rows]

@@ -47,6 +47,7 @@ class Record(ItemType):
 
     rank = 0
     media = ""
+    sent = (Mapping, list, tuple)
     form = "a dict of its parts in JSON"
 
     def __init__(self, **parts: ItemType) -> None:
@@ -59,7 +60,7 @@ class Record(ItemType):
             if name in _FACTS or name.startswith("_"):
                 expected = f"a part that is not called {', '.join(_FACTS)} or _..."
                 raise SpecError("Record", expected, repr(name))
-        object.__setattr__(self, "parts", parts)
+        self._set(parts=parts)
 
     @cached_property
     def _following(self) -> frozenset[str]:
@@ -77,7 +78,7 @@ class Record(ItemType):
     @staticmethod
     def _of(parts: Mapping[str, Any], scope: Scope | None) -> Any:
         record = Record(**parts)
-        object.__setattr__(record, "_scope", scope)
+        record._set(_scope=scope)
         return record
 
     def for_function(self) -> Self:
@@ -106,11 +107,6 @@ class Record(ItemType):
 
     def describe(self) -> str:
         return ", ".join(f"{name}: {part.describe()}" for name, part in self.parts.items())
-
-    def split(self, data: object, where: str) -> list[Any]:
-        if not isinstance(data, (Mapping, list, tuple)):
-            raise InputError(where, f"{self.expected} or a list of them", described(data))
-        return [data] if isinstance(data, Mapping) else list(data)
 
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):

@@ -86,6 +86,7 @@ class Tensor(ItemType):
     largest: Stated[Sizes | None, Any] = stated(expressions, default=None)  # type: ignore[misc]
 
     media = ""
+    sent = (*ARRAYS, *SCALARS, list, tuple)
     form = "a shape as 9x4"
     is_field = True
 
@@ -146,11 +147,6 @@ class Tensor(ItemType):
                 return inner is not data
             inner = inner[0]
         return isinstance(inner, SCALARS)
-
-    def split(self, data: object, where: str) -> list[Any]:
-        if not isinstance(data, (*ARRAYS, list, tuple, *(() if self.rank else SCALARS))):
-            raise InputError(where, f"{self.expected} or a list of them", described(data))
-        return super().split(data, where)
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
         tensor = _as_tensor(value, where, self)

@@ -29,6 +29,7 @@ class Text(ItemType):
 
     rank = 1
     media = ""
+    sent = (str, list, tuple)
     form = "a number of characters"
 
     def bind(self, scope: Scope) -> Self:
@@ -46,11 +47,6 @@ class Text(ItemType):
     @property
     def expected(self) -> str:
         return f"a text of {Between(self.least, self.most)} characters"
-
-    def split(self, data: object, where: str) -> list[Any]:
-        if not isinstance(data, (str, list, tuple)):
-            raise InputError(where, f"{self.expected} or a list of them", described(data))
-        return [data] if isinstance(data, str) else list(data)
 
     def canonical(self, value: object, where: str) -> str:
         if not isinstance(value, str):
