@@ -273,20 +273,14 @@ class Engine:
     # -- answers -----------------------------------------------------------------------------------
 
     async def generate(
-        self,
-        prompt: Mapping[str, Any],
-        sampling: Any,
-        request_id: str,
-        copy: int | None,
-        *,
-        fits: bool,
+        self, prompt: Mapping[str, Any], sampling: Any, name: str, copy: int | None, *, fits: bool
     ) -> AsyncGenerator[tuple[Mapping[str, Any], Any], None]:
         """The rendered prompt with each of vLLM's outputs for a request.
 
         Args:
             prompt: as for `render`.
             sampling: vLLM's parameters.
-            request_id: a new name.
+            name: a new one.
             copy: the copy of the model that is to compute it; None for any.
             fits: whether a prompt is refused behind which the answer would be cut off by the end of
                 the context.
@@ -305,8 +299,8 @@ class Engine:
                 if fits and length > (most := self.max_model_len - sampling.max_tokens):
                     expected = f"at most {most} tokens before the {sampling.max_tokens} that follow"
                     raise InputError("prompt", expected, str(length))
-                name = f"{request_id}-{attempt}"
-                made = self._client.generate(rendered, sampling, name, data_parallel_rank=copy)
+                own = f"{name}-{attempt}"
+                made = self._client.generate(rendered, sampling, own, data_parallel_rank=copy)
                 async with aclosing(made) as outputs:
                     async for output in outputs:
                         if not begun and is_lost(output):

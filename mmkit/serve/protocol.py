@@ -444,9 +444,8 @@ def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> 
         fields = f"one of {', '.join(names)}" if names and got == _UNKNOWN else expected
         raise InputError((root + path).lstrip(".") or "body", fields, got) from None
     except RecursionError:
-        raise InputError(
-            where or "body", "JSON nested at most some hundred deep", "deeper"
-        ) from None
+        expected = "JSON nested at most some hundred deep"
+        raise InputError(where or "body", expected, "deeper") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         got = str(error).removeprefix("JSON is malformed: ")
         raise InputError(where or "body", "JSON", got[:1].lower() + got[1:]) from None

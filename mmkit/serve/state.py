@@ -145,9 +145,7 @@ class ServerState:
         key = "prompt" if isinstance(written, str) else "prompt_token_ids"
         return {key: written, **{name: value for name, value in prompt.items() if value}}
 
-    def _items(
-        self, asked: protocol.Prompted
-    ) -> tuple[dict[str, Any], dict[str, list[str | None]]]:
+    def _items(self, asked: protocol.Prompted) -> tuple[dict[str, Any], dict[str, Any]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
         loaded."""
         sent = named(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")

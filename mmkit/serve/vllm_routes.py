@@ -63,7 +63,7 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
         state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
-        if state is not None and _is_theirs(scope):
+        if state is not None and scope["type"] == "http" and _has_theirs(scope):
             try:
                 receive = _again(await _body(Request(scope, receive), state), receive)
             except ClientDisconnect:
@@ -76,11 +76,10 @@ class Gate:
         await self._app(scope, receive, send)
 
 
-def _is_theirs(scope: Any) -> bool:
-    """Whether a request with a body goes to one of vLLM's routes."""
-    if scope["type"] != "http" or scope["path"].startswith("/v1/mm/"):
-        return False
-    return scope["method"] in ("POST", "PUT", "PATCH")
+def _has_theirs(scope: Any) -> bool:
+    """Whether a request has a body for one of vLLM's routes."""
+    posts = scope["method"] in ("POST", "PUT", "PATCH")
+    return posts and not scope["path"].startswith("/v1/mm/")
 
 
 async def _body(request: Request, state: ServerState) -> bytes:

@@ -207,11 +207,8 @@ class Decoder:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
         if kind is not None and kind.part_names and not begins(raw, b"n"):
-            sent = named(raw, dict.fromkeys(kind.parts, Raw), where)
-            return {
-                name: self._item(part, f"{where}.{name}", kind.parts[name])
-                for name, part in sent.items()
-            }
+            sent, parts = named(raw, dict.fromkeys(kind.parts, Raw), where), kind.parts
+            return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):
             return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
