@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
 from mmkit.updates import Update, already_expanded, ending_with, insert, replace
 
-__all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs"]
+__all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs", "write_checkpoint"]
 
 NUMBERS = {"one": 1, "two": 2, "three": 3}
 """Attributes of the made-up config."""
@@ -37,36 +39,37 @@ NAMES = ("alpha", "beta")
 MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
 """Per modality: its target, its placeholder, and two literal tokens."""
 
-WORDS = (
-    "<unk>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    *(mark for marks in MARKS.values() for mark in marks),
-    *"abcdefghijklmnop",
-)
+WORDS = ("<unk>", "<s>", "</s>", "<pad>", *chain(*MARKS.values()), *"abcdefghijklmnop")
+
+
+def write_checkpoint(
+    folder: Path, words: Sequence[str], added: Sequence[str], begins: bool = False, **config: Any
+) -> Path:
+    """A checkpoint folder without weights: a small config of a Llama and, for words, a tokenizer of these. They begin
+    with <unk>, <s> and </s>, and those that are added split a text wherever they stand."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    if words:
+        whole = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+        whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        if begins:
+            whole.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        fast = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+        fast.add_tokens(list(added))  # not special: no law may take those of absent items for words
+        fast.save_pretrained(folder)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **config}))
+    return folder
 
 
 @cache
 def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
-    """A checkpoint folder without weights: a small config with the attributes of `NUMBERS`, a
-    tokenizer of words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+    """A folder whose config has the attributes of `NUMBERS`."""
+    config = {"architectures": [architecture], "vocab_size": len(WORDS), **NUMBERS, "rows": ROWS}
     folder = Path(tempfile.mkdtemp(prefix="mmkit-specs-"))
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    tokenizer.add_special_tokens({"additional_special_tokens": [mark for marks in MARKS.values() for mark in marks]})
-    tokenizer.save_pretrained(folder)
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
-    sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
-    names = {"model_type": "llama", "architectures": [architecture], "vocab_size": len(WORDS)}
-    config = {**names, **sizes, **NUMBERS, "rows": ROWS, "max_position_embeddings": 4096}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_checkpoint(folder, WORDS, [*chain(*MARKS.values())], max_position_embeddings=4096, **config)
 
 
 ID = {word: i for i, word in enumerate(WORDS)}
@@ -85,11 +88,6 @@ class ModalitySample:
     fields: tuple[str, ...]
     embeds: bool
 
-    @property
-    def lengths(self) -> range:
-        """Of the items."""
-        return range(self.least, self.most + 1)
-
     def build(self) -> Modality:
         """The modality that it describes."""
         target, placeholder, *_ = MARKS[self.name]
@@ -102,6 +100,7 @@ class ModalitySample:
             "in place": already_expanded(),
         }
         updates: list[Update] = [kinds[kind] for kind in self.updates]
+        lengths = (self.least, self.most)
         data, length, common = f"{self.name}_data", f"{self.name}_length", f"{self.name}_common"
         declared = {
             "batched": {data: batched()},
@@ -113,7 +112,7 @@ class ModalitySample:
         return Modality(
             self.name,
             # a longer item need not have more placeholders
-            item=Tensor(shape=(between(self.least, self.most), 2), largest=[(n, 2) for n in self.lengths]),
+            item=Tensor((between(*lengths), 2), largest=[(n, 2) for n in range(lengths[0], lengths[1] + 1)]),
             # an item has at least one placeholder
             layout=embed(tok[placeholder]) + _build(self.tree),
             update=updates,

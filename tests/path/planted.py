@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,9 +19,7 @@ import numpy as np
 import torch
 from hypothesis import Phase
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -57,6 +54,7 @@ from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Viol
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
 from tests.profiles import profile
+from tests.random_specs import write_checkpoint
 
 # -- the correct base --------------------------------------------------------------------------------------------------
 
@@ -225,19 +223,9 @@ def checkpoint(architecture: str = "PlantedForCausalLM", tokenizer: bool = True)
     """A folder with a tiny config and, for text, a tokenizer of whole words that begins every text with <s>."""
     holder = tempfile.TemporaryDirectory(prefix="mmkit-planted-")  # removed when the interpreter exits
     _folders.append(holder)
-    folder = Path(holder.name)
-    if tokenizer:
-        words = Tokenizer(models.WordLevel(ID, unk_token="<unk>"))
-        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ID["<s>"])])
-        fast = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-        fast.add_tokens(SPECIAL[3:])  # not special: no law may take those of absent items for words
-        fast.save_pretrained(folder)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 31}
-    config = {"model_type": "llama", "architectures": [architecture], **sizes, **heads}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    config = {"architectures": [architecture], "vocab_size": VOCABULARY, "max_position_embeddings": 256}
+    words = TOKENS if tokenizer else []
+    return write_checkpoint(Path(holder.name), words, SPECIAL[3:], begins=tokenizer, pad_token_id=31, **config)
 
 
 def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:

@@ -107,7 +107,6 @@ LARGEST = "frames[0]: expected at most 2 encoder row(s), as the stated largest i
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("frames: expected one item per placeholder, got ", dict(data={"frames": []})),
-    ("frames: expected one item per placeholder, got ", dict(words="a <pad>", data={"frames": []})),
     ("frames: expected fewer items, got 4. At most 3 ", dict(words="<frame> " * 4, data={"frames": [ONES] * 4})),
     ("frames[0]: expected a string in multi_modal_uuids, got int 5.", dict(uuids={"frames": [5]})),
     ("frames[0]: expected a (2, 3) float32 tensor, got None. Send the item, or the uuid of a cached ", dict(data=NONE)),
@@ -131,13 +130,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (f"{LARGEST}3. ", dict(spec=LARGER, data={"frames": {"frames_embeds": torch.ones(1, 3, HIDDEN)}})),
 ]
 """What a sentence begins with, after the name of the spec; the spec, if not the plain one, and parts of the request."""
-EMBEDDINGS = [
-    ("frames[0]: expected 2 embedding row(s), got 1.", ROWS[:1]),
-    ("frames: expected at least one (rows, hidden_size) tensor, got none.", torch.ones(0, 2, HIDDEN)),
-    ("frames: expected at least one (rows, hidden_size) tensor, got str.", "rows"),
-]
 TAKING = plain(embeds=True)
-REFUSED += [(sentence, dict(spec=TAKING, data={"frames": {"frames_embeds": rows}})) for sentence, rows in EMBEDDINGS]
+REFUSED += [
+    (f"frames: expected at least one (rows, hidden_size) tensor, got {got}.", dict(spec=TAKING, data={"frames": sent}))
+    for got, sent in {"none": {"frames_embeds": torch.ones(0, 2, HIDDEN)}, "str": {"frames_embeds": "rows"}}.items()
+]
 
 
 @pytest.mark.parametrize("cached", [True, False])

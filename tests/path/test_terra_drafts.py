@@ -7,14 +7,6 @@ import pytest
 from examples.terra import drafts
 
 
-def test_vllm_takes_drafts_of_frames() -> None:
-    assert drafts.speculation(63) == {
-        "method": "custom_class",
-        "model": "examples.terra.drafts.FrameDrafts",
-        "num_speculative_tokens": 63,
-    }
-
-
 def test_before_0_22_1_ngrams_draft_and_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "find_spec", lambda name: None)
     sentence = r"This vLLM takes no drafts of frames, as 0\.22\.1 and later do: n-grams draft 8 tokens instead\."
