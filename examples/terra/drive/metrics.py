@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .drives import CELL_METRES, METRES_PER_PIXEL, VIEW_METRES
-from .simulator import COLOURS, EGO, UNITS, Vehicle, render, vehicles_at
+from .simulator import CELL_PIXELS, CLOCK, COLOURS, EGO, HOURS, UNITS, Vehicle, render, vehicles_at
 
 DIFFERENCE = 40
 """A pixel shows a vehicle if one of its values differs so much from the empty scene's."""
@@ -35,13 +35,31 @@ class Blob:
     place: np.ndarray
 
 
+def _clock(frames: np.ndarray) -> np.ndarray:
+    top, left = (place * CELL_PIXELS for place in CLOCK)
+    return frames[..., top : top + CELL_PIXELS, left : left + CELL_PIXELS, :]
+
+
+def without_clock(frames: np.ndarray) -> np.ndarray:
+    """Frames (..., height, width, 3) whose clock, which always goes on, is black."""
+    frames = frames.copy()
+    _clock(frames)[:] = 0
+    return frames
+
+
+def hour(frame: np.ndarray) -> int:
+    """What the clock of a frame shows."""
+    faces = np.stack([_clock(render([], hour)) for hour in range(HOURS)]).astype(int)
+    return int(np.abs(faces - _clock(frame)).sum((1, 2, 3)).argmin())
+
+
 def blobs(frame: np.ndarray) -> list[Blob]:
     """The vehicles that a frame shows.
 
     Args:
         frame: uint8 (height, width, 3).
     """
-    shows = np.abs(frame.astype(int) - render([])).max(-1) > DIFFERENCE
+    shows = np.abs(without_clock(frame).astype(int) - without_clock(render([]))).max(-1) > DIFFERENCE
     return [_blob(frame, pixels) for pixels in _touching(shows) if len(pixels) >= LEAST_PIXELS]
 
 
