@@ -115,7 +115,9 @@ def judge(video: np.ndarray, drive: Drive) -> dict[str, Any]:
     """
     truth = drive.frames[CONTEXT_FRAMES:]
     pairs = [(blobs(frame), blobs(true)) for frame, true in zip(video, truth, strict=True)]
-    moves, lives = ([not np.array_equal(*pair) for pair in pairwise(frames)] for frames in map(without_clock, (truth, video)))
+    moves, lives = (
+        [not np.array_equal(*pair) for pair in pairwise(frames)] for frames in map(without_clock, (truth, video))
+    )
     return {
         "persistence": [100 * kept(*pair) for pair in pairs],
         "ego": [100.0 * (ego_distance(*pair) <= METRES_NEAR) for pair in pairs],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .drives import CELL_METRES, METRES_PER_PIXEL, VIEW_METRES
-from .simulator import CELL_PIXELS, CLOCK, COLOURS, EGO, HOURS, UNITS, Vehicle, render, vehicles_at
+from .simulator import CELL_PIXELS, CLOCK, COLOURS, EGO, HOURS, UNITS, Town, Vehicle, render, vehicles_at
 
 DIFFERENCE = 40
 """A pixel shows a vehicle if one of its values differs so much from the empty scene's."""
@@ -93,6 +93,18 @@ def vehicles(frame: np.ndarray) -> list[Vehicle]:
         ways = vehicles_at(blob.colour, (row, col))
         found += sorted(ways, key=lambda vehicle: np.abs(render([vehicle]).astype(int) - frame).sum())[:1]
     return sorted(found, key=lambda vehicle: vehicle.colour != EGO)
+
+
+def town_of(frame: np.ndarray) -> Town:
+    """The town that a frame shows, whose driver has seed 0.
+
+    Raises:
+        ValueError: a frame without the ego vehicle.
+    """
+    shown = vehicles(frame)
+    if not shown or shown[0].colour != EGO:
+        raise ValueError("frame: expected the ego vehicle, got none.")
+    return Town(0, shown, hour(frame))
 
 
 def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:

@@ -101,7 +101,8 @@ COLOURS: dict[str, Colour] = {
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
 
 
-def _next(cell: Cell, heading: Cell) -> Cell:
+def neighbour(cell: Cell, heading: Cell) -> Cell:
+    """The cell beside one."""
     return cell[0] + heading[0], cell[1] + heading[1]
 
 
@@ -109,7 +110,7 @@ def _street(first: Cell, heading: Cell) -> list[Cell]:
     """Its cells."""
     cells = [first]
     while all(0 <= place + step < CELLS for place, step in zip(cells[-1], heading, strict=True)):
-        cells.append(_next(cells[-1], heading))
+        cells.append(neighbour(cells[-1], heading))
     return cells
 
 
@@ -172,7 +173,7 @@ class Vehicle:
     @property
     def cells(self) -> set[Cell]:
         """Those that it is in: two when it is half-way between them."""
-        return {self.cell, _next(self.cell, self.leaves)} if self.units else {self.cell}
+        return {self.cell, neighbour(self.cell, self.leaves)} if self.units else {self.cell}
 
     @property
     def is_inside(self) -> bool:
@@ -189,7 +190,7 @@ class Vehicle:
             return replace(self, units=self.units + 1)
         if turns is None:
             turns = LINES[self.colour].turns if self.colour in LINES else {}
-        cell = _next(self.cell, self.leaves)
+        cell = neighbour(self.cell, self.leaves)
         exits = EXITS.get(cell, [self.leaves])
         straight = self.leaves if self.leaves in exits else exits[0]
         return replace(self, cell=cell, entered=self.leaves, leaves=turns.get(cell, straight), units=0)

@@ -26,7 +26,7 @@ from .tokenizer import Tokenizer
 
 POSITIONS_PER_STEP = 2240
 """Positions of a batch, whatever the length of its windows: 16 windows of 2 frames."""
-SHORT_FRAMES, SHORT_STEPS = 2, 800
+SHORT_FRAMES, SHORT_STEPS = 2, 600
 """Length of the windows at first: they have one action, and the model learns to read it."""
 WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.5, 0.3, 0.2)
 """Their lengths afterwards, and how often each is drawn."""
@@ -136,14 +136,12 @@ def misread(guesses: Tensor, frames: Tensor, rng: np.random.Generator) -> Tensor
     """What the model reads in place of the frames of windows, as a rollout reads its own mistakes.
 
     Args:
-        guesses: int64 (batch, frames - 1, tokens), what the model itself predicts of all frames but the first. Half of
-            the windows get them.
+        guesses: int64 (batch, frames - 1, tokens), what the model itself predicts of all frames but the first.
         frames: int64 (batch, frames, tokens). What other windows have in the same place replaces some tokens, up to
             MOST_DAMAGE of a window, and rectangles of some frames, GAP_SHARE of them.
         rng: of the choices.
     """
-    is_own = torch.from_numpy(rng.random((len(frames), 1, 1)) < 0.5)
-    read = torch.cat([frames[:, :1], torch.where(is_own, guesses, frames[:, 1:])], dim=1)
+    read = torch.cat([frames[:, :1], guesses], dim=1)
     shares = torch.from_numpy(MOST_DAMAGE * rng.random((len(frames), 1, 1)) ** 3)
     is_damaged = torch.from_numpy(rng.random(frames.shape)) < shares
     sides = rng.integers(1, GAP_CELLS + 1, (2, *frames.shape[:2], 1))
@@ -188,7 +186,9 @@ def check(model: LlamaActionForCausalLM, tokens: Tokens, is_ego: Tensor, num_fra
     return shares | {"frames": is_right.amin(-1).mean().item()}
 
 
-def train(tokens: Tokens, model: LlamaActionForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, out: Path) -> None:
+def train(
+    tokens: Tokens, model: LlamaActionForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, out: Path
+) -> None:
     """Train a model, from where the last run broke off if there was one; saves it into a folder."""
     empty, is_ego = empty_ids(tokenizer), ego_ids(tokenizer)
     optimizers = make_optimizers(model)
@@ -196,22 +196,20 @@ def train(tokens: Tokens, model: LlamaActionForCausalLM, tokenizer: Tokenizer, s
     validation = Tokens(tokens.frames[-VALIDATION_DRIVES:], tokens.actions[-VALIDATION_DRIVES:])
     unfinished = out / "training.pt"
     first = _resume(unfinished, model, optimizers, (steps, seed))
-    shares: dict[str, float] = {}
+    guesses, shares = torch.empty(0), dict[str, float]()
     average = math.nan
     began = time.monotonic()
     bar = tqdm(range(first, steps), "world model", initial=first, total=steps, unit="step")
     for step in bar:
-        rng = np.random.default_rng((seed, step))
-        is_short = step < SHORT_STEPS
+        # of two steps, the second one has the windows of the first one, as the model guessed them then
+        is_short, is_again = step < SHORT_STEPS, step % 2 == 1 and step >= SHORT_STEPS
+        rng = np.random.default_rng((seed, step - is_again))
         num_frames = SHORT_FRAMES if is_short else int(rng.choice(WINDOW_FRAMES, p=WINDOW_SHARES))
         size = POSITIONS_PER_STEP // (model.config.num_spatio_embeddings * num_frames)
         frames, actions, moments = trained.windows(rng, size, num_frames)
-        read = frames
-        if not is_short:
-            with torch.no_grad():
-                guesses = predict(model, frames, actions, moments)[..., : model.placeholder_id].argmax(-1)
-            read = misread(guesses, frames, rng)
+        read = misread(guesses, frames, rng) if is_again else frames
         logits = predict(model, read, actions, moments)
+        guesses = logits.detach()[..., : model.placeholder_id].argmax(-1)
         loss = loss_of(logits, frames, empty, is_ego)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
