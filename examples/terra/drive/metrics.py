@@ -22,7 +22,7 @@ MOST_DB = 60.0
 
 @dataclass(frozen=True)
 class Blob:
-    """Pixels that touch each other and show a vehicle.
+    """Pixels that touch each other, if only at corners, and show a vehicle.
 
     Attributes:
         colour: that of most of them, a key of `simulator.COLOURS`.
@@ -70,7 +70,7 @@ def _touching(mask: np.ndarray) -> list[np.ndarray]:
     while left:
         part = [left.pop()]
         for row, col in part:  # grows while it is read
-            near = {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)} & left
+            near = {(row + down, col + right) for down in (-1, 0, 1) for right in (-1, 0, 1)} & left
             left -= near
             part.extend(near)
         parts.append(np.array(part))
