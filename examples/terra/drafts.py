@@ -15,9 +15,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 HISTORY = 8
-"""Frames that a draft is made from."""
+"""Frames that are displaced for a draft."""
+MEMORY = 25
+"""Frames that are looked through for one in which a cell and those around it were as they are."""
 REACH = 4
 """Largest displacement that is looked for, in cells along each axis."""
 STEP_TOKENS = 64
@@ -58,6 +61,8 @@ class Past(NamedTuple):
         fixed: bool (cells,), the cells that never move.
         move: the displacement between the last two frames.
         known: bool, for each cell of the newest frame whether it could be told from the one before; none for one frame.
+        followed: integers (cells,), what a cell showed next when it and those around it were last as they are in the
+            newest frame; -1 where they never were.
     """
 
     views: np.ndarray
@@ -65,6 +70,7 @@ class Past(NamedTuple):
     fixed: np.ndarray
     move: int
     known: np.ndarray
+    followed: np.ndarray
 
 
 class FrameMotion:
@@ -74,7 +80,8 @@ class FrameMotion:
     from the opposite edge, or repeats the edge that it crosses. The displacement that explains the frame's first
     tokens best is taken, and among equals the one nearest to the displacement before. Older frames are displaced with
     it, and each cell gets the token that most of them show there: a car that was there once has driven on. Cells that
-    no displacement ever explained, like a car that the camera follows, stay as they are.
+    no displacement ever explained, like a car that the camera follows, stay as they are. Where nothing is displaced, a
+    cell that is as it once was, with those around it, goes on as it did then: cars that drive where others drove.
 
     Args:
         rows, columns: the grid; a frame is its tokens row by row.
@@ -82,7 +89,7 @@ class FrameMotion:
     """
 
     def __init__(self, rows: int, columns: int, reach: int = REACH) -> None:
-        self.cells = rows * columns
+        self.grid, self.cells = (rows, columns), rows * columns
         row, column = np.divmod(np.arange(self.cells), columns)
         moves: dict[bytes, tuple[int, int, bool]] = {}
         steps = range(-reach, reach + 1)
@@ -105,7 +112,8 @@ class FrameMotion:
 
     def _past(self, frames: bytes) -> Past:
         """What frames tell, int32 (frames, cells), the last one last."""
-        known = np.frombuffer(frames, np.int32).reshape(-1, self.cells)
+        memory = np.frombuffer(frames, np.int32).reshape(-1, self.cells)
+        known = memory[-HISTORY:]
         sources, move, explained = [], 0, []
         for before, after in pairwise(known):
             move = self._move(before, after, move)
@@ -119,8 +127,19 @@ class FrameMotion:
             places.append(source[places[-1]])
         views = np.stack([frame[place] for frame, place in zip(known[::-1], places, strict=True)])
         valid = np.stack([~fixed[place] for place in places])
-        told = explained[-1] | (known[-1] == known[-2]) if explained else here[:0].astype(bool)
-        return Past(views, valid, fixed, move, told)
+        told = here[:0].astype(bool)
+        if explained:
+            told = explained[-1] | (known[-1] == known[-2]) | (known[-1] == self._followed(memory[:-1]))
+        return Past(views, valid, fixed, move, told, self._followed(memory))
+
+    def _followed(self, frames: np.ndarray) -> np.ndarray:
+        """See `Past`."""
+        edged = np.pad(frames.reshape(-1, *self.grid), ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+        around = sliding_window_view(edged, (3, 3), axis=(1, 2)).reshape(-1, self.cells, 9)
+        followed = np.full(self.cells, -1)
+        for then, after in zip(around[:-1], frames[1:], strict=True):
+            np.copyto(followed, after, where=(then == around[-1]).all(-1))
+        return followed
 
     def continued(self, frames: Sequence[np.ndarray] | np.ndarray, begun: np.ndarray) -> tuple[np.ndarray, float]:
         """Draft a frame.
@@ -133,11 +152,14 @@ class FrameMotion:
             The next frame, integers (cells,), and which share of its cells may be expected to be right.
         """
         past = self.past(np.asarray(frames, np.int32).tobytes())
-        source = self._sources[self._move(past.views[0], begun, past.move)]
+        move = self._move(past.views[0], begun, past.move)
+        source = self._sources[move]
         views, valid = past.views[:, source], past.valid[:, source]
         votes = ((views[:, None] == views) & valid).sum(1) * valid
         draft = np.take_along_axis(views, votes.argmax(0)[None], 0)[0]  # the newest of equals
         draft[past.fixed] = past.views[0][past.fixed]
+        if move == 0:
+            draft = np.where(past.followed < 0, draft, past.followed)
         right = np.concatenate([past.known, draft[: len(begun)] == begun])
         return draft, float((right.sum() + 1) / (right.size + 2))
 
@@ -174,7 +196,7 @@ class Drafter:
         complete, begun = divmod(len(tokens), self.positions)
         if not complete or begun >= cells - 1:
             return []
-        frames = tokens[: complete * self.positions].reshape(complete, self.positions)[-HISTORY:, :cells]
+        frames = tokens[: complete * self.positions].reshape(complete, self.positions)[-MEMORY:, :cells]
         draft, expected = self.motion.continued(frames, tokens[complete * self.positions :])
         worth = int(math.log(streams / (streams + self.step_tokens)) / math.log(expected))
         return draft[begun : cells - 1][:worth].tolist()

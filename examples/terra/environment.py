@@ -15,8 +15,8 @@ from mmkit.errors import InputError
 from mmkit.serve.client import Client, Session
 
 from .drive.drives import CONTEXT_FRAMES, FRAME_PIXELS, FRAME_SECONDS, NUM_WAYPOINTS
-from .drive.metrics import vehicles
-from .drive.simulator import MOST_METRES, Town, render
+from .drive.metrics import town_of
+from .drive.simulator import MOST_METRES, Town
 from .rollout import Drive, VllmTerra
 from .worlds import TownWorld
 
@@ -177,13 +177,13 @@ class TrueTown:
 
     def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
         """See `Dream`."""
-        self._towns[stream] = Town(0, vehicles(self._world.pictures(frames[-1:])[0]))
+        self._towns[stream] = town_of(self._world.pictures(frames[-1:])[0])
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """See `Dream`."""
         for stream, action in actions.items():
             self._towns[stream].follow(action)
-        return {stream: self._world.tokens(render(self._towns[stream].vehicles)[None])[0] for stream in actions}
+        return {stream: self._world.tokens(self._towns[stream].picture()[None])[0] for stream in actions}
 
     def close(self) -> None:
         """See `Dream`."""

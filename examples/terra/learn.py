@@ -33,7 +33,7 @@ DISCOUNT = 0.8
 AHEAD, FAR = 6, 5
 """Places ahead that a policy looks at, and the distance, in places, beyond which another vehicle does not matter."""
 MOVES = [(speed, turn) for speed in EGO_SPEEDS for turn in range(1 + (speed > 0))]
-"""What a policy chooses from: places, and whether to go straight on or to turn where the streets allow it."""
+"""What a policy chooses from: places, and which of the two ways to go where the streets fork."""
 
 Policy = Callable[[np.ndarray], np.ndarray]
 """Chooses indices of MOVES, (drives,), from the pictures of their frames, (drives, height, width, 3)."""
@@ -53,13 +53,10 @@ def shown(picture: np.ndarray) -> Sequence[Vehicle]:
 def way_of(ego: Vehicle, move: int, count: int | None = None) -> list[Vehicle]:
     """Where the ego vehicle is and the places of a move, or so many of its way."""
     speed, turn = MOVES[move]
-    ego = replace(ego, line={cell: exits[turn] for cell, exits in CHOICES.items()})
+    turns = {cell: exits[turn] for cell, exits in CHOICES.items()}
     if ego.units == 0 and ego.cell in CHOICES:
-        ego = replace(ego, leaves=ego.line[ego.cell])
-    way = [ego]
-    for _ in range(speed if count is None else count):
-        way.append(way[-1].on())
-    return way
+        ego = replace(ego, leaves=turns[ego.cell])
+    return [ego, *ego.way(speed if count is None else count, turns)]
 
 
 def actions_of(pictures: np.ndarray, moves: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from . import CHECKPOINT
 from .drive import tokenizer
 from .drive.drives import CONTEXT_FRAMES, FRAME_SECONDS, HELD_OUT_DRIVES, NUM_FRAMES
 from .drive.metrics import METRES_NEAR, blobs, ego_distance, kept, psnr, vehicles
-from .drive.simulator import CELLS, EXITS, JUNCTIONS, METRES, UNITS, record, render
+from .drive.simulator import CELLS, CLOCK, EXITS, LINES, METRES, UNITS, neighbour, record, render
 
 if TYPE_CHECKING:
     from .configuration import LlamaActionConfig
@@ -84,7 +84,12 @@ class TownWorld:
 
     def steering(self, episode: Episode, known: int) -> dict[str, Any]:
         """What the page steers by, from the frame after `known` ones on: where the ego vehicle is and heads for, where
-        the streets lead, and what they look like when they are empty."""
+        the streets lead, what they look like when they are empty, and which of their cells a vehicle enters from its
+        depot after which token of the clock."""
+
+        def number(cell: tuple[int, int]) -> int:
+            return cell[0] * CELLS + cell[1]
+
         ego = vehicles(episode.pictures[known - 1])[0]
         ego = [ego, *ego.led(episode.actions[known - 1])][-1]
         return {
@@ -95,8 +100,13 @@ class TownWorld:
             "seconds": FRAME_SECONDS,
             "grid": CELLS,
             "exits": [EXITS.get(divmod(cell, CELLS), []) for cell in range(CELLS**2)],
-            "junctions": [row * CELLS + col for row, col in JUNCTIONS],
             "empty": self.tokens(render([])[None])[0].tolist(),
+            "clock": number(CLOCK),
+            "gates": [
+                [number(neighbour(line.depot, line.gate)), int(self.tokens(render([], hour)[None])[0, number(CLOCK)])]
+                for line in LINES.values()
+                for hour in line.hours
+            ],
         }
 
 

@@ -7,7 +7,7 @@ page.
 import json
 import os
 from collections import Counter
-from dataclasses import replace
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,11 +19,11 @@ from .. import CHECKPOINT, register
 from ..drafts import FRAME_TOKENS
 from ..rollout import Drive, VllmTerra
 from ..worlds import CONTEXT_FRAMES, TownWorld
-from .metrics import blobs, kept, vehicles
-from .simulator import EGO, Town, render
+from .metrics import METRES_NEAR, blobs, ego_distance, hour, kept, town_of
+from .simulator import EGO, Driver, Town
 
 SPAN = 100
-"""Frames of the first and of the last part."""
+"""Frames that a share is of."""
 
 
 def main(
@@ -34,49 +34,65 @@ def main(
     keep: Annotated[int, typer.Option(min=1, help="Frames that are left when the model is full.")] = 13,
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("out/drive-endless.json"),
 ) -> None:
-    """Print how many of the town's vehicles are shown, and how many of those that the town itself would have after the
-    frame before, in the first and in the last frames of each drive."""
+    """Let the town itself drive beside the dream, by the same actions, and print which share of its vehicles the dream
+    shows, and of those that it would have after the frame before, in the first and in the last frames of each drive."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     register()
     engine, world = VllmTerra(model, drafts=FRAME_TOKENS), TownWorld(model)
     rows = [drive(engine, world, seed, frames, keep) for seed in range(first, first + drives)]
-    for seed, row in enumerate(rows, first):
-        parts = ", ".join(f"{name} {begin:.1%} -> {end:.1%}" for name, (begin, end) in row["parts"].items())
-        print(f"drive {seed}: {parts}; {row['rate']:.1f} frames per second")
     means = {name: np.mean([row["parts"][name] for row in rows], axis=0).tolist() for name in rows[0]["parts"]}
     rate = float(np.mean([row["rate"] for row in rows]))
-    print(", ".join(f"{name} {begin:.1%} -> {end:.1%}" for name, (begin, end) in means.items()), f"{rate:.1f} frames/s")
+    for title, row in (*enumerate(rows, first), ("all", {"parts": means, "rate": rate})):
+        parts = ", ".join(f"{name} {begin:.1%} -> {end:.1%}" for name, (begin, *_, end) in row["parts"].items())
+        print(f"drive {title}: {parts}; {row['rate']:.1f} frames per second")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"frames": frames, "first": first, "means": means, "rate": rate, "drives": rows}) + "\n")
 
 
 def drive(engine: VllmTerra, world: TownWorld, seed: int, frames: int, keep: int) -> dict[str, Any]:
-    """The figures of one drive: shares in the first SPAN frames and in the last, and frames per second."""
-    episode, town = world.episode(seed, CONTEXT_FRAMES), Town(seed)
-    stream = Drive(engine.config, episode.frames, episode.actions, keep)
-    there = Counter(blob.colour for blob in blobs(episode.pictures[-1]))
+    """The figures of one drive: shares in each SPAN frames, and frames per second."""
+    episode, truth = world.episode(seed, CONTEXT_FRAMES), Town(seed)
+    for _ in range(CONTEXT_FRAMES - 1):
+        truth.advance()
+    stream, driver = Drive(engine.config, episode.frames, episode.actions, keep), Driver(np.random.default_rng(seed))
     picture, shares, seconds = episode.pictures[-1], [], 0.0
     for _ in tqdm(range(frames), f"drive {seed}", unit="frame"):
-        action = steered(town, picture)
+        try:
+            town = town_of(picture)
+        except ValueError:  # the ego vehicle is lost
+            town = deepcopy(truth)
+        action = driver.action(town)
         step = engine.step([stream], action[None])
         seconds += step.seconds
         picture = world.pictures(step.tokens)[0]
-        shown = blobs(picture)
-        counts = (Counter(blob.colour for blob in shown) & there).total(), len(shown)
-        shares.append((*np.divide(counts, there.total()), kept(shown, blobs(render(town.vehicles)))))
-    names = ("vehicles there", "spots for each vehicle", "in place by the frame before")
-    parts = [np.mean(part, axis=0) for part in (shares[:SPAN], shares[-SPAN:])]
-    return {"rate": frames / seconds, "parts": dict(zip(names, np.transpose(parts).tolist(), strict=True))}
+        for one in (town, truth):
+            one.follow(action)
+        shares.append(compared(picture, town, truth))
+    spans = [shares[first : first + SPAN] for first in range(0, frames, SPAN)]
+    parts = {name: [float(np.mean([share[name] for share in span])) for span in spans] for name in shares[0]}
+    return {"rate": frames / seconds, "parts": parts}
 
 
-def steered(town: Town, picture: np.ndarray) -> np.ndarray:
-    """The action that the driver of a town chooses by what a picture shows, which becomes the town's own state."""
-    ego, shown = town.vehicles[0], vehicles(picture)
-    if shown and shown[0].colour == EGO:
-        # what is not to be seen: where the driver wants to go, and how fast
-        town.vehicles = [replace(shown[0], line=ego.line, speed=ego.speed), *shown[1:]]
-    return town.advance()
+def compared(picture: np.ndarray, town: Town, truth: Town) -> dict[str, float]:
+    """What a picture shows, as shares.
+
+    Args:
+        picture: uint8 (height, width, 3).
+        town: what the frame before it showed, one frame later.
+        truth: the town itself.
+    """
+    shown, there = blobs(picture), blobs(truth.picture())
+    others, true_others = ([blob for blob in spots if blob.colour != EGO] for spots in (shown, there))
+    colours, true_colours = (Counter(blob.colour for blob in spots) for spots in (shown, there))
+    return {
+        "vehicles there": (colours & true_colours).total() / len(there),
+        "others in place": kept(others, true_others),
+        "ego in place": float(ego_distance(shown, there) <= METRES_NEAR),
+        "spots for each vehicle": len(shown) / len(there),
+        "clock right": float(hour(picture) == truth.hour),
+        "in place by the frame before": kept(shown, blobs(town.picture())),
+    }
 
 
 if __name__ == "__main__":

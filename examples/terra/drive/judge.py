@@ -18,7 +18,7 @@ from tqdm import tqdm
 from .. import CHECKPOINT
 from ..reference import LlamaActionForCausalLM
 from .drives import CONTEXT_FRAMES, NUM_FRAMES, Drive
-from .metrics import METRES_NEAR, blobs, ego_distance, kept, mass, psnr, ssim, unity
+from .metrics import METRES_NEAR, blobs, ego_distance, kept, mass, psnr, ssim, unity, without_clock
 from .simulator import CELLS, Town, record, render
 from .tokenizer import Tokenizer
 
@@ -115,7 +115,9 @@ def judge(video: np.ndarray, drive: Drive) -> dict[str, Any]:
     """
     truth = drive.frames[CONTEXT_FRAMES:]
     pairs = [(blobs(frame), blobs(true)) for frame, true in zip(video, truth, strict=True)]
-    moves, lives = ([not np.array_equal(*pair) for pair in pairwise(frames)] for frames in (truth, video))
+    moves, lives = (
+        [not np.array_equal(*pair) for pair in pairwise(frames)] for frames in map(without_clock, (truth, video))
+    )
     return {
         "persistence": [100 * kept(*pair) for pair in pairs],
         "ego": [100.0 * (ego_distance(*pair) <= METRES_NEAR) for pair in pairs],
@@ -147,7 +149,7 @@ def followed(seed: int, actions: np.ndarray) -> np.ndarray:
     frames = []
     for action in actions[CONTEXT_FRAMES - 1 :]:
         town.follow(action)
-        frames.append(render(town.vehicles))
+        frames.append(town.picture())
     return np.stack(frames)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .drives import CELL_METRES, METRES_PER_PIXEL, VIEW_METRES
-from .simulator import COLOURS, EGO, UNITS, Vehicle, render, vehicles_at
+from .simulator import CELL_PIXELS, CLOCK, COLOURS, EGO, HOURS, UNITS, Town, Vehicle, render, vehicles_at
 
 DIFFERENCE = 40
 """A pixel shows a vehicle if one of its values differs so much from the empty scene's."""
@@ -22,7 +22,7 @@ MOST_DB = 60.0
 
 @dataclass(frozen=True)
 class Blob:
-    """Pixels that touch each other and show a vehicle.
+    """Pixels that touch each other, if only at corners, and show a vehicle.
 
     Attributes:
         colour: that of most of them, a key of `simulator.COLOURS`.
@@ -35,13 +35,31 @@ class Blob:
     place: np.ndarray
 
 
+def _clock(frames: np.ndarray) -> np.ndarray:
+    top, left = (place * CELL_PIXELS for place in CLOCK)
+    return frames[..., top : top + CELL_PIXELS, left : left + CELL_PIXELS, :]
+
+
+def without_clock(frames: np.ndarray) -> np.ndarray:
+    """Frames (..., height, width, 3) whose clock, which always goes on, is black."""
+    frames = frames.copy()
+    _clock(frames)[:] = 0
+    return frames
+
+
+def hour(frame: np.ndarray) -> int:
+    """What the clock of a frame shows."""
+    faces = np.stack([_clock(render([], hour)) for hour in range(HOURS)]).astype(int)
+    return int(np.abs(faces - _clock(frame)).sum((1, 2, 3)).argmin())
+
+
 def blobs(frame: np.ndarray) -> list[Blob]:
     """The vehicles that a frame shows.
 
     Args:
         frame: uint8 (height, width, 3).
     """
-    shows = np.abs(frame.astype(int) - render([])).max(-1) > DIFFERENCE
+    shows = np.abs(without_clock(frame).astype(int) - without_clock(render([]))).max(-1) > DIFFERENCE
     return [_blob(frame, pixels) for pixels in _touching(shows) if len(pixels) >= LEAST_PIXELS]
 
 
@@ -52,7 +70,7 @@ def _touching(mask: np.ndarray) -> list[np.ndarray]:
     while left:
         part = [left.pop()]
         for row, col in part:  # grows while it is read
-            near = {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)} & left
+            near = {(row + down, col + right) for down in (-1, 0, 1) for right in (-1, 0, 1)} & left
             left -= near
             part.extend(near)
         parts.append(np.array(part))
@@ -75,6 +93,18 @@ def vehicles(frame: np.ndarray) -> list[Vehicle]:
         ways = vehicles_at(blob.colour, (row, col))
         found += sorted(ways, key=lambda vehicle: np.abs(render([vehicle]).astype(int) - frame).sum())[:1]
     return sorted(found, key=lambda vehicle: vehicle.colour != EGO)
+
+
+def town_of(frame: np.ndarray) -> Town:
+    """The town that a frame shows, whose driver has seed 0.
+
+    Raises:
+        ValueError: a frame without the ego vehicle.
+    """
+    shown = vehicles(frame)
+    if not shown or shown[0].colour != EGO:
+        raise ValueError("frame: expected the ego vehicle, got none.")
+    return Town(0, shown, hour(frame))
 
 
 def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:

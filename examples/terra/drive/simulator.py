@@ -1,12 +1,13 @@
-"""The town that Terra sees: one-way streets from a fixed camera, and vehicles whose colour says where they drive.
+"""The town that Terra sees: one-way streets from a fixed camera, and traffic by a timetable.
 
-All that moves is known from what is visible: a vehicle of a colour drives its line, at its speed, keeps its distance,
-and gives way to the right. The ego vehicle, drawn green, goes where its actions say.
+All that moves is known from what is visible: the town clock says when a line leaves its depot, the colour of a vehicle
+says which line it drives, and how fast, and no vehicle enters a cell in which another one is. The ego vehicle, drawn
+green, goes where its actions say.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -35,32 +36,59 @@ STREETS: Sequence[tuple[Cell, Cell]] = (
     ((0, 7), SOUTH),
     ((7, 7), WEST),
     ((7, 0), NORTH),
-    ((3, 7), WEST),
-    ((0, 4), SOUTH),
+    ((2, 7), WEST),
+    ((0, 2), SOUTH),
+    ((5, 0), EAST),
+    ((7, 5), NORTH),
 )
-JUNCTIONS = ((0, 4), (3, 7), (3, 4), (7, 4), (3, 0))
-"""Cells that two streets lead into or out of."""
-GAP = UNITS + 1
-"""The least places from the middle of a vehicle to that of the one ahead, so that no patch shows parts of both."""
+CLOCK = (3, 3)
+"""The cell of the town clock."""
+HOURS = 12
+"""Positions of its hand, which goes on by one with each frame."""
 
-Line = Mapping[Cell, Cell]
+Turns = Mapping[Cell, Cell]
 """The headings in which a vehicle leaves cells; it goes straight on in the others, or where the street goes."""
-LINES: dict[str, tuple[Line, int]] = {
-    "red": ({(0, 4): SOUTH}, 1),
-    "blue": ({(3, 7): WEST}, 1),
-    "yellow": ({}, 2),
+
+
+@dataclass(frozen=True)
+class Line:
+    """What vehicles of a colour drive.
+
+    Attributes:
+        depot: the cell of the house that they come from.
+        gate: the heading in which they leave it.
+        turns: the last one is into the depot where they end.
+        speed: the most places from one frame to the next.
+        hours: when they leave; nobody does if the street before the depot is taken.
+    """
+
+    depot: Cell
+    gate: Cell
+    turns: Turns
+    speed: int
+    hours: Collection[int]
+
+
+LINES = {
+    # halves of the outer ring, and of the inner one: the lines do not meet
+    "red": Line((1, 4), NORTH, {(7, 4): NORTH}, 2, {0}),
+    "blue": Line((6, 3), SOUTH, {(0, 3): SOUTH}, 2, {6}),
+    "yellow": Line((3, 6), WEST, {(2, 5): WEST, (2, 2): SOUTH, (3, 2): WEST}, 1, {3}),
+    "white": Line((4, 1), EAST, {(5, 2): EAST, (5, 5): NORTH, (4, 5): EAST}, 1, {9}),
 }
-"""By colour: the line, and the most places from one frame to the next."""
-CHOICES = {(0, 4): (EAST, SOUTH), (3, 7): (SOUTH, WEST), (3, 4): (SOUTH, WEST)}
-"""Where the ego vehicle can choose."""
-EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.1, 0.4, 0.5)
+DEPOTS = {line.depot: line.gate for line in LINES.values()} | {
+    (cell[0] + down, cell[1] + right): (-down, -right)
+    for cell, (down, right) in (list(line.turns.items())[-1] for line in LINES.values())
+}
+"""The headings in which each depot is left, or would be."""
+EGO_SPEEDS, EGO_SHARES = (0, 1, 2), (0.15, 0.4, 0.45)
 """The most places from one frame to the next that the ego vehicle's driver chooses from, and how often each."""
 MOST_METRES = max(EGO_SPEEDS) * METRES
 """The furthest that an action leads."""
-EGO_CHANGES = 0.2
+EGO_CHANGES = 0.15
 """How often the driver chooses."""
-
-LEAST_OTHERS, MOST_OTHERS = 3, 5
+WARM_UP = (20, 200)
+"""Frames that the town drives before a drive begins: at least, and fewer than."""
 
 EGO = "green"
 COLOURS: dict[str, Colour] = {
@@ -68,15 +96,21 @@ COLOURS: dict[str, Colour] = {
     "red": (225, 45, 45),
     "blue": (50, 95, 230),
     "yellow": (250, 205, 40),
+    "white": (240, 240, 244),
 }
 GRASS, ASPHALT, KERB = (172, 190, 146), (104, 106, 112), (206, 204, 196)
+
+
+def neighbour(cell: Cell, heading: Cell) -> Cell:
+    """The cell beside one."""
+    return cell[0] + heading[0], cell[1] + heading[1]
 
 
 def _street(first: Cell, heading: Cell) -> list[Cell]:
     """Its cells."""
     cells = [first]
     while all(0 <= place + step < CELLS for place, step in zip(cells[-1], heading, strict=True)):
-        cells.append((cells[-1][0] + heading[0], cells[-1][1] + heading[1]))
+        cells.append(neighbour(cells[-1], heading))
     return cells
 
 
@@ -90,23 +124,22 @@ def _exits() -> dict[Cell, list[Cell]]:
 
 EXITS = _exits()
 """The headings in which each cell of the streets can be left."""
+CHOICES = {cell: exits for cell, exits in EXITS.items() if len(exits) > 1}
+"""Where the ego vehicle can choose."""
 
 
 @dataclass(frozen=True)
 class Vehicle:
-    """A vehicle at one of the places of the streets.
+    """A vehicle at one of the places of the streets, or half-way to a depot.
 
     Attributes:
         colour: a key of COLOURS.
-        line, speed: see LINES.
         cell: the last one whose middle was reached.
         entered, leaves: the headings in which it came there and goes on.
         units: places from there, below UNITS.
     """
 
     colour: str
-    line: Line
-    speed: int
     cell: Cell
     entered: Cell
     leaves: Cell
@@ -138,9 +171,36 @@ class Vehicle:
         return math.degrees(math.atan2(-down, right))
 
     @property
-    def ahead(self) -> Cell:
-        """The next cell."""
-        return self.cell[0] + self.leaves[0], self.cell[1] + self.leaves[1]
+    def cells(self) -> set[Cell]:
+        """Those that it is in: two when it is half-way between them."""
+        return {self.cell, neighbour(self.cell, self.leaves)} if self.units else {self.cell}
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is in a depot, where nobody sees it."""
+        return self.cell not in EXITS and self.units == 0
+
+    def on(self, turns: Turns | None = None) -> "Vehicle":
+        """One place further.
+
+        Args:
+            turns: those of its line if there are none.
+        """
+        if self.units + 1 < UNITS:
+            return replace(self, units=self.units + 1)
+        if turns is None:
+            turns = LINES[self.colour].turns if self.colour in LINES else {}
+        cell = neighbour(self.cell, self.leaves)
+        exits = EXITS.get(cell, [self.leaves])
+        straight = self.leaves if self.leaves in exits else exits[0]
+        return replace(self, cell=cell, entered=self.leaves, leaves=turns.get(cell, straight), units=0)
+
+    def way(self, count: int, turns: Turns | None = None) -> list["Vehicle"]:
+        """So many places further, one after the other."""
+        places = [self]
+        for _ in range(count):
+            places.append(places[-1].on(turns))
+        return places[1:]
 
     def led(self, action: np.ndarray) -> list["Vehicle"]:
         """The places up to the next frame where an action leads: as far as it says, around the corners that are there.
@@ -149,75 +209,85 @@ class Vehicle:
             action: float (NUM_WAYPOINTS, 3); see `Drive`.
         """
         count = round(float(np.abs(action[-1, :2]).sum()) / METRES)
-        (down, right), way, before = self.came, [], np.zeros(2)
+        (down, right), way, before = self.came, [self], np.zeros(2)
         for number in range(1, count + 1):
             there = action[round(NUM_WAYPOINTS * number / count) - 1, :2]
             ahead, left = np.round((there - before) / METRES).astype(int).tolist()
-            before, vehicle = there, way[-1] if way else self
+            before, vehicle = there, way[-1]
             wished = ahead * down - left * right, ahead * right + left * down
-            if vehicle.units == 0 and wished in EXITS[vehicle.cell]:
-                vehicle = replace(vehicle, leaves=wished)
+            if vehicle.units == 0:
+                exits = EXITS[vehicle.cell]
+                straight = vehicle.entered if vehicle.entered in exits else exits[0]
+                vehicle = replace(vehicle, leaves=wished if wished in exits else straight)
             way.append(vehicle.on())
-        return way
+        return way[1:]
 
-    def entering(self, junction: Cell) -> bool:
-        """Whether it is past the last cell before a junction, and not yet in its middle."""
-        return self.units > 0 and self.ahead == junction
 
-    def on(self) -> "Vehicle":
-        """One place further."""
-        if self.units + 1 < UNITS:
-            return replace(self, units=self.units + 1)
-        exits = EXITS[self.ahead]
-        straight = self.leaves if self.leaves in exits else exits[0]
-        leaves = self.line.get(self.ahead, straight)
-        return replace(self, cell=self.ahead, entered=self.leaves, leaves=leaves, units=0)
-
-    def moves(self, others: Sequence["Vehicle"]) -> list["Vehicle"]:
-        """The places up to the next frame, as far as the traffic lets it go.
-
-        Args:
-            others: the other vehicles, as they are now.
-        """
-        way = [self]
-        for _ in range(self.speed + GAP):
-            way.append(way[-1].on())
-        taken = {other.place for other in others}
-        clear = next((n for n, there in enumerate(way[1:], 1) if there.place in taken), len(way))
-        steps = way[1 : 1 + max(0, min(self.speed, clear - GAP))]
-        for number, there in enumerate(steps):
-            for junction in JUNCTIONS:
-                if there.entering(junction) and not self.entering(junction) and self._waits(junction, there, others):
-                    return steps[:number]
-        return steps
-
-    @staticmethod
-    def _waits(junction: Cell, at_line: "Vehicle", others: Sequence["Vehicle"]) -> bool:
-        """Whether a junction is taken, or will be by a vehicle from the right."""
-        down, right = at_line.leaves
-        from_right = -right, down  # the heading of who comes from there
-        last = junction[0] - from_right[0], junction[1] - from_right[1]
-        for other in others:
-            if other.cell == junction or (other.entering(junction) and other.leaves != at_line.leaves):
-                return True
-            if other.leaves == from_right and last in (other.cell, other.ahead):
-                return True
-        return False
+def free(way: Sequence[Vehicle], own: Collection[Cell], taken: Collection[Cell]) -> list[Vehicle]:
+    """The places of a way before the first one in a cell that is taken, but for the vehicle's own."""
+    for number, there in enumerate(way):
+        if not there.cells.isdisjoint(taken) and not there.cells <= {*own}:
+            return [*way[:number]]
+    return [*way]
 
 
 @cache
 def vehicles_at(colour: str, place: Cell) -> Sequence[Vehicle]:
-    """What a vehicle of a colour may be at a place, given by row and column counted in places: one that came there by
-    each of the streets."""
-    line, speed = LINES.get(colour, ({}, max(EGO_SPEEDS)))
-    ways = []
-    for cell, exits in EXITS.items():
-        for heading in exits:
-            way = [Vehicle(colour, line, speed, cell, heading, heading)]
-            for _ in range(UNITS):
-                way.append(way[-1].on())
-            ways.append(way[1:])
-    return [vehicle for way in ways for vehicle in way if vehicle.place == place]
+    """What a vehicle of a colour may be at a place, given by row and column counted in places: the ego vehicle may have
+    come there by each of the streets."""
+    if colour in LINES:
+        way = [_leaving(colour)]
+        while not way[-1].is_inside:
+            way.append(way[-1].on())
+        return [vehicle for vehicle in way[:-1] if vehicle.place == place]
+    starts = [Vehicle(colour, cell, heading, heading) for cell, exits in EXITS.items() for heading in exits]
+    return [vehicle for start in starts for vehicle in start.way(UNITS) if vehicle.place == place]
+
+
+def _leaving(colour: str) -> Vehicle:
+    """A vehicle half-way out of its depot."""
+    line = LINES[colour]
+    return Vehicle(colour, line.depot, line.gate, line.gate, 1)
+
+
+@dataclass
+class Driver:
+    """What is not to be seen: where the ego vehicle's driver wants to go, and how fast.
+
+    Attributes:
+        rng: of the choices.
+        speed: one of EGO_SPEEDS.
+        turns: at the CHOICES.
+    """
+
+    rng: np.random.Generator
+    speed: int = 2
+    turns: Turns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Choose the turns."""
+        self.choose()
+
+    def choose(self) -> None:
+        """Choose where to go at all CHOICES."""
+        self.turns = {cell: exits[int(self.rng.integers(len(exits)))] for cell, exits in CHOICES.items()}
+
+    def action(self, town: "Town") -> np.ndarray:
+        """What leads to the next frame, as far as the traffic of a town lets it go.
+
+        Returns:
+            float32 (NUM_WAYPOINTS, 3), the ego vehicle's waypoints; see `Drive`.
+        """
+        ego = town.vehicles[0]
+        if self.rng.random() < EGO_CHANGES:
+            self.speed = int(self.rng.choice(EGO_SPEEDS, p=EGO_SHARES))
+        if ego.cell in CHOICES and ego.units > 0:
+            self.choose()
+        if ego.units == 0 and ego.cell in CHOICES:
+            ego = replace(ego, leaves=self.turns[ego.cell])
+        others = [*town.vehicles[1:], *town.moved()]
+        taken = {cell for other in others for cell in other.cells}
+        return waypoints([ego, *free(ego.way(self.speed, self.turns), ego.cells, taken)])
 
 
 class Town:
@@ -225,55 +295,52 @@ class Town:
 
     Args:
         seed: of everything that is drawn; equal seeds give equal drives.
-        vehicles: those that are there, the ego vehicle first; drawn if there are none.
+        vehicles: those that are there, the ego vehicle first. If there are none, the town drives a while before it
+            begins.
+        hour: of the town clock.
     """
 
-    def __init__(self, seed: int, vehicles: Sequence[Vehicle] = ()) -> None:
-        self._rng = np.random.default_rng(seed)
-        self.vehicles = list(vehicles) or self._drawn()
-
-    def _drawn(self) -> list[Vehicle]:
-        vehicles = [self._placed(EGO, self._way(), 2, [])]
-        for _ in range(int(self._rng.integers(LEAST_OTHERS, MOST_OTHERS + 1))):
-            colour = str(self._rng.choice(list(LINES)))
-            vehicles.append(self._placed(colour, *LINES[colour], vehicles))
-        return vehicles
-
-    def _way(self) -> Line:
-        return {cell: headings[int(self._rng.integers(2))] for cell, headings in CHOICES.items()}
-
-    def _placed(self, colour: str, line: Line, speed: int, others: Sequence[Vehicle]) -> Vehicle:
-        """A vehicle somewhere on its line, away from the others."""
-        vehicle = Vehicle(colour, line, speed, (0, 0), NORTH, EAST)
-        while True:
-            for _ in range(int(self._rng.integers(1, 40 * UNITS))):
-                vehicle = vehicle.on()
-            distances = [np.abs(vehicle.position - other.position).sum() for other in others]
-            if min(distances, default=np.inf) > 2 * CELL_METRES:
-                return vehicle
+    def __init__(self, seed: int, vehicles: Sequence[Vehicle] = (), hour: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.driver = Driver(rng)
+        self.vehicles, self.hour = list(vehicles), hour
+        if not vehicles:
+            cell = list(EXITS)[int(rng.integers(len(EXITS)))]
+            self.vehicles = [Vehicle(EGO, cell, EXITS[cell][0], EXITS[cell][0])]
+            for _ in range(int(rng.integers(*WARM_UP))):
+                self.advance()
 
     def advance(self) -> np.ndarray:
-        """Drive to the next frame.
+        """Drive to the next frame, where the ego vehicle's driver wants to go.
 
         Returns:
-            float32 (NUM_WAYPOINTS, 3), the ego vehicle's waypoints; see `Drive`.
+            The action, see `Driver`.
         """
-        ego = self.vehicles[0]
-        if self._rng.random() < EGO_CHANGES:
-            ego = replace(ego, speed=int(self._rng.choice(EGO_SPEEDS, p=EGO_SHARES)))
-        if ego.cell in CHOICES and ego.units > 0:
-            ego = replace(ego, line=self._way())
-        self.vehicles[0] = ego
-        action = waypoints([ego, *ego.moves(self.vehicles[1:])])
+        action = self.driver.action(self)
         self.follow(action)
         return action
 
     def follow(self, action: np.ndarray) -> None:
         """Drive to the next frame, the ego vehicle where an action leads, whatever is there."""
-        now, ways = self.vehicles, [self.vehicles[0].led(action)]
-        for index, vehicle in enumerate(now[1:], 1):
-            ways.append(vehicle.moves(now[:index] + now[index + 1 :]))
-        self.vehicles = [way[-1] if way else vehicle for vehicle, way in zip(now, ways, strict=True)]
+        ego = self.vehicles[0]
+        self.vehicles = [[ego, *ego.led(action)][-1], *self.moved()]
+        self.hour = (self.hour + 1) % HOURS
+
+    def moved(self) -> list[Vehicle]:
+        """All vehicles but the ego vehicle, in the next frame."""
+        moved = []
+        for vehicle in self.vehicles[1:]:
+            taken = {cell for other in self.vehicles if other is not vehicle for cell in other.cells}
+            way = free(vehicle.way(LINES[vehicle.colour].speed), vehicle.cells, taken)
+            inside = any(there.is_inside for there in way)
+            moved += [] if inside else [[vehicle, *way][-1]]
+        taken = {cell for vehicle in self.vehicles for cell in vehicle.cells}
+        leaving = [_leaving(colour) for colour, line in LINES.items() if self.hour in line.hours]
+        return moved + [vehicle for vehicle in leaving if vehicle.cells.isdisjoint(taken)]
+
+    def picture(self) -> np.ndarray:
+        """What the camera sees; see `render`."""
+        return render(self.vehicles, self.hour)
 
 
 def waypoints(way: Sequence[Vehicle]) -> np.ndarray:
@@ -295,19 +362,20 @@ def record(seed: int, num_frames: int = NUM_FRAMES) -> Drive:
         num_frames: frames of the drive, which has one action fewer.
     """
     town = Town(seed)
-    frames, actions = [render(town.vehicles)], []
+    frames, actions = [town.picture()], []
     for _ in range(num_frames - 1):
         actions.append(town.advance())
-        frames.append(render(town.vehicles))
+        frames.append(town.picture())
     return Drive(np.array(frames), np.array(actions))
 
 
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def render(vehicles: Sequence[Vehicle]) -> np.ndarray:
-    """Vehicles in the town: uint8 (FRAME_PIXELS, FRAME_PIXELS, 3), RGB."""
+def render(vehicles: Sequence[Vehicle], hour: int = 0) -> np.ndarray:
+    """Vehicles in the town, and the hour of its clock: uint8 (FRAME_PIXELS, FRAME_PIXELS, 3), RGB."""
     picture = _ground().copy()
+    picture.paste(_clock(hour), (CLOCK[1] * CELL_PIXELS, CLOCK[0] * CELL_PIXELS))
     for vehicle in vehicles:
         sprite = _sprite(vehicle.colour, vehicle.degrees)
         row, col = ((np.array(vehicle.place) / UNITS + 0.5) * CELL_PIXELS).astype(int) - sprite.width // 2
@@ -342,6 +410,21 @@ def _sprite(colour: str, degrees: float) -> Image.Image:
 
 
 @cache
+def _clock(hour: int) -> Image.Image:
+    """The cell of the town clock."""
+    scale = CELL_PIXELS * SUPERSAMPLING
+    image = Image.new("RGB", (scale,) * 2, GRASS)
+    pen = ImageDraw.Draw(image)
+    middle, angle = np.full(2, scale / 2), 2 * math.pi * hour / HOURS
+    for radius, fill in ((0.47, (92, 84, 80)), (0.4, (250, 248, 240))):
+        pen.circle(tuple(middle), radius * scale, fill)
+    tip = middle + 0.36 * scale * np.array([math.sin(angle), -math.cos(angle)])
+    pen.line([tuple(middle), tuple(tip)], (60, 30, 30), scale // 8)
+    pen.circle(tuple(middle), 0.08 * scale, (60, 30, 30))
+    return _down(image)
+
+
+@cache
 def _ground() -> Image.Image:
     """The town without vehicles."""
     scale = CELL_PIXELS * SUPERSAMPLING
@@ -358,9 +441,22 @@ def _ground() -> Image.Image:
         for first, heading in STREETS:
             rows, cols = (sorted(ends) for ends in zip(first, _street(first, heading)[-1], strict=True))
             box(rows[0] - margin, cols[0] - margin, rows[1] + 1 + margin, cols[1] + 1 + margin, fill)
+    for (row, col), (down, right) in DEPOTS.items():
+        # a way to the street, a house behind it, its roof and its gate
+        for near, far, half, fill in (
+            (0.5, 0.0, 0.3, ASPHALT),
+            (0.0, -0.46, 0.44, (164, 118, 98)),
+            (-0.08, -0.42, 0.38, (186, 140, 116)),
+            (0.0, -0.08, 0.3, (58, 50, 54)),
+        ):
+            rows, cols = (
+                sorted(middle + 0.5 + edge for edge in (along * near + half * across, along * far - half * across))
+                for middle, along, across in ((row, down, right), (col, right, down))
+            )
+            box(rows[0], cols[0], rows[1], cols[1], fill)
     for row in range(CELLS):
         for col in range(CELLS):
-            if (row, col) in EXITS:
+            if (row, col) in {*EXITS, *DEPOTS, CLOCK}:
                 continue
             kind = (row * 7 + col * 5 + row * col) % 4
             if kind == 0:  # a tree

@@ -21,22 +21,26 @@ from ..worlds import TOWN
 from .data import Tokens, recorded
 from .drives import FIRST_TRAINING_SEED, NUM_FRAMES, NUM_WAYPOINTS
 from .muon import Muon
-from .simulator import CELL_PIXELS, CELLS, COLOURS, EGO
+from .simulator import CELL_PIXELS, CELLS, COLOURS, EGO, render
 from .tokenizer import Tokenizer
 
 POSITIONS_PER_STEP = 2240
 """Positions of a batch, whatever the length of its windows: 16 windows of 2 frames."""
-SHORT_FRAMES, SHORT_PART = 2, 0.4
-"""Length of the windows in the first part of the training: they have one action, and the model learns to read it."""
-WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.4, 0.3, 0.3)
+SHORT_FRAMES, SHORT_STEPS = 2, 600
+"""Length of the windows at first: they have one action, and the model learns to read it."""
+WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.5, 0.3, 0.2)
 """Their lengths afterwards, and how often each is drawn."""
 MUON_LR, ADAMW_LR = 0.006, 0.002
-WARM_UP_STEPS = 100
-EGO_WEIGHT = 10.0
-"""How much more a token counts where the ego vehicle is or was: where it goes is what a model of actions is for, and
-one vehicle of five that all others' tokens drown."""
-MOST_DAMAGE = 0.1
+WARM_UP_STEPS, COOL_DOWN = 100, 0.4
+"""In how many steps the learning rates rise, and in which last part of the training they fall to nothing."""
+VEHICLE_WEIGHT, EGO_WEIGHT = 4.0, 10.0
+"""How much more a token counts where a vehicle is or was, which are few beside all that never changes; and where the
+ego vehicle is or was: where it goes is what a model of actions is for."""
+MOST_DAMAGE = 0.05
 """Largest share of a long window's tokens that is replaced before the model reads them."""
+GAP_SHARE, GAP_CELLS = 0.1, 4
+"""How many of a long window's frames have a rectangle of another drive in them, and the most cells along its sides: a
+vehicle that is lost, or one that never was."""
 NUM_WAVES = 9
 """Numbers from which the place of a token along one axis is embedded at first."""
 CHECK_EVERY, SAVE_EVERY = 50, 50
@@ -132,17 +136,22 @@ def misread(guesses: Tensor, frames: Tensor, rng: np.random.Generator) -> Tensor
     """What the model reads in place of the frames of windows, as a rollout reads its own mistakes.
 
     Args:
-        guesses: int64 (batch, frames - 1, tokens), what the model itself predicts of all frames but the first. Half of
-            the windows get them.
-        frames: int64 (batch, frames, tokens). Tokens of other windows in the same place replace some, up to
-            MOST_DAMAGE of a window.
+        guesses: int64 (batch, frames - 1, tokens), what the model itself predicts of all frames but the first.
+        frames: int64 (batch, frames, tokens). What other windows have in the same place replaces some tokens, up to
+            MOST_DAMAGE of a window, and rectangles of some frames, GAP_SHARE of them.
         rng: of the choices.
     """
-    is_own = torch.from_numpy(rng.random((len(frames), 1, 1)) < 0.5)
-    read = torch.cat([frames[:, :1], torch.where(is_own, guesses, frames[:, 1:])], dim=1)
+    read = torch.cat([frames[:, :1], guesses], dim=1)
     shares = torch.from_numpy(MOST_DAMAGE * rng.random((len(frames), 1, 1)) ** 3)
+    is_damaged = torch.from_numpy(rng.random(frames.shape)) < shares
+    sides = rng.integers(1, GAP_CELLS + 1, (2, *frames.shape[:2], 1))
+    firsts = rng.integers(1 - sides, CELLS)
+    is_row, is_col = ((first <= np.arange(CELLS)) & (np.arange(CELLS) < first + side)
+                      for first, side in zip(firsts, sides, strict=True))  # fmt: skip
+    is_gap = (is_row[..., :, None] & is_col[..., None, :]).reshape(frames.shape)
+    is_gap &= rng.random((*frames.shape[:2], 1)) < GAP_SHARE
     others = frames[torch.from_numpy(rng.permutation(len(frames)))]
-    return torch.where(torch.from_numpy(rng.random(frames.shape)) < shares, others, read)
+    return torch.where(is_damaged | torch.from_numpy(is_gap), others, read)
 
 
 def ego_ids(tokenizer: Tokenizer) -> Tensor:
@@ -151,50 +160,60 @@ def ego_ids(tokenizer: Tokenizer) -> Tensor:
     return torch.from_numpy((differences < 20).any((1, 2)))
 
 
-def loss_of(logits: Tensor, frames: Tensor, is_ego: Tensor) -> Tensor:
-    """Cross entropy, in which tokens of the ego vehicle count more, and those where it was."""
+def empty_ids(tokenizer: Tokenizer) -> Tensor:
+    """Ids of the town without vehicles: int64 (tokens,)."""
+    return torch.from_numpy(tokenizer.encode(render([])))
+
+
+def loss_of(logits: Tensor, frames: Tensor, empty: Tensor, is_ego: Tensor) -> Tensor:
+    """Cross entropy, in which tokens of vehicles count more, and those where they were."""
     losses = nn.functional.cross_entropy(logits.flatten(0, 2), frames[:, 1:].flatten(), reduction="none")
-    weights = 1 + (EGO_WEIGHT - 1) * (is_ego[frames[:, 1:]] | is_ego[frames[:, :-1]]).flatten()
-    return (losses * weights).sum() / weights.sum()
+    shows = frames != empty
+    weights = 1 + (VEHICLE_WEIGHT - 1) * (shows[:, 1:] | shows[:, :-1])
+    weights[is_ego[frames[:, 1:]] | is_ego[frames[:, :-1]]] = EGO_WEIGHT
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
 @torch.no_grad()
 def check(model: LlamaActionForCausalLM, tokens: Tokens, is_ego: Tensor, num_frames: int) -> dict[str, float]:
-    """The share of right tokens on windows that are not trained on: of those that changed, and of the ego vehicle."""
-    frames, actions, moments = tokens.windows(np.random.default_rng(0), 24, num_frames)
+    """The share of right tokens on windows that are not trained on: of those that changed, and of the ego vehicle; and
+    of frames without an error."""
+    frames, actions, moments = tokens.windows(np.random.default_rng(0), 48, num_frames)
     truth = frames[:, 1:]
     is_right = (predict(model, frames, actions, moments).argmax(-1) == truth).float()
     groups = {"changed": truth != frames[:, :-1], "ego": is_ego[truth]}
-    return {name: is_right[group].mean().item() for name, group in groups.items()}
+    shares = {name: is_right[group].mean().item() for name, group in groups.items()}
+    return shares | {"frames": is_right.amin(-1).mean().item()}
 
 
-def train(tokens: Tokens, model: LlamaActionForCausalLM, is_ego: Tensor, steps: int, seed: int, out: Path) -> None:
+def train(
+    tokens: Tokens, model: LlamaActionForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, out: Path
+) -> None:
     """Train a model, from where the last run broke off if there was one; saves it into a folder."""
+    empty, is_ego = empty_ids(tokenizer), ego_ids(tokenizer)
     optimizers = make_optimizers(model)
     trained = Tokens(tokens.frames[:-VALIDATION_DRIVES], tokens.actions[:-VALIDATION_DRIVES])
     validation = Tokens(tokens.frames[-VALIDATION_DRIVES:], tokens.actions[-VALIDATION_DRIVES:])
     unfinished = out / "training.pt"
     first = _resume(unfinished, model, optimizers, (steps, seed))
-    shares: dict[str, float] = {}
+    guesses, shares = torch.empty(0), dict[str, float]()
     average = math.nan
     began = time.monotonic()
     bar = tqdm(range(first, steps), "world model", initial=first, total=steps, unit="step")
     for step in bar:
-        rng = np.random.default_rng((seed, step))
-        is_short = step < SHORT_PART * steps
+        # of two steps, the second one has the windows of the first one, as the model guessed them then
+        is_short, is_again = step < SHORT_STEPS, step % 2 == 1 and step >= SHORT_STEPS
+        rng = np.random.default_rng((seed, step - is_again))
         num_frames = SHORT_FRAMES if is_short else int(rng.choice(WINDOW_FRAMES, p=WINDOW_SHARES))
         size = POSITIONS_PER_STEP // (model.config.num_spatio_embeddings * num_frames)
         frames, actions, moments = trained.windows(rng, size, num_frames)
-        read = frames
-        if not is_short:
-            with torch.no_grad():
-                guesses = predict(model, frames, actions, moments)[..., : model.placeholder_id].argmax(-1)
-            read = misread(guesses, frames, rng)
+        read = misread(guesses, frames, rng) if is_again else frames
         logits = predict(model, read, actions, moments)
-        loss = loss_of(logits, frames, is_ego)
+        guesses = logits.detach()[..., : model.placeholder_id].argmax(-1)
+        loss = loss_of(logits, frames, empty, is_ego)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, 2 * (1 - step / steps))
+        factor = min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (1 - step / steps) / COOL_DOWN)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["highest_lr"] * factor
@@ -251,7 +270,7 @@ def main(
     tokens, tokenizer = recorded(seeds, data)
     tokenizer.save(out)
     torch.manual_seed(seed)
-    train(tokens, make_model(tokenizer), ego_ids(tokenizer), steps, seed, out)
+    train(tokens, make_model(tokenizer), tokenizer, steps, seed, out)
 
 
 if __name__ == "__main__":
