@@ -34,7 +34,7 @@ from functools import cached_property, lru_cache, wraps
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .errors import SpecError
+from .errors import MmkitError, SpecError
 from .node import Node, fold, leaves, mapped, same, structure
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
@@ -505,6 +505,8 @@ def _computed(
         def called(*values: Any) -> Any:
             try:
                 return function(*values)
+            except MmkitError:  # of what loads when it is asked for
+                raise
             except _FAULTS as error:
                 raise _fault(expr, problem(expr, error, *values)) from error
 

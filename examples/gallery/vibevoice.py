@@ -8,7 +8,21 @@ from typing import Any
 
 import torch
 
-from mmkit import Audio, Modality, ModelSpec, Scope, batched, ceil_div, derived, embed, item, literal, replace, tok
+from mmkit import (
+    Audio,
+    InputError,
+    Modality,
+    ModelSpec,
+    Scope,
+    batched,
+    ceil_div,
+    derived,
+    embed,
+    item,
+    literal,
+    replace,
+    tok,
+)
 
 RATE, LONGEST, LEAST = 24_000, 61 * 60, 160
 NEWLINE = 198  # of every tokenizer of Qwen2
@@ -19,6 +33,9 @@ def ratio(scope: Scope) -> int:
 
 
 def raw(items: Sequence[Any], scope: Scope) -> dict[str, Any]:
+    for samples in items:
+        if len(samples) < LEAST:
+            raise InputError("vibevoice.audio", f"{LEAST} samples or more", f"{len(samples)}")
     return {"raw_audio": [torch.from_numpy(samples) for samples in items]}
 
 
@@ -26,7 +43,7 @@ VIBEVOICE = ModelSpec(
     "vibevoice",
     Modality(
         "audio",
-        item=Audio(largest=LONGEST * RATE, rate=RATE, least=LEAST),
+        item=Audio(largest=LONGEST * RATE, rate=RATE),
         layout=tok["<|object_ref_start|>"]
         + embed(tok["<|box_start|>"]) * ceil_div(item.length, ratio)
         + tok["<|object_ref_end|>"]
