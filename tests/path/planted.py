@@ -414,15 +414,6 @@ def receiver_gets_other_data(inherited, plan, request, some, missing):
     return inherited(plan, request, first, missing)
 
 
-_BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
-
-
-def buffer_written_again(items, scope):
-    for i, value in enumerate(items):
-        _BUFFER[i] = value
-    return {"frames": _BUFFER[: len(items)]}
-
-
 def _read(*before: str) -> Callable[..., Any]:
     """Texts are read by the processor, as words after some others."""
 
@@ -659,8 +650,6 @@ BUGS = [
         r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
         spec=BY_NUMBER),
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
-    Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
-        CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
     Bug("text", "text_without_special_tokens", "processor.__call__", _read(),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",

@@ -77,7 +77,7 @@ def test_vibevoice_as_by_hand(ratio: int, lengths: list[int], data: st.DataObjec
 
 def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
     """The plugin makes a position of 159 samples, and no row for it."""
-    with pytest.raises(InputError, match=r"vibevoice\.audio\[0\]: expected .*160 samples"):
+    with pytest.raises(InputError, match=r"vibevoice\.audio: expected 160 samples or more, got 159"):
         VIBEVOICES[3200].expand([AUDIO], {"audio": [noise(159)]})
 
 
