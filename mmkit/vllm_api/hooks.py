@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,9 @@ def refuse_dead(cls: type, base: type) -> None:
     Raises:
         SpecError: it has one, itself or from a mixin.
     """
-    own = (one for one in cls.__mro__[: cls.__mro__.index(base)])
-    for name in sorted(name for one in own if one.__module__[:5] != "vllm." for name in vars(one)):
-        if name in _DEAD:
-            place = next(place for word, place in _INSTEAD.items() if word in name)
-            where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
-            raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")
+    above = cls.__mro__[: cls.__mro__.index(base)]
+    own = [vars(one).keys() for one in above if not one.__module__.startswith("vllm.")]
+    for name in sorted(_DEAD.intersection(chain.from_iterable(own))):
+        place = next(place for word, place in _INSTEAD.items() if word in name)
+        where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
+        raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")

@@ -2,17 +2,192 @@
 
 It is replaced when a process makes its first processor of a spec, so in no process that serves
 none, and only where the release needs it. What replaces a part hands on all that is not a spec's.
+
+First of all admission, the last check of every request, whatever its route: the offline API, chat,
+completions, tokens in. vLLM compares token ids with the tokenizer, and skips this for a model
+without one. Its token-in endpoint accepts processed fields unchecked. One id of 2**31, or one field
+that the model does not expect, ends the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from . import admission, chat
+from ..bound.placeholders import rows_field
+from ..errors import InputError
+from ..plan import Plan
+from . import chat
 from .compat import PROMPTS_ARE_IDS, find
+from .items import Rendered, is_rendered
+from .processor import CommonProcessor
+
+TRUST = "trust_processed_fields"
+"""The key of vLLM's ``additional_config`` by which a server takes processed fields of other
+hosts."""
+
+# before 0.16 vLLM has none; there are no routes of ours then
+_BASES: tuple[Any, ...] = (InputError, find("exceptions:VLLMValidationError", default=object))
+
+
+class Refused(*_BASES):  # type: ignore[misc]
+    """A request refused after rendering. vLLM's server answers 500 to any other kind of error from
+    there."""
+
+    def __init__(self, error: InputError) -> None:
+        Exception.__init__(self, str(error))
+        self.where, self.parameter, self.value = error.where, error.where or None, None
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def with_admission(theirs: Any) -> Any:
+    """vLLM's step before its engine, after a check of the request."""
+
+    @wraps(theirs)
+    def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        processor = getattr(getattr(self, "renderer", None), "mm_processor", None)
+        if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
+            params = args[0] if args else kwargs.get("params")
+            config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
+            trusts = isinstance(config, Mapping) and config.get(TRUST) is True
+            try:
+                admit(processor.plan, prompt, params, trusts=trusts)
+            except InputError as error:
+                raise Refused(error) from None
+        return theirs(self, request_id, prompt, *args, **kwargs)
+
+    return process_inputs
+
+
+def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: bool) -> None:
+    """Refuse a rendered request that the engine must not receive.
+
+    Args:
+        plan: that of the model.
+        prompt: vLLM's input for its engine.
+        params: vLLM's parameters of the request.
+        trusts: whether processed fields of other hosts are taken.
+
+    Raises:
+        InputError: it must not.
+    """
+    allowed = getattr(params, "allowed_token_ids", None)
+    if allowed and plan.embed_ids.issuperset(allowed):
+        where, expected = f"{plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
+        raise InputError(where, expected, repr(list(allowed)), "Placeholder ids are never sampled.")
+    names = ("encoder_prompt", "decoder_prompt")
+    parts = [prompt[name] for name in names if isinstance(prompt.get(name), Mapping)]
+    for part in (*parts, prompt):
+        if (ids := part.get("prompt_token_ids")) is not None:
+            plan.check_ids(ids)
+            # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from
+            # their items
+            if part.get("type") == "token" and plan.spec.decoder_prompt is None:
+                plan.check_bare(ids)
+        # an object of this class comes from a processor of this copy of mmkit
+        if part.get("type") == "multimodal" and not isinstance(part.get("mm_kwargs"), Rendered):
+            _check_foreign(plan, part, trusts and ids is not None and not parts)
+    if parts and all(part.get("type") == "token" for part in parts):
+        # vLLM then runs no encoder, the decoder reads memory that nobody has written, and later
+        # answers of others are wrong, too
+        where = f"{plan.spec.name}.multi_modal_data"
+        raise InputError(where, "at least one item", "none", "The encoder reads nothing else.")
+
+
+def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
+    """Refuse processed fields that no processor of this process has made, and where they are
+    trusted only those that are not the model's: their values and hashes are not looked at."""
+    where = f"{plan.spec.name}.mm_kwargs"
+    if not trusts:
+        remedy = f"Send the items themselves, or start the server with {TRUST}."
+        raise InputError(where, "raw items", "processed fields", remedy)
+    sent, places = prompt["mm_kwargs"], prompt.get("mm_placeholders") or {}
+    plan.check_names([*sent, *places])
+    for name in {*sent, *places}:
+        modality, items, ranges = plan.modalities[name], sent.get(name, ()), places.get(name, ())
+        known = {*modality.fields_and_embeds, rows_field(name)}
+        named = {key for item in items if item is not None for key in item}
+        inside = all(at.offset + at.length <= len(prompt["prompt_token_ids"]) for at in ranges)
+        if len(items) != len(ranges) or not named <= known or not inside:
+            expected = f"fields among {sorted(known)}, and a range in the prompt for each item"
+            raise InputError(f"{where}.{name}", expected, f"{sorted(named)} and {list(ranges)}")
+
+
+# -- before a request is rendered ------------------------------------------------------------------
+
+
+def _is_ours(renderer: Any) -> bool:
+    return isinstance(getattr(renderer, "mm_processor", None), CommonProcessor)
+
+
+def with_tenants(theirs: Any) -> Any:
+    """vLLM's step from a tokenized prompt to the engine's input, with uuids that hold within one
+    `cache_salt`, so that no tenant reaches the items of another one."""
+
+    async def as_it_is(prompt: Mapping[str, Any]) -> Any:
+        return {**prompt}
+
+    @wraps(theirs)
+    def process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_ours(self):
+            return theirs(self, prompt, *args, **kwargs)
+        if is_rendered(prompt):  # vLLM would keep its ids alone
+            return as_it_is(prompt) if inspect.iscoroutinefunction(theirs) else {**prompt}
+        return theirs(self, of_tenant(prompt), *args, **kwargs)
+
+    return process
+
+
+def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A prompt whose uuids are those of its `cache_salt` alone."""
+    sent, salt = prompt.get("multi_modal_uuids"), prompt.get("cache_salt")
+    if not isinstance(sent, Mapping):
+        return prompt
+
+    def salted(uuid: Any) -> Any:
+        if not isinstance(uuid, str):  # none, or one that the processor refuses
+            return uuid
+        return blake2b(json.dumps([salt, uuid]).encode(), digest_size=24).hexdigest()
+
+    listed = {name: [own] if isinstance(own, str) else own or () for name, own in sent.items()}
+    return {
+        **prompt,
+        "multi_modal_uuids": {name: [*map(salted, own)] for name, own in listed.items()},
+    }
+
+
+def begun_once(theirs: Any) -> Any:
+    """vLLM's options of the tokenizer for a text that a chat template has begun."""
+
+    def default_chat_tok_params(self: Any) -> Any:
+        params = theirs.__get__(self, type(self))
+        return params.with_kwargs(add_special_tokens=False) if _is_ours(self) else params
+
+    return property(default_chat_tok_params)
+
+
+def keeping_uuids(theirs: Any) -> Any:
+    """vLLM's uuids of a request's items, where those of the caller stay."""
+
+    @wraps(theirs)
+    def process(self: Any, data: Any, items: Any, uuids: Any, request_id: str) -> Any:
+        made: Mapping[str, Sequence[str | None]] = theirs(self, data, items, uuids, request_id)
+        if not _is_ours(self):
+            return made
+        pairs = {name: zip(uuids.get(name) or new, new, strict=True) for name, new in made.items()}
+        return {name: [own or other for own, other in both] for name, both in pairs.items()}
+
+    return process
+
+
+# -- the table -------------------------------------------------------------------------------------
 
 
 class Patch(NamedTuple):
@@ -42,14 +217,14 @@ _ITEMS, _ITEMS_LATER, _PARTS = (
 )
 
 PATCHES = (
-    Patch(admission.with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
-    Patch(admission.with_tenants, (f"{_RENDERER}._process_tokens",)),
-    Patch(admission.with_tenants, (f"{_RENDERER}._process_tokens_async",)),
+    Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
+    Patch(with_tenants, (f"{_RENDERER}._process_tokens",)),
+    Patch(with_tenants, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.reading, (f"{chat.MODULES[0]}:parse_chat_message_content_part", *_PARTS)),
     Patch(chat.gathering, _ITEMS),
     Patch(chat.gathering, _ITEMS_LATER),
-    Patch(admission.begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
-    Patch(admission.keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
+    Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
+    Patch(keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from typing_extensions import override
@@ -65,7 +65,11 @@ class Request:
 
 
 class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
-    """Processes the requests of a spec; generated classes set `spec`."""
+    """Processes the requests of a spec; generated classes set `spec`.
+
+    Attributes:
+        plan: the spec, bound to this model's config and tokenizer.
+    """
 
     spec: ClassVar[Declaration]
     sends_rows: ClassVar[bool] = False
@@ -78,14 +82,9 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
+        self.plan: Plan = info.plan
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
         self._tried: set[str] = set()
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer."""
-        plan: Plan = self.info.plan
-        return plan
 
     # -- one request -------------------------------------------------------------------------------
 

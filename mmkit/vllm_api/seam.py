@@ -34,8 +34,8 @@ from .processor import CommonProcessor, Request
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 
-_NOT_FACTORS = {*REQUEST_FIELDS, "mm_data", "mm_items"} - {"media_io_kwargs"}
-_FACTORS = tuple(own.name for own in fields(compat.ProcessorInputs) if own.name not in _NOT_FACTORS)
+_OTHERS = REQUEST_FIELDS - {"media_io_kwargs"}
+_FACTORS = tuple(own.name for own in fields(compat.ProcessorInputs) if own.name not in _OTHERS)
 """The options of a request, beside `mm_processor_kwargs`, on which the hashes of its items depend:
 also those that mmkit does not know."""
 

@@ -44,7 +44,7 @@ from mmkit import (
 )
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
-from mmkit.vllm_api import admission
+from mmkit.vllm_api import patches
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import HIDDEN, MIXED, frames, series
 
@@ -222,9 +222,9 @@ PLACE, OUTSIDE_OF_IT = PlaceholderRange(0, 1), PlaceholderRange(1, 1)
 )
 def test_the_check_before_the_engine(prompt: dict[str, Any], trusts: bool, sentence: str) -> None:
     """What vLLM's routes for rendered requests bring passes neither the processor nor the tokenization."""
-    config = SimpleNamespace(additional_config={admission.TRUST: trusts})
+    config = SimpleNamespace(additional_config={patches.TRUST: trusts})
     holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())), vllm_config=config)
-    with pytest.raises(admission.Refused) as refused:
+    with pytest.raises(patches.Refused) as refused:
         InputProcessor.process_inputs(holder, "request", prompt, None, None)
     assert str(refused.value).startswith(f"plain.{sentence}")
 
@@ -234,7 +234,7 @@ def test_fields_of_another_host_that_the_server_trusts() -> None:
     plan = processor(plain()).plan
     for sent_fields in ({"frames": torch.zeros(2)}, None):
         sent = {"mm_kwargs": {"frames": [sent_fields]}, "mm_placeholders": {"frames": [PLACE]}}
-        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
+        patches.admit(plan, {**RENDERED, **sent}, trusts=True)
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_an_item_that_only_a_uuid_names() -> None:
 
     def of(salt: str | None, name: str) -> Any:
         prompt = {"multi_modal_uuids": {"frames": name}} | ({} if salt is None else {"cache_salt": salt})
-        return parse_mm_uuids(admission.of_tenant(prompt)["multi_modal_uuids"])
+        return parse_mm_uuids(patches.of_tenant(prompt)["multi_modal_uuids"])
 
     def ask(value: Any, salt: str | None, name: str = "x", **options: Any) -> Any:
         data = {"frames": [value]}

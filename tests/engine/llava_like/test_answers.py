@@ -13,7 +13,7 @@ from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from mmkit import InputError
-from mmkit.vllm_api.admission import TRUST
+from mmkit.vllm_api.patches import TRUST
 
 IMAGE = 3
 """The placeholder id of the checkpoint."""
