@@ -9,7 +9,7 @@ from contextlib import aclosing
 from itertools import count
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, structs
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -52,14 +52,14 @@ _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _INT64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-def _kinds(of: type[Any], **narrower: Any) -> dict[str, Any]:
+def _kinds(known: Mapping[str, Any], **narrower: Any) -> dict[str, Any]:
     """The fields of one of vLLM's parameters that a request may have, and their types: vLLM's, or
     narrower ones, within what the engine has room for."""
-    kinds = {name: kind for name, kind in get_type_hints(of).items() if name[0] != "_"}
-    return {name: narrower.get(name, kind) for name, kind in kinds.items() if name not in _OURS}
+    own = {name: narrower.get(name, kind) for name, kind in known.items() if name[0] != "_"}
+    return {name: kind for name, kind in own.items() if name not in _OURS}
 
 
-_KINDS = _kinds(StructuredOutputsParams)
+_KINDS = _kinds(get_type_hints(StructuredOutputsParams))
 
 
 class Lost(Exception):
@@ -95,7 +95,7 @@ class Engine:
         self._defaults: dict[str, Any] = config.get_diff_sampling_param()
         token = Annotated[int, Meta(ge=0, lt=config.get_vocab_size())]
         self._sampling = _kinds(
-            SamplingParams,
+            {of.name: of.type for of in structs.fields(SamplingParams)},
             seed=_INT64 | None,
             top_k=_INT32,
             min_tokens=_INT32,

@@ -164,7 +164,7 @@ BOMB, HALF_A_BOMB = Image.new("1", (6000, 6000)), Image.new("1", (5000, 5000))
         ([at("data:,")], 400, "items.image[0]"),
         ([at("file:///etc/passwd")], 400, "items.image[0]"),
         (parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
-        (parts(*[BOMB] * 4), 400, "4 placeholder"),
+        (parts(*[HALF_A_BOMB] * 2), 413, "MMKIT_SERVE_PIXELS"),
         (parts(*PICTURES[:2]), 400, "2 placeholder"),
     ],
     ids=lambda value: str(value)[:40],
