@@ -110,8 +110,8 @@ evening: $(VENV)/.installed $(VENV)/.night
 fresh:
 	tools/fresh.sh $(MAKE) test
 
-soak: $(VENV)/.installed
-	$(BIN)/python -m tests.night.soak --requests 10000 --store out/soak.json $(SOAKARGS)
+soak: $(VENV)/.installed $(VENV)/.night
+	MMKIT_SOAK=10000 $(PYTEST) -s tests/night/test_soak.py $(SOAKARGS)
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m tools.matrix $(VERSIONS) --jobs $(JOBS) $(MATRIXARGS)

@@ -1,30 +1,22 @@
-"""Malformed requests for a server of Terra, and what it may answer.
-
-They are good requests with changes along the published JSON schema, which says what has to be refused, or with other
-bytes, and conversations. tests/engine/terra_server has the sentences. Request i of a seed is always the same one.
+"""What clients send to a server of Terra: good requests, requests drawn from its published schema and against it, and
+conversations. What they raise is what is wrong with an answer. tests/engine/terra_server has the sentences.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from random import Random
-from socket import SHUT_RDWR
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Semaphore
 from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
-from jsonschema import Draft202012Validator
-from websockets.sync.client import ClientConnection
+from hypothesis import strategies as st
+from websockets.sync.client import ClientConnection, connect
 
-from examples.terra.worlds import make_episode
 from mmkit.items.tensor import DTYPES
 from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
@@ -40,46 +32,26 @@ BOUND_SECONDS = 120.0
 """How long any answer may take."""
 SHOWN = 600
 """Characters of a request or an answer that a report shows."""
-
-REFUSED, TAKEN, EITHER = "refused", "taken", "either"
-STOCK = "stock"
-"""What a request expects: 4xx, 200, one of both, or, of vLLM's own routes, any answer at all."""
+SOCKETS = Semaphore(4)  # sessions at once, beside those of good clients
 
 Body = dict[str, Any]
 
 
 # -- good requests -----------------------------------------------------------------------------------------------------
 
-EPISODES = [make_episode(seed) for seed in range(6)]
-FRAMES = np.stack([episode.frames.reshape(len(episode.frames), -1) for episode in EPISODES])
-ACTIONS = np.stack([episode.actions for episode in EPISODES]).astype(np.float32)
-ITEM = ACTIONS[0, 0]
+FRAMES, ACTIONS = rollouts.stacked(range(6))
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 def prompt_of(episode: int, frames: int) -> list[int]:
     """The first frames of an episode, each with the placeholders of the action after it."""
-    return rollouts.prompt_of(EPISODES[episode], frames)
-
-
-def good(rng: Random) -> Body:
-    """A body that the server takes; of few tokens."""
-    episode, frames = rng.randrange(len(EPISODES)), rng.randint(1, 3)
-    actions = ACTIONS[episode, :frames]
-    items = rng.choice((actions.tolist(), raw(actions), [raw(action) for action in actions]))
-    prompt = prompt_of(episode, frames)
-    return asking(prompt=prompt, items={"actions": items}, max_tokens=rng.randint(1, 4), **GREEDY)
+    return [token for frame in FRAMES[episode, :frames].tolist() for token in [*frame, *[PAD] * STEP]]
 
 
 def asking(**fields: Any) -> Body:
     """A body of these fields; what is none of a request is a sampling parameter."""
     own = {name: fields.pop(name) for name in (*StartMessage.__struct_fields__, "type") if name in fields}
     return {**own, "sampling_params": fields}
-
-
-def sampled(body: Body, **fields: Any) -> Body:
-    """The sampling parameters of a body, of which some are these."""
-    return {"sampling_params": {**body["sampling_params"], **fields}}
 
 
 def raw(array: Any, **other: Any) -> Body:
@@ -90,11 +62,16 @@ def dumped(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
+def good(draw: Callable[..., Any], **more: Any) -> Body:
+    """A body that the server takes; of few tokens."""
+    episode, frames = draw(st.integers(0, len(FRAMES) - 1)), draw(st.integers(1, 3))
+    form = draw(st.sampled_from((np.ndarray.tolist, raw, lambda actions: [*map(raw, actions)])))
+    items = {"actions": form(ACTIONS[episode, :frames])}
+    options = {"stream": draw(st.booleans()), "max_tokens": draw(st.integers(1, 4)), **GREEDY, **more}
+    return asking(prompt=prompt_of(episode, frames), items=items, **options)
+
+
 # -- the schema --------------------------------------------------------------------------------------------------------
-
-
-def or_null(schema: Body) -> Body:
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def array(of: Body, **bounds: int) -> Body:
@@ -102,252 +79,134 @@ def array(of: Body, **bounds: int) -> Body:
 
 
 def fields(**properties: Body) -> Body:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
 
 
 def encoded(shape: Body) -> Body:
     """An array in base64."""
-    plain = fields(data={"type": "string"}, dtype={"enum": list(DTYPES)}, shape=shape)
-    return {**plain, "required": ["data", "dtype", "shape"]}
+    told = fields(data={"type": "string"}, dtype={"enum": list(DTYPES)}, shape=shape)
+    return {**told, "type": "object", "required": ["data", "dtype", "shape"]}
 
 
-ID = {"type": "integer", "minimum": 0, "maximum": VOCAB - 1}
-NUMBER = {"type": "number", "minimum": -1000, "maximum": 1000}
-ACTION = array(array(NUMBER, minItems=3, maxItems=3), minItems=STEP, maxItems=STEP)
+def ids(most: int, **bounds: int) -> Body:
+    return array({"type": "integer", "minimum": 0, "maximum": most}, **bounds)
+
+
+ACTION = array(array({"type": "number", "minimum": -1000, "maximum": 1000}, minItems=3, maxItems=3), minItems=STEP,
+    maxItems=STEP)  # fmt: skip
 ANY_ITEM = {"anyOf": [ACTION, encoded({"const": [STEP, 3]}), {"type": "null"}]}
 SHAPE = array({"type": "integer"}, minItems=2, maxItems=3)  # of one item, or of a batch
-BATCH = {"anyOf": [array(ANY_ITEM, maxItems=LIMIT), encoded(SHAPE)]}
-NULL, NOTHING = {"type": "null"}, {"type": ["array", "object", "null"], "maxItems": 0, "maxProperties": 0}
-INT32 = 2**31 - 1
-SAMPLING: Body = {
-    "n": {"type": "integer", "minimum": 1, "maximum": 16384},
-    "max_tokens": or_null({"type": "integer", "minimum": 1, "maximum": INT32}),
-    "min_tokens": {"type": "integer", "minimum": 0, "maximum": INT32},
-    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"type": "integer", "minimum": -1, "maximum": INT32},
-    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
-    "seed": or_null({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}),
-    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
-    "logprobs": or_null({"type": "integer", "minimum": 0, "maximum": 20}),
-    "stop_token_ids": or_null(array(ID)),
-    "allowed_token_ids": or_null(array(ID, minItems=1)),
-    "logit_bias": or_null({"type": "object", "additionalProperties": {"type": "number"}}),
-    "ignore_eos": {"type": "boolean"},
-    "skip_special_tokens": {"type": "boolean"},
-    "structured_outputs": NULL,  # without a tokenizer
-    "stop": NOTHING,
-}
-"""What vLLM takes of `SamplingParams`, as far as it is drawn here."""
 OF_THE_MODEL: Body = {
-    "prompt": or_null(array(ID)),
-    "items": fields(actions=BATCH),
-    "uuids": or_null(fields(actions=or_null(array(or_null({"type": "string", "maxLength": 256}))))),
+    "prompt": {"anyOf": [ids(PAD), {"type": "null"}]},
+    "items": fields(actions={"anyOf": [ACTION, array(ANY_ITEM, maxItems=LIMIT), encoded(SHAPE)]}),
+    "uuids": fields(actions={**array({"type": ["string", "null"], "maxLength": 256}), "type": ["array", "null"]}),
     "model": {"enum": ["terra", None]},
-    "sampling_params": or_null(fields(**SAMPLING)),
     "output": {"enum": ["frame", None]},
-    "mm_processor_kwargs": NOTHING,
+    "mm_processor_kwargs": {"type": ["object", "null"], "maxProperties": 0},
 }
-"""What is known of a field by the model's spec, as every client can ask for it, and by vLLM."""
-
-
-def published(message: type[Any]) -> Body:
-    """The schema of a message of this model: what does not fit it has to be refused."""
-    told = schema(message)
-    return {**told, "properties": {name: OF_THE_MODEL.get(name, of) for name, of in told["properties"].items()}}
-
-
-SCHEMAS = {message: published(message) for message in (GenerateRequest, StartMessage, NextMessage)}
-SCHEMAS[GenerateRequest] |= {"required": ["prompt"]}
-for properties in (of["properties"] for of in SCHEMAS.values()):
-    properties["items"] = or_null(properties["items"])  # the server takes null for no items
-SCHEMAS[NextMessage]["properties"]["sampling_params"] = or_null(fields(max_tokens=SAMPLING["max_tokens"]))
-
-
-def expected(content: bytes, message: type[Any] = GenerateRequest) -> str:
-    """What the schema says of a message: that it is refused, or else nothing, since it does not say all."""
-    if len(content) > LIMITS["BODY_BYTES"]:
-        return REFUSED
-    try:
-        body = json.loads(content.decode(), parse_constant=int)  # int refuses NaN
-    except (ValueError, RecursionError):
-        return REFUSED
-    return EITHER if Draft202012Validator(SCHEMAS[message]).is_valid(body) else REFUSED
-
-
-def parts(value: Any, depth: int = 0) -> Iterator[tuple[int, Any, Any]]:
-    """Depth, container and key of everything inside; answers stay short, so the number of tokens is left out."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in list(pairs):
-        if key != "max_tokens":
-            yield depth, value, key
-            yield from parts(part, depth + 1)
-
-
-INSIDE = [(str(key), holder[key]) for _, holder, key in parts(list(SCHEMAS.values()))]
-BOUNDS = sorted(
-    {bound for key, bound in INSIDE if key[:3] in ("min", "max", "exc") and isinstance(bound, (int, float))}
-)
-EDGES = [bound + step for bound in BOUNDS for step in (-1, 0, 1)]
-WORDS = sorted({word for key, word in INSIDE if key.isdigit() and isinstance(word, str)})
-"""Names and values that schemas list."""
-ODD: tuple[Any, ...] = (
-    *WORDS, None, True, False, -0.0, 1.0, 1.5, 5e-324, 1e38, 1e300,
-    math.nan, math.inf, 2**31, 2**53, 2**64, 2**70, 10**400, "", "1", "AA=", "é", "\x00", "x" * 10_000, [], [[]], [1],
-    [1.5], [None], [VOCAB], [2**31], [1] * 1025, {}, {"x": 1}, {"1": 1}, {"-1": 1}, {"type": "text"}, {"choice": ["a"]},
-    {"actions": ["a"]}, {"image": ["a"]}, {"role": "user", "content": "drive"}, {"image_url": {"url": "data:,"}},
-    {"actions_embeds": []}, {"keep": 3}, [0, 2**40], [2**62, 2**62, 0], [0] * 32, [3, 6], [-6, -3], "../x", "ü\u2028",
-)  # fmt: skip
-
-
-def odd(rng: Random) -> Any:
-    return copy.deepcopy(rng.choice((rng.choice(ODD), rng.choice(EDGES))))
-
-
-def mutate(rng: Random, body: Body, names: Any) -> None:
-    """Set a field of these names, or drop, replace, move or lengthen what is there; containers as often as numbers."""
-    places = list(parts(body))
-    if rng.random() < 0.4 or not places:
-        body[rng.choice([*names, "x"])] = odd(rng)
-        return
-    depth = rng.choice(sorted({place[0] for place in places}))
-    _, holder, key = rng.choice([place for place in places if place[0] == depth])
-    _, other, name = rng.choice(places)
-    value = holder[key]
-    match rng.randrange(4):
-        case 0:
-            del holder[key]
-        case 1 if isinstance(value, (list, str)):
-            holder[key] = rng.choice((value[:-1], value * rng.choice((0, 2, 5))))
-        case 2:
-            holder[key] = copy.deepcopy(other[name])
-        case _:
-            holder[key] = odd(rng)
-
-
-def mutated(rng: Random, body: Body, message: type[Any] = GenerateRequest) -> bytes:
-    for _ in range(rng.choice((1, 1, 2))):
-        mutate(rng, body, SCHEMAS[message]["properties"])
-    sampling = body.get("sampling_params")
-    if sampling is None and message is not NextMessage:
-        body["sampling_params"] = {"max_tokens": 2}
-    elif isinstance(sampling, dict):
-        most = sampling.get("max_tokens")
-        if (most is None and message is not NextMessage) or (isinstance(most, int) and most > 64):
-            sampling["max_tokens"] = 2
-    return dumped(body)
-
-
-# -- kinds -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Post:
-    """One HTTP request."""
-
-    content: bytes
-    expects: str
-    path: str = GENERATE
-    method: str = "POST"
-    headers: dict[str, str] = field(default_factory=dict)
-    leave: float | None = None  # seconds after which the client goes away
-
-
-Play = Callable[["Talk"], None]
-"""A conversation."""
-
-
-def flipped(rng: Random, content: bytes, end: int) -> bytes:
-    """Some bytes, of which up to three before an end are others."""
-    odd = bytearray(content)
-    for _ in range(rng.randint(1, 3)):
-        odd[rng.randrange(end)] = rng.choice((rng.randrange(256), *b'09[]{}",:.-eE ntfN'))
-    return bytes(odd)
-
-
-def extremes(schema: Body) -> list[Any]:
-    """The ends of the range of a field, if it has one; without that of numbers above 0, the least of these."""
-    bounds = schema.get("anyOf", [schema])[0]
-    return [bounds.get("minimum", 5e-324), bounds["maximum"]] if "maximum" in bounds else []
-
-
-EXTREMES = {name: ends for name, of in SAMPLING.items() if (ends := extremes(of))}
-NAMES = sorted(EXTREMES.keys() - {"max_tokens", "min_tokens", "n"})  # which contradict others
-
-
-def extreme(rng: Random) -> Body:
-    """Two sampling parameters at an end of their range."""
-    return {name: rng.choice(EXTREMES[name]) for name in rng.sample(NAMES, 2)}
-
-
-# fmt: off
-SAMPLED = {"max_tokens": 2, "min_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "logprobs": 1,
-           "logit_bias": {"1": 1.0}, "stop_token_ids": [2], "allowed_token_ids": [1, 2], "repetition_penalty": 1.0}
-FEATURES = {"mm_hashes": {"actions": ["x"]}, "mm_placeholders": {"actions": [{"offset": 0, "length": 6}]},
-            "kwargs_data": {"actions": ["AAAA"]}}
-STOCK_BODIES: tuple[tuple[str, Body], ...] = (
-    ("/v1/completions", {"prompt": [1, 2, 3], **SAMPLED}),
-    ("/inference/v1/generate", {"token_ids": [1, 2, 3], "sampling_params": SAMPLED}),
-    ("/inference/v1/generate", {"token_ids": [PAD] * 6, "sampling_params": {"max_tokens": 2}, "features": FEATURES}),
-)
-# fmt: on
-
-
-def taken(rng: Random, **more: Any) -> Post:
-    body = {**good(rng), "stream": rng.random() < 0.15}
-    return Post(dumped({**body, **sampled(body, **more)}), TAKEN)
-
-
-def written(rng: Random) -> Post:
-    """A body of which the schema says what it is, in spite of its headers: changed, cut, or with other bytes."""
-    headers = rng.choice(({}, {}, {"content-encoding": "gzip"}, {"content-type": "multipart/form-data; boundary=x"}))
-    body = good(rng)
-    text = dumped(body)
-    match rng.randrange(12):
-        case 0:
-            text = flipped(rng, text, text.index(b'"sampling_params"'))
-        case 1:
-            text = rng.choice((b"[" * 100_000, text[: rng.randrange(len(text))], text + text, text + b" " * 10**6))
-        case _:
-            text = mutated(rng, body)
-    return Post(text, expected(text), headers=headers)
-
-
-def stock(rng: Random, path: str, body: Body) -> Post:
-    body = copy.deepcopy({"model": "terra", **body})
-    for _ in range(rng.randint(1, 2)):
-        mutate(rng, body, ("prompt", "token_ids", *SAMPLED))
-    return Post(dumped({**body, "max_tokens": 2}), STOCK, path)
-
-
-def leaving(rng: Random) -> Post:
-    body = good(rng)
-    body |= {**sampled(body, max_tokens=200), "stream": rng.random() < 0.5}
-    return Post(dumped(body), EITHER, leave=rng.random() * 0.3)
-
-
-KINDS: dict[str, tuple[float, Callable[[Random], Post | Play]]] = {
-    "modalities": (1, lambda rng: Post(b"", TAKEN, "/v1/mm/modalities", "GET")),
-    "leaving": (3, leaving),
-    "fine": (10, taken),
-    "extremes": (20, lambda rng: taken(rng, **extreme(rng))),
-    "written": (300, written),
-    **{f"stock.{i}": (15, partial(stock, path=path, body=body)) for i, (path, body) in enumerate(STOCK_BODIES)},
+"""What is known of a field by the model's spec, as every client can ask for it."""
+FEW, UNIT = {"type": "integer", "minimum": 1, "maximum": 4}, {"type": "number", "minimum": 0, "maximum": 1}
+SAMPLING = dict.fromkeys(("max_tokens", "n", "top_k", "seed", "logprobs"), FEW)
+SAMPLING |= dict.fromkeys(("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"), UNIT)
+SAMPLING |= dict.fromkeys(("stop_token_ids", "allowed_token_ids"), ids(PAD, minItems=1))
+SAMPLING |= {"ignore_eos": {"type": "boolean"}, "logit_bias": {"type": "object"}}
+ANSWERED: Body = {
+    "prompt": {"anyOf": [{"const": prompt_of(0, 1)}, ids(PAD - 1, minItems=1, maxItems=20)]},
+    "items": fields(actions=array(ACTION, minItems=1, maxItems=1)),
+    "uuids": {"type": "null"},
+    "output": {"type": "null"},
+    "sampling_params": {**fields(**SAMPLING), "type": "object", "required": ["max_tokens"]},
 }
-"""How often a kind of request is drawn, and what is drawn."""
+"""Parts of that, of which more is answered, in few tokens."""
+MESSAGES = {"generate": GenerateRequest, "start": StartMessage, "next": NextMessage}
+STOCK = ("/v1/completions", "/inference/v1/generate")  # vLLM's own
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
+def cases(url: str) -> dict[str, st.SearchStrategy[Any]]:
+    """What a client may say, by message or route: a case of schemathesis, which fits the published schema or not."""
+    import schemathesis
+    from schemathesis import GenerationMode
+
+    told = httpx.get(f"{url}/openapi.json", timeout=BOUND_SECONDS).json()
+    responses = told["paths"][GENERATE]["post"]["responses"]
+
+    def operation(of: Body, known: Body, *needed: str) -> Body:
+        properties = {name: known.get(name, own) for name, own in of["properties"].items()}
+        whole = {**of, "properties": properties, "required": [*of.get("required", ()), *needed]}
+        body = {"required": True, "content": {"application/json": {"schema": whole}}}
+        return {"post": {"requestBody": body, "responses": responses}}
+
+    told["paths"] = {path: told["paths"][path] for path in STOCK}
+    for name, message in MESSAGES.items():
+        fitting = operation(schema(message), OF_THE_MODEL | ANSWERED, "prompt", "sampling_params")
+        told["paths"] |= {f"/{name}": operation(schema(message), OF_THE_MODEL), f"/{name}, fitting": fitting}
+    drawn = schemathesis.openapi.from_dict(told)
+
+    def either(fitting: str, other: str) -> st.SearchStrategy[Any]:
+        one, two = drawn[fitting]["POST"], drawn[other]["POST"]
+        return one.as_strategy(generation_mode=GenerationMode.POSITIVE) | two.as_strategy(
+            generation_mode=GenerationMode.NEGATIVE
+        )
+
+    own = {name: either(f"/{name}, fitting", f"/{name}") for name in MESSAGES}
+    return own | {path: either(path, path) for path in STOCK}
+
+
+def fits(case: Any) -> bool:
+    """Whether a case fits the schema: it may be answered."""
+    return case.meta.generation.mode.is_positive
+
+
+def content_of(case: Any, **more: Any) -> bytes:
+    """The bytes of a case, with other values where it is an object; none where it has no body."""
+    if not isinstance(case.body, dict | list | str | int | float | None):
+        return case.body if isinstance(case.body, bytes) else b""
+    return dumped({**case.body, **more} if isinstance(case.body, dict) else case.body)
+
+
+# -- what a client does ------------------------------------------------------------------------------------------------
 
 
 class Wrong(Exception):
     """An answer that should not be."""
 
 
-class Busy(Exception):
-    """All sessions are taken."""
+class Attempt:
+    """A client of a server, which draws what it does, and what it has said so far."""
+
+    def __init__(self, url: str, draw: Callable[..., Any], cases: Mapping[str, st.SearchStrategy[Any]]) -> None:
+        self.url, self.draw, self._cases = url, draw, cases
+        self.said: list[str] = []
+        self.status = "cut"
+
+    def case(self, name: str) -> Any:
+        return self.draw(self._cases[name])
+
+    def post(self, path: str, content: bytes, expected: str, timeout: float = BOUND_SECONDS, **headers: str) -> Any:
+        """The answer, whose status begins with one of the expected digits."""
+        self.said.append(f"POST {path} {content[:SHOWN]!r} {headers}")
+        # no connection is used twice: what a malformed request does to one is the server's to choose
+        answer = httpx.post(self.url + path, content=content, headers={**HEADERS, **headers}, timeout=timeout)
+        self.status = str(answer.status_code)
+        if self.status[0] not in expected:
+            raise Wrong(f"{expected} was expected, answered {self.status}: {answer.text[:300]}")
+        return answer
+
+    @contextmanager
+    def session(self) -> Iterator[Talk]:
+        """A session, as soon as the server has a place for it."""
+        url = self.url.replace("http", "ws") + SESSION
+        options = {"open_timeout": BOUND_SECONDS, "max_size": None, "proxy": None, "ping_interval": None}
+        while True:
+            with SOCKETS, connect(url, additional_headers=HEADERS, **options) as socket:
+                told = json.loads(socket.recv(BOUND_SECONDS))
+                if told["type"] == "ready":
+                    yield Talk(socket, self.said)
+                    self.status = "200"
+                    return
+                if told["error"]["code"] != 429:
+                    raise Wrong(f"{told}"[:SHOWN])
+            time.sleep(0.2)
 
 
 Message = Body | str | bytes
@@ -358,11 +217,12 @@ Turn = tuple[Message, str]
 class Talk:
     """One session, from the client's side; every message is checked as it comes."""
 
-    def __init__(self, socket: ClientConnection, rng: Random) -> None:
-        self.socket, self.rng = socket, rng
+    def __init__(self, socket: ClientConnection, said: list[str]) -> None:
+        self.socket, self.said = socket, said
         self.remaining = 0
 
     def say(self, message: Message) -> None:
+        self.said.append(f"{message!r}"[:SHOWN])
         self.socket.send(dumped(message).decode() if isinstance(message, dict) else message)
 
     def hear(self, *types: str) -> str:
@@ -372,10 +232,7 @@ class Talk:
             message = json.loads(self.socket.recv(BOUND_SECONDS))
         kind = message["type"]
         if kind == "error":
-            code = message["error"]["code"]
-            if code == 429:
-                raise Busy
-            if (problem := wrong_error(message)) or code >= 500 or message["fatal"]:
+            if (problem := wrong_error(message)) or message["error"]["code"] >= 500 or message["fatal"]:
                 raise Wrong(problem or f"the end of a session: {message}"[:SHOWN])
             if self.remaining not in (0, message["remaining"]):
                 raise Wrong(f"a refusal changed remaining from {self.remaining} to {message['remaining']}")
@@ -401,98 +258,80 @@ def wrong_error(body: Any) -> str:
     return "" if sentence else f"no sentence: {message[:400]!r}"
 
 
-NEXT: Body = {"type": "next", "items": {"actions": [ITEM.tolist()]}, "sampling_params": {"max_tokens": 2}}
+NEXT: Body = {"type": "next", "items": {"actions": [ACTIONS[0, 0].tolist()]}, "sampling_params": {"max_tokens": 2}}
 CHUNK: Turn = (NEXT, "chunk")
 CLOSED: Turn = ({"type": "close"}, "closed")
 GARBAGE: tuple[Message, ...] = (
-    "", "x", "[]", "null", '{"type":1}', '{"type":[]}', '{"type":"ready"}', '{"type":"close","x":1}', "[" * 100_000,
-    '{"a":' * 50_000, "\x00", "NaN", "ü\u2028" * 1000, '{"type":"\\ud800"}', '{"type":"start","type":1}', b"", b"x",
-    '{"type":"start","prompt":[],"sampling_params":{"max_tokens":1}}', bytes(1000), " " * 1_000_001 + "{}",
-    '{"type":"start","prompt":[1],"sampling_params":{"max_tokens":1750}}',
-    '{"type":"start","sampling_params":{"max_tokens":1},"prompt":[1],"cache_salt":"\\ud800"}',
+    "", "x", "[]", "null", '{"type":[]}', '{"type":"ready"}', '{"type":"close","x":1}', "[" * 100_000, '{"a":' * 50_000,
+    "\x00", "NaN", "ü\u2028" * 1000, '{"type":"\\ud800"}', '{"type":"start","type":1}', b"", b"x", bytes(1000),
+    " " * 1_000_001 + "{}", '{"type":"start","sampling_params":{"max_tokens":1},"prompt":[1],"cache_salt":"\\ud800"}',
 )  # fmt: skip
 
 
-def start(rng: Random, **more: Any) -> Body:
-    body = good(rng)
-    return {"type": "start", **body, "stream": rng.random() < 0.3, **sampled(body, **more)}
+def start(draw: Callable[..., Any], **more: Any) -> Body:
+    return {"type": "start", **good(draw, **more)}
 
 
-def mutated_messages(talk: Talk) -> None:
-    """Begin or go on with changed messages, some of which are taken."""
-    begun = fine = talk.rng.random() < 0.5
-    if fine:
-        talk.turns((start(talk.rng), "chunk"))
-    for _ in range(3):
-        of, body = (NextMessage, copy.deepcopy(NEXT)) if begun else (StartMessage, start(talk.rng))
-        content = mutated(talk.rng, body, of)
-        talk.say(content.decode())
-        begun |= talk.hear("error", *["chunk"] * (expected(content, of) is EITHER)) == "chunk"
-    talk.turns(*[CHUNK] * fine, CLOSED)
+def written(this: Attempt) -> None:
+    """A body of which the schema says what it is, in spite of its headers."""
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    case = this.case("generate")
+    headers = this.draw(st.sampled_from(({}, {"content-encoding": "gzip"}, {"content-type": "multipart/form-data"})))
+    answer = this.post(GENERATE, content_of(case), "24" if fits(case) else "4", **headers)
+    wrong = wrong_error(answer.json()) if this.status[0] == "4" else '"error":{' in answer.text
+    told = (checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance)
+    try:
+        case.validate_response(answer, checks=[not_a_server_error, *told])
+    except BaseExceptionGroup as failures:
+        wrong = failures
+    if wrong:
+        raise Wrong(f"{wrong}: {answer.text[:300]}")
 
 
-def garbage(talk: Talk) -> None:
+def stock(this: Attempt) -> None:
+    """A body for one of vLLM's own routes, which may answer as it likes."""
+    path = this.draw(st.sampled_from(STOCK))
+    few = {"max_tokens": 2, "n": 1}
+    this.post(path, content_of(this.case(path), model="terra", sampling_params=few, **few), "245")
+
+
+def messages(this: Attempt) -> None:
+    """Begin or go on with messages of which the schema says what they are; some are taken."""
+    begun = fine = this.draw(st.booleans())
+    with this.session() as talk:
+        if fine:
+            talk.turns((start(this.draw), "chunk"))
+        for _ in range(3):
+            case = this.case("next" if begun else "start")
+            talk.say(content_of(case).decode(errors="replace"))
+            begun |= talk.hear("error", *["chunk"] * fits(case)) == "chunk"
+        talk.turns(*[CHUNK] * fine, CLOSED)
+
+
+def garbage(this: Attempt) -> None:
     """Say what is no message, or comes out of order."""
-    before, after = talk.rng.choices((NEXT, *GARBAGE), k=5), talk.rng.choices((start(talk.rng), *GARBAGE), k=2)
-    talk.turns(*((message, "error") for message in before), (start(talk.rng), "chunk"))
-    talk.turns(*((message, "error") for message in after), CHUNK, ({"type": "next"}, "chunk"), CLOSED)
+    before, after = (this.draw(st.lists(st.sampled_from(GARBAGE), max_size=4)) for _ in range(2))
+    with this.session() as talk:
+        talk.turns(*((message, "error") for message in (NEXT, *before)), (start(this.draw), "chunk"))
+        more = ((message, "error") for message in (*after, start(this.draw)))
+        talk.turns(*more, CHUNK, ({"type": "next"}, "chunk"), CLOSED)
 
 
-def interrupting(talk: Talk) -> None:
+def interrupting(this: Attempt) -> None:
     """Say more before the chunk is whole; what would be right after it may come too late to be refused."""
-    more = talk.rng.choices((NEXT, "x", '{"type":"start"}', '{"type":"next","x":1}', "[]"), k=talk.rng.randint(1, 3))
-    for message in (start(talk.rng, max_tokens=64), *more):
-        talk.say(message)
-    answers = [talk.hear("chunk", "error") for _ in range(len(more) + 1)]
-    if not 1 <= answers.count("chunk") <= 1 + more.count(NEXT):
-        raise Wrong(f"{answers} for {len(more)} message(s) during a chunk")
-    talk.turns(CHUNK, CLOSED)
+    odd = st.sampled_from((NEXT, "x", '{"type":"start"}', '{"type":"next","x":1}', "[]"))
+    more = this.draw(st.lists(odd, min_size=1, max_size=3))
+    with this.session() as talk:
+        for message in (start(this.draw, max_tokens=64), *more):
+            talk.say(message)
+        answers = [talk.hear("chunk", "error") for _ in range(len(more) + 1)]
+        if not 1 <= answers.count("chunk") <= 1 + more.count(NEXT):
+            raise Wrong(f"{answers} for {len(more)} message(s) during a chunk")
+        talk.turns(CHUNK, CLOSED)
 
 
-def vanishing(talk: Talk) -> None:
-    """Leave without a word: within a frame, during a chunk or after it."""
-    match talk.rng.randrange(3):
-        case 0:
-            frames = (b"", b"\x81\xff", b"\x81\x05he", b"\xff" * 50, b"\x88\x80", b"\x81\x82\0\0\0\0\xff\xfe")
-            talk.socket.socket.sendall(talk.rng.choice(frames))
-        case 1:
-            talk.say(start(talk.rng, max_tokens=1000))
-        case _:
-            talk.turns((start(talk.rng), "chunk"))
-    time.sleep(talk.rng.random() * 0.2)
-    with suppress(OSError):  # the server was first
-        talk.socket.socket.shutdown(SHUT_RDWR)
-
-
-PLAYS: dict[Play, float] = {mutated_messages: 70, garbage: 8, interrupting: 12, vanishing: 15}
-KINDS |= {f"session.{play.__name__}": (weight, partial(lambda play, rng: play, play)) for play, weight in PLAYS.items()}
-
-
-# -- requests by number ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    """One request."""
-
-    number: int
-    kind: str
-    request: Post | Play
-
-    @property
-    def shown(self) -> str:
-        """As a report shows it."""
-        if not isinstance(self.request, Post):
-            return self.request.__name__
-        text = self.request.content.decode(errors="replace")
-        text = text if len(text) <= SHOWN else f"{text[:100]}...{text[-SHOWN + 110 :]}"
-        return f"{self.request.method} {self.request.path} {text}"
-
-
-def case(seed: int, number: int) -> Case:
-    """Request `number` of a seed. The first ones have one of each kind."""
-    names = list(KINDS)
-    random.Random(seed).shuffle(names)
-    rng = random.Random(f"{seed}-{number}")
-    name = names[number] if number < len(names) else rng.choices(names, [KINDS[name][0] for name in names])[0]
-    return Case(number, name, KINDS[name][1](rng))
+Kind = Callable[[Attempt], None]
+BY_DAY: tuple[Kind, ...] = (garbage, interrupting)  # what needs no schemathesis
+KINDS: tuple[Kind, ...] = (*[written] * 10, *[messages] * 4, stock, *BY_DAY)  # as often as they are drawn

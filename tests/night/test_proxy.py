@@ -6,14 +6,13 @@ The attackers have another address than the good clients, since limits count by 
 import asyncio
 import json
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -22,9 +21,8 @@ from websockets.frames import Frame, Opcode
 from mmkit.serve.process import Server
 from tests.engine.terra_server import clients
 from tests.night.malformed import GENERATE, HEADERS, KEY, SESSION
-from tests.night.proxy import NGINX, Proxy
-from tests.night.soak import terra_server
-from tests.night.weights import MIB, Watch
+from tests.night.proxy import NGINX, Proxy, deployed
+from tests.night.soak import MIB, Beside, peak, terra_server
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -48,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def proxy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with Proxy(server, tmp_path_factory.mktemp("proxy")) as proxy:
+    with deployed(server, tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy
 
 
@@ -80,22 +78,19 @@ def session(proxy: Proxy, **options: Any) -> Any:
 # -- attacks -----------------------------------------------------------------------------------------------------------
 
 
-def silent_sessions(proxy: Proxy) -> Any:
+async def silent_sessions(proxy: Proxy) -> Any:
     """Some are let in, the others are not."""
 
-    async def open_all() -> Counter[int]:
-        async def one() -> int:
-            try:
-                async with session(proxy) as ws:
-                    await ws.recv()
-                    await asyncio.sleep(SECONDS)
-                    return 101
-            except InvalidStatus as refused:
-                return refused.response.status_code
+    async def one() -> int:
+        try:
+            async with session(proxy) as ws:
+                await ws.recv()
+                await asyncio.sleep(SECONDS)
+                return 101
+        except InvalidStatus as refused:
+            return refused.response.status_code
 
-        return Counter(await asyncio.gather(*(one() for _ in range(3 * MOST_SESSIONS))))
-
-    told = asyncio.run(open_all())
+    told = Counter(await asyncio.gather(*(one() for _ in range(3 * MOST_SESSIONS))))
     assert told == {101: MOST_SESSIONS, 429: 2 * MOST_SESSIONS}
     return told
 
@@ -108,42 +103,29 @@ MESSAGES = {
 }
 
 
-def messages(kind: str) -> Callable[[Proxy], Any]:
+async def flooded(kind: str, proxy: Proxy) -> int:
     """Messages whose refusals nobody reads."""
-
-    def flood(proxy: Proxy) -> Any:
-        message, count = MESSAGES[kind]
-
-        async def send() -> int:
-            sent = 0
-            async with session(proxy) as ws:
-                with suppress(TimeoutError, ConnectionClosed):
-                    async with asyncio.timeout(SECONDS):
-                        for _ in range(count):
-                            await ws.send(message)
-                            sent += 1
-                ws.transport.abort()
-            return sent
-
-        return asyncio.run(send())
-
-    return flood
+    (message, count), sent = MESSAGES[kind], 0
+    async with session(proxy) as ws:
+        with suppress(TimeoutError, ConnectionClosed):
+            async with asyncio.timeout(SECONDS):
+                for _ in range(count):
+                    await ws.send(message)
+                    sent += 1
+        ws.transport.abort()
+    return sent
 
 
-def compressed(proxy: Proxy) -> Any:
+async def compressed(proxy: Proxy) -> Any:
     """No server behind the proxy agrees to it."""
-
-    async def negotiate() -> Any:
-        async with session(proxy, compression="deflate") as ws:
-            return ws.protocol.extensions
-
-    assert asyncio.run(negotiate()) == []
+    async with session(proxy, compression="deflate") as ws:
+        assert ws.protocol.extensions == []
 
 
-def storm(proxy: Proxy) -> Any:
+async def storm(proxy: Proxy) -> Any:
     """Sessions and requests that are begun and aborted."""
 
-    async def one(number: int) -> str:
+    async def begin(number: int) -> str:
         try:
             async with session(proxy) as ws:
                 await ws.recv()
@@ -162,13 +144,10 @@ def storm(proxy: Proxy) -> Any:
         writer.transport.abort()
         return "posted"
 
-    async def all_of_them() -> Counter[str]:
-        outcomes: Counter[str] = Counter()
-        for begin in range(0, 500, 25):
-            outcomes.update(await asyncio.gather(*(ask(begin + i) for i in range(25) for ask in (one, post))))
-        return outcomes
-
-    return asyncio.run(all_of_them())
+    outcomes: Counter[str] = Counter()
+    for first in range(0, 500, 25):
+        outcomes.update(await asyncio.gather(*(ask(first + i) for i in range(25) for ask in (begin, post))))
+    return outcomes
 
 
 BODY = json.dumps(clients.good()).encode()
@@ -226,90 +205,42 @@ def slow(proxy: Proxy) -> Any:
         return alive
 
 
-def frames(first: bytes, one: bytes) -> Callable[[Proxy], Any]:
+def framed(first: bytes, one: bytes, proxy: Proxy) -> Any:
     """Frames that make no message, as fast as they are taken; the answers are not read."""
-
-    def flood(proxy: Proxy) -> Any:
-        count, times, end = 0, 0, time.monotonic() + SECONDS
-        while time.monotonic() < end:  # who is cut off comes again
-            times += 1
-            with raw(proxy) as connection, suppress(OSError):
-                connection.sendall(UPGRADE)
-                assert connection.recv(12) == b"HTTP/1.1 101"
-                connection.settimeout(2)
-                connection.sendall(first)
-                while time.monotonic() < end:
-                    connection.sendall(one * 2000)
-                    count += 2000
-        return f"{count} frames in {times} connections"
-
-    return flood
+    count, times, end = 0, 0, time.monotonic() + SECONDS
+    while time.monotonic() < end:  # who is cut off comes again
+        times += 1
+        with raw(proxy) as connection, suppress(OSError):
+            connection.sendall(UPGRADE)
+            assert connection.recv(12) == b"HTTP/1.1 101"
+            connection.settimeout(2)
+            connection.sendall(first)
+            while time.monotonic() < end:
+                connection.sendall(one * 2000)
+                count += 2000
+    return f"{count} frames in {times} connections"
 
 
 BEGINNING = Frame(Opcode.TEXT, b"", fin=False).serialize(mask=True)
 ATTACKS: dict[str, Callable[[Proxy], Any]] = {
     "silent sessions": silent_sessions,
-    **{f"{kind} messages": messages(kind) for kind in MESSAGES},
+    **{f"{kind} messages": partial(flooded, kind) for kind in MESSAGES},
     "compressed messages": compressed,
     "a storm": storm,
     "odd requests": odd_requests,
     "slow clients": slow,
-    "pings": frames(b"", Frame(Opcode.PING, b"p" * 125).serialize(mask=True)),
-    "empty fragments": frames(BEGINNING, Frame(Opcode.CONT, b"", fin=False).serialize(mask=True)),
-    "fragments": frames(BEGINNING, Frame(Opcode.CONT, b"a", fin=False).serialize(mask=True)),
+    "pings": partial(framed, b"", Frame(Opcode.PING, b"p" * 125).serialize(mask=True)),
+    "empty fragments": partial(framed, BEGINNING, Frame(Opcode.CONT, b"", fin=False).serialize(mask=True)),
+    "fragments": partial(framed, BEGINNING, Frame(Opcode.CONT, b"a", fin=False).serialize(mask=True)),
 }
-
-
-class Good:
-    """A client that asks the same again and again, and one that asks whether the server is well."""
-
-    def __init__(self, url: str) -> None:
-        self.url, self.over = url, threading.Event()
-        self.wrong: list[Any] = []
-        self.seconds: dict[str, list[float]] = {"answers": [], "/health": []}
-        self.expected = self._answer(httpx.Client())
-
-    def _answer(self, client: httpx.Client) -> Any:
-        answer = client.post(self.url + GENERATE, json=clients.good(), headers=HEADERS, timeout=clients.WAIT)
-        return answer.json()["choices"][0]["token_ids"] if answer.status_code == 200 else answer.text
-
-    def _again(self, name: str, ask: Callable[[httpx.Client], Any], expected: Any) -> None:
-        with httpx.Client() as client:
-            while not self.over.wait(0.02):
-                begun = time.perf_counter()
-                try:
-                    told = ask(client)
-                except httpx.HTTPError as error:
-                    told = repr(error)
-                self.seconds[name].append(time.perf_counter() - begun)
-                if told != expected:
-                    self.wrong.append((name, told))
-
-    def __enter__(self) -> "Good":
-        def health(client: httpx.Client) -> int:
-            return client.get(f"{self.url}/health", timeout=clients.WAIT).status_code
-
-        of = (("answers", self._answer, self.expected), ("/health", health, 200))
-        self.threads = [threading.Thread(target=self._again, args=args) for args in of]
-        for thread in self.threads:
-            thread.start()
-        while not all(self.seconds.values()):  # an attack may be over before the first answer
-            self.over.wait(0.01)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_good_clients_do_not_notice(server: Server, proxy: Proxy, name: str) -> None:
-    with Watch(server).watching() as peaks, Good(proxy.url) as good:
+    with peak(server) as grown, Beside(server, proxy.url) as good:
         outcome = ATTACKS[name](proxy)
-    assert good.wrong == []
+        outcome = asyncio.run(outcome) if asyncio.iscoroutine(outcome) else outcome
+    assert good.violations == []
     assert clients.empties(server)
-    grown = peaks["peak"]
-    slowest = {of: round(max(seconds, default=0), 3) for of, seconds in good.seconds.items()}
-    print(f"{name}: {outcome}; slowest {slowest}; {grown / MIB:+.0f} MiB")
-    assert grown < ROOM
+    print(f"{name}: {outcome}; {good.answers}; {grown() / MIB:+.0f} MiB")
+    assert grown() < ROOM

@@ -25,7 +25,7 @@ from tests.engine.processes import run
 from tests.engine.terra import rollouts
 from tests.engine.terra_server.clients import WAIT, ends, scraped
 from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
-from tests.night.soak import metrics, rollout, terra_server
+from tests.night.soak import metrics, request, rollout, session, terra_server
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -50,13 +50,7 @@ def step(session: Any, episode: int, number: int) -> Any:
 
 def frame(client: Client, episode: int, **options: Any) -> list[int]:
     """The frame after three of an episode."""
-    return client.generate(*context(episode), **{**FRAME, **options}).choices[0].token_ids
-
-
-def frames(client: Client, episode: int) -> list[list[int]]:
-    """The four frames after three of an episode, by a session."""
-    with client.session(*context(episode), **FRAME) as session:
-        return [chunk.token_ids for chunk in (session.first, *(step(session, episode, i) for i in range(3, 6)))]
+    return request(client, episode, 3, False, **options)[0]
 
 
 def asking(server: Server) -> Client:
@@ -202,7 +196,7 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         assert len(list(encoded.rglob("*.safetensors"))) == len({tuple(row) for row in ACTIONS[:4, :3].reshape(12, -1)})
         # what nobody has encoded, and what comes in a session, it encodes itself
         assert frame(generator, 4, uuids={"actions": ["a", "b", "c"]}) == expected[4][0]
-        assert frames(generator, 0) == expected[0]
+        assert session(generator, 0, 3, False) == expected[0]
         # rows of other actions in the place of those that it asks for
         prompt, files = context(2)[0], []
         for change in (0.001, -3):
@@ -215,15 +209,6 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         answer = generator.generate(prompt, {"actions": ACTIONS[2, :3] + np.float32(0.001)}, **FRAME)
         standing = rollouts.expected(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
         assert answer.choices[0].token_ids == standing != expected[2][0]
-
-
-def test_two_processes_of_one_copy(tmp_path: Path) -> None:
-    variables = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    options = ("--tensor-parallel-size", "2", "--api-server-count", "2")
-    with terra_server(tmp_path / "log", *options, environment=variables) as server, asking(server) as client:
-        expected = rollout(3, 4).tolist()
-        assert [frame(client, episode) for episode in range(6)] == [frames[0] for frames in expected]
-        assert frames(client, 1) == expected[1]
 
 
 @pytest.mark.parametrize("killed", ["APIServer_1", "EngineCore_DP1", "DPCoordinator"])

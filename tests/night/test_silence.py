@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from websockets.frames import Frame, Opcode
 
 from mmkit.serve.process import Server
 from tests.engine.terra_server import clients
@@ -30,12 +31,6 @@ def shaken(server: Server) -> Iterator[socket.socket]:
         yield connection
 
 
-def framed(body: dict) -> bytes:
-    """A masked frame of a websocket; the mask is zeros."""
-    text = json.dumps(body).encode()
-    return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text
-
-
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that waits for no client longer than some seconds."""
@@ -50,7 +45,8 @@ def test_silence(impatient: Server) -> None:
         silent, begun = (stack.enter_context(clients.opened(impatient)) for _ in range(2))
         clients.start(begun)
         deaf, flooded = (stack.enter_context(shaken(impatient)) for _ in range(2))
-        flooded.sendall(framed({"type": "start", **clients.good(stream=True, max_tokens=1000)}))
+        start = json.dumps({"type": "start", **clients.good(stream=True, max_tokens=1000)})
+        flooded.sendall(Frame(Opcode.TEXT, start.encode()).serialize(mask=True))
         assert clients.until(lambda: clients.scraped(impatient)["vllm:generation_tokens_total"] > 4)
         for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
             messages = clients.rest(session)

@@ -1,11 +1,13 @@
 """Texts, images and precomputed embeddings over HTTP: the answers of the engine, which are those of transformers."""
 
+import itertools
 import json
 import re
 import select
 import socket
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -156,26 +158,6 @@ BOMB, HALF_A_BOMB = Image.new("1", (6000, 6000)), Image.new("1", (5000, 5000))
 """A few KB; one or both have more pixels than MMKIT_SERVE_PIXELS."""
 
 
-@pytest.mark.parametrize(
-    ("images", "code", "words"),
-    [
-        ([at("data:image/png;base64,AAAA")], 400, "items.image[0]"),
-        ([at("data:image/png;base64,*")], 400, "items.image[0]"),
-        ([at("data:,")], 400, "items.image[0]"),
-        ([at("file:///etc/passwd")], 400, "items.image[0]"),
-        (parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
-        (parts(*[HALF_A_BOMB] * 2), 413, "MMKIT_SERVE_PIXELS"),
-        (parts(*PICTURES[:2]), 400, "2 placeholder"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_is_no_image_or_too_much(server: Server, images: list[Any], code: int, words: str) -> None:
-    """Pictures are weighed before they are decoded."""
-    body = {"prompt": QUESTION, "items": {"image": images}, "sampling_params": SAMPLING}
-    response = httpx.post(f"{server.url}/v1/mm/generate", json=body, timeout=240)
-    assert (response.status_code, words in response.text) == (code, True), response.text
-
-
 def own(*pictures: Any) -> list[dict[str, Any]]:
     """Parts of a chat in the forms of our own routes."""
     return [{"type": "image", "image": part} for part in parts(*pictures)]
@@ -230,22 +212,37 @@ def of_url(rest: str) -> dict[str, Any]:
     return {"type": "image_url", **at(f"{ITEM_URL}{rest}")}
 
 
-@pytest.mark.parametrize(
-    ("images", "text", "words"),
-    [
-        (urls(BOMB), "what is it?", "messages: expected at most 33554432 pixels in one request, got more."),
-        (urls(*[HALF_A_BOMB] * 2), "?", "messages: expected at most 33554432 pixels in one request, got more."),
-        (urls(PICTURES[0]), "<image> or <image>?", "placeholder"),
-        ([], "<image>?", "placeholder"),
-        ([{"type": "image", "image": {"image_url": 1}}], "?", "items.image[0].image_url: expected object, got"),
-        ([of_url("image;base64,*")], "?", "messages: expected base64 in the URL of an item, got another text."),
-        ([of_url("video;base64,AAAA")], "?", "messages: expected one of image as the modality of a URL, got 'video'."),
-    ],
-    ids=["pixels", "pixels of all", "another placeholder", "no picture", "no url", "no base64", "no modality"],
-)
-def test_chats_that_are_refused(server: Server, images: list[Any], text: str, words: str) -> None:
-    status, refusal = chat(server, images, text)
-    assert (status, words in refusal) == (413 if "pixels" in words else 400, True), refusal
+def generating(server: Server, images: list[Any]) -> tuple[int, str]:
+    """Status and text of an answer of our own route."""
+    body = {"prompt": QUESTION, "items": {"image": images}, "sampling_params": SAMPLING}
+    response = httpx.post(f"{server.url}/v1/mm/generate", json=body, timeout=240)
+    return response.status_code, response.text
+
+
+ASIDE = partial(chat, text="<image> or <image>?")
+REFUSED = [
+    (generating, [at("data:image/png;base64,AAAA")], 400, "items.image[0]"),
+    (generating, [at("data:image/png;base64,*")], 400, "items.image[0]"),
+    (generating, [at("data:,")], 400, "items.image[0]"),
+    (generating, [at("file:///etc/passwd")], 400, "items.image[0]"),
+    (generating, parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
+    (generating, parts(*[BOMB] * 4), 400, "4 placeholder"),
+    (generating, parts(*PICTURES[:2]), 400, "2 placeholder"),
+    (chat, urls(BOMB), 413, "messages: expected at most 33554432 pixels in one request, got more."),
+    (chat, urls(*[HALF_A_BOMB] * 2), 413, "messages: expected at most 33554432 pixels in one request, got more."),
+    (ASIDE, urls(PICTURES[0]), 400, "placeholder"),
+    (ASIDE, [], 400, "placeholder"),
+    (chat, [{"type": "image", "image": {"image_url": 1}}], 400, "items.image[0].image_url: expected object, got"),
+    (chat, [of_url("image;base64,*")], 400, "messages: expected base64 in the URL of an item, got another text."),
+    (chat, [of_url("video;base64,AAAA")], 400, "messages: expected one of image as the modality of a URL, got 'video'"),
+]
+
+
+@pytest.mark.parametrize(("ask", "images", "code", "words"), REFUSED, ids=itertools.count())
+def test_what_is_no_image_or_too_much(server: Server, ask: Any, images: list[Any], code: int, words: str) -> None:
+    """Pictures are weighed before they are decoded."""
+    status, told = ask(server, images)
+    assert (status, words in told) == (code, True), told
 
 
 def test_an_item_of_the_request_before_is_none_of_this_one(server: Server) -> None:

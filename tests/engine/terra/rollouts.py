@@ -31,10 +31,11 @@ def reference() -> Any:
     return LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
 
 
-def expected(frames: np.ndarray, actions: np.ndarray, count: int = 22, **options: Any) -> np.ndarray:
-    """What the reference generates, (streams, count, 64)."""
-    context = torch.from_numpy(frames[:, :CONTEXT_FRAMES])
-    steps = reference().rollout(context, torch.from_numpy(actions), count, **options)
+def expected(
+    frames: np.ndarray, actions: np.ndarray, count: int = 22, known: int = CONTEXT_FRAMES, **options: Any
+) -> np.ndarray:
+    """What the reference generates after so many frames, (streams, count, 64)."""
+    steps = reference().rollout(torch.from_numpy(frames[:, :known]), torch.from_numpy(actions), count, **options)
     return torch.stack(list(steps), dim=1).numpy()
 
 

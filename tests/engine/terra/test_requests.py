@@ -28,27 +28,16 @@ def with_second(item: Any) -> dict[str, Any]:
     return with_items([ACTION, item, ACTION])
 
 
-def without_items(ids: list[Any], **data: Any) -> dict[str, Any]:
-    return {"prompt_token_ids": ids, **data}
-
-
 MALFORMED = {
     **{f"shape {shape}": with_second(np.zeros(shape, np.float32)) for shape in [(5, 3), (1, 6, 3), (), (0, 3)]},
     **{f"value {value}": with_second(np.full_like(ACTION, value)) for value in (np.nan, 1e38)},
     "another dtype": with_second(ACTION.astype("complex64")),
-    "integers that no float32 is": with_second(np.full_like(ACTION, 2**24 + 1, dtype=np.int32)),
     "a ragged list": with_second([[0.0, 1.0, 2.0], [0.0]]),
-    "no items": with_items([]),
-    "one item too many": with_items(list(GOOD.actions[:4])),
-    "more items than the model holds": with_items([ACTION] * 25),
+    **{f"{count} items": with_items([ACTION] * count) for count in (0, 4, 25)},
     "a placeholder run cut short": request(GOOD) | {"prompt_token_ids": PROMPT[:-1]},
-    "placeholders without data": without_items(PROMPT),
-    "an unknown modality": without_items(PROMPT, multi_modal_data={"image": [ACTION]}),
     "an id past the vocabulary": request(GOOD) | {"prompt_token_ids": [PAD + 1, *PROMPT[1:]]},
-    "the same without items": without_items([1, 2, PAD + 1]),
-    "a negative id": without_items([1, -1]),
-    "id 2^31": without_items([2**31, 1]),
-    "a fractional id": without_items([1, 1.5]),
+    "an unknown modality": {"prompt_token_ids": PROMPT, "multi_modal_data": {"image": [ACTION]}},
+    **{f"ids {ids}"[:20]: {"prompt_token_ids": ids} for ids in (PROMPT, [1, PAD + 1], [1, -1], [2**31, 1], [1, 1.5])},
 }
 
 

@@ -2,8 +2,7 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,10 +13,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from mmkit.serve.process import Server
 from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION, asking, prompt_of, raw
-from tests.night.soak import GAUGES, metrics
+from tests.night.soak import WAIT, empties, scraped, until
 
-WAIT = 240
-"""Seconds after which an answer does not come any more."""
+__all__ = ["empties", "scraped", "until"]
+
 LONG = MAX_LEN - 100
 """Tokens that take the engine seconds."""
 
@@ -79,25 +78,6 @@ def plain(server: Server, method: str, path: str, *lines: str) -> Iterator[socke
         fixed = (f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: {HEADERS['authorization']}")
         connection.sendall("\r\n".join([*fixed, *lines, "", ""]).encode())
         yield connection
-
-
-def until(condition: Callable[[], Any]) -> bool:
-    """Whether something comes true in time."""
-    end = time.monotonic() + WAIT
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def scraped(server: Server) -> dict[str, float]:
-    return metrics(httpx.get(f"{server.url}/metrics", timeout=WAIT).text)
-
-
-def empties(server: Server) -> bool:
-    """Whether no session stays open, and the engine has nothing to do."""
-    return until(lambda: not any(scraped(server)[name] for name in GAUGES))
 
 
 @contextmanager

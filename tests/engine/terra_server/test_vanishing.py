@@ -3,8 +3,10 @@ since it kills what the others share. tests/night/test_silence.py has the client
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -52,39 +54,31 @@ def leave_within_a_body(server: Server) -> None:
         connection.sendall(b'{"prompt": [1')
 
 
-def leave_a_session(server: Server) -> None:
-    with clients.opened(server) as session:
-        clients.start(session, "ready", "tokens", stream=True, max_tokens=clients.LONG)
+def leave_a_session(opened: Any, heard: str, server: Server) -> None:
+    with opened(server) as session:
+        clients.start(
+            session, "ready", heard, stream=heard == "tokens", max_tokens=4 if heard == "chunk" else clients.LONG
+        )
 
 
-def leave_a_session_without_goodbye(server: Server) -> None:
-    with breaking(server) as session:
-        clients.start(session, "ready", "tokens", stream=True, max_tokens=clients.LONG)
+WAYS = {
+    "a stream": leave_a_stream,
+    "before the answer": leave_before_the_answer,
+    "within a body": leave_within_a_body,
+    "a session": partial(leave_a_session, clients.opened, "tokens"),
+    "without goodbye": partial(leave_a_session, breaking, "tokens"),
+    "between chunks": partial(leave_a_session, breaking, "chunk"),
+}
 
 
-def leave_between_chunks(server: Server) -> None:
-    with breaking(server) as session:
-        clients.start(session, "ready", "chunk")
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [
-        leave_a_stream,
-        leave_before_the_answer,
-        leave_within_a_body,
-        leave_a_session,
-        leave_a_session_without_goodbye,
-        leave_between_chunks,
-    ],
-)
-def test_gone(server: Server, leave: Callable[[Server], None]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_gone(server: Server, way: str) -> None:
     """The engine stops when the client leaves, rather than making all the tokens that were asked for. It makes them in
     seconds, and a machine that is busy with them may keep the client waiting as long: so there are several tries.
     """
     for _ in range(10):
         before = clients.scraped(server)["vllm:generation_tokens_total"]
-        leave(server)
+        WAYS[way](server)
         assert clients.empties(server)
         if clients.scraped(server)["vllm:generation_tokens_total"] - before < clients.LONG - 100:
             return
