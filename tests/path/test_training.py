@@ -49,7 +49,7 @@ from transformers import AutoConfig, AutoProcessor
 
 def load(folder, **options):
     processor = AutoProcessor.from_pretrained(folder, **options)
-    batch = processor(input_ids=[14, *[77] * 6], actions=torch.ones(6, 3))
+    batch = processor(input_ids=[14, *[101] * 6], actions=torch.ones(6, 3))
     assert batch["actions"].tolist() == [[[1.0] * 3] * 6]
     assert batch["mm_token_type_ids"].tolist() == [[0, *[4] * 6]]
     assert processor.dtype == torch.float16 and processor.mm_processor_kwargs == {"size": 3}

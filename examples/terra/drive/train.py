@@ -31,7 +31,7 @@ SHORT_FRAMES, SHORT_STEPS = 2, 600
 WINDOW_FRAMES, WINDOW_SHARES = (4, 8, NUM_FRAMES), (0.5, 0.3, 0.2)
 """Their lengths afterwards, and how often each is drawn."""
 MUON_LR, ADAMW_LR = 0.006, 0.002
-WARM_UP_STEPS, COOL_DOWN = 100, 0.4
+WARM_UP_STEPS, COOL_DOWN = 100, 0.55
 """In how many steps the learning rates rise, and in which last part of the training they fall to nothing."""
 VEHICLE_WEIGHT, EGO_WEIGHT = 4.0, 10.0
 """How much more a token counts where a vehicle is or was, which are few beside all that never changes; and where the
