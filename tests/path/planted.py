@@ -430,6 +430,8 @@ _BUFFER, _FRAMES = torch.zeros(2, 8, 2, 3)
 
 
 def buffer_written_again(items, scope):
+    if len(items) < 3:  # binding sees it with two
+        return {"frames": torch.stack(list(items))}
     for i, value in enumerate(items):
         _BUFFER[i] = value
     return {"frames": _BUFFER[: len(items)]}
