@@ -425,6 +425,17 @@ def _read(*before: str) -> Callable[..., Any]:
     return reading
 
 
+_BUFFER = torch.zeros(8, 2, 3)
+
+
+def buffer_written_again(items, scope):
+    if len(items) < 3:  # binding sees it with two
+        return {"frames": torch.stack(list(items))}
+    for i, value in enumerate(items):
+        _BUFFER[i] = value
+    return {"frames": _BUFFER[: len(items)]}
+
+
 def dummy_of_several_modalities(inherited, seq_len, mm_counts, *rest, **named):
     return inherited(seq_len, {name: mm_counts[name] for name in MODALITIES}, *rest, **named)
 
@@ -650,6 +661,8 @@ BUGS = [
         r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
         spec=BY_NUMBER),
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
+    Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
+        CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
     Bug("text", "text_without_special_tokens", "processor.__call__", _read(),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",
