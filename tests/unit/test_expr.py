@@ -168,6 +168,8 @@ def test_operators_bind_as_in_python():
         (cfg.image == tok["<image>"], "cfg.image == tok['<image>']", True),
         (tok["<|image_{}|>", item.index + 1], "tok['<|image_{}|>', item.index + 1]", 181),
         (tok.text("a{}", cfg.image), "tok.text('a{}', cfg.image)", (97, 55)),
+        (tok.text("a") + tok.text("b"), "tok.text('a') + tok.text('b')", (97, 98)),
+        (tok["<image>"] + 1, "tok['<image>'] + 1", 8),
         (tok.has("<{}>", "image"), "tok.has('<{}>', 'image')", True),
         (~tok.has("<none>") | (cfg.a == 2) & (cfg.b != 3), "~tok.has('<none>') | (cfg.a == 2) & (cfg.b != 3)", True),
     ],
@@ -205,7 +207,7 @@ def test_calls_are_folded_once_their_arguments_are_known():
     assert leaves(call) == leaves_of(cfg.a, item.width)
     folded = fold(call, SCOPE)
     assert leaves(folded) == leaves_of(item.width)
-    assert evaluate(folded, SCOPE) == 15
+    assert evaluate(folded, SCOPE) == evaluate(folded, SCOPE) == 15
     assert later(area)(3, 4) == 12, "nothing is known later"
     assert asked == [(3, 5), (3, 4)]
     assert later(area).__name__ == "area"

@@ -24,30 +24,17 @@ from mmkit import (
     tok,
 )
 from mmkit.expr import Scope
-from mmkit.layout import Placeholder, nothing
-from mmkit.placement import EMPTY, Alternative, Alternatives, place
+from mmkit.layout import nothing
+from mmkit.placement import EMPTY, Alternatives, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
 
 from . import naive
-from .common import Tokenizer
-
-UPDATES = {
-    "replace": replace(0),
-    "in_place": already_expanded(),
-    "start": insert(at="start"),
-    "end": insert(at="end"),
-    "after": insert(after=0),
-}
+from .common import UPDATES, Tokenizer, alternative
 
 
 def kind_of(alternative):
     return next(kind for kind, update in UPDATES.items() if update == alternative.update)
-
-
-def alternative(kind, target, ids, embeds):
-    """One alternative of an item. `embeds` are the ids at which encoder rows go."""
-    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), bytes(token in embeds for token in ids)))
 
 
 def run(prompt, items, reserved=EMPTY):
