@@ -1,4 +1,4 @@
-"""A small server that speaks the protocol without vLLM; a prompt of ids is one of a small world of frames."""
+"""A small server that speaks the protocol without vLLM. Prompts that are texts say what goes wrong."""
 
 import asyncio
 import json
@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from mmkit import InputError
-from mmkit.serve import protocol, wire
+from mmkit.serve import protocol
 
-PAD, ROOM, TOKENS_PER_FRAME, STEP = 31, 1750, 64, 70
+PAD, ROOM = 31, 1750
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
 REFUSAL = {
     "message": "terra.actions[1]: expected a (6, 3) float32 tensor, got shape (5, 3).",
@@ -24,23 +23,23 @@ REFUSAL = {
     "param": "items.actions[1]",
     "code": 400,
 }
+ANSWERS = {
+    "refuse": (400, json.dumps({"error": REFUSAL})),
+    "broken": (500, "Internal Server Error"),
+    "html": (200, "<html>hello</html>"),
+}
+ENDS = {"close": (1000, "the client closed it"), "idle": (1001, "no message for 300 s"), "fatal": (1011, "fatal")}
+"""How sessions end, by what was sent."""
 
 
-def following(frame: list[int], action: Any) -> list[int]:
-    """The next frame: the last one, moved on as the action says."""
-    return np.roll(frame, round(float(np.sum(action)))).tolist()
-
-
-def generation(ids: list[int], usage: Any = None, text: str | None = None) -> dict[str, Any]:
+def generation(ids: list[int], usage: Any = None, text: str | None = None) -> str:
     choice = {"index": 0, "token_ids": ids, "text": text, "finish_reason": "length" if usage else None}
-    kind = "mm.generation"
-    return {"id": "g", "object": kind, "created": 1, "model": "m", "choices": [choice], "usage": usage, "newer": 1}
+    answer = {"id": "g", "object": "mm.generation", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return json.dumps({**answer, "newer": 1}, ensure_ascii=False)
 
 
-def unauthorized(connection: Request | WebSocket) -> Response | None:
-    if connection.headers.get("authorization", "Bearer right") != "Bearer right":
-        return JSONResponse({"error": "Unauthorized"}, 401)
-    return None
+def refusal(error: InputError) -> dict[str, Any]:
+    return {**REFUSAL, "message": str(error), "param": error.where}
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -51,12 +50,11 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 class Fake:
-    """Answers as the prompt says."""
+    """Serves whoever has the key ``right``; keeps what it was sent, and counts open sessions."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.sessions = 0
-        self.idle = False
         app = FastAPI()
         app.get("/v1/mm/modalities")(self.modalities)
         app.post("/v1/mm/generate")(self.generate)
@@ -74,20 +72,21 @@ class Fake:
         """Be as new."""
         until(lambda: not self.sessions)
         self.seen.clear()
-        self.idle = False
 
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()
 
     async def modalities(self, request: Request) -> Response:
+        if request.headers.get("authorization") != "Bearer right":
+            return JSONResponse({"error": "Unauthorized"}, 401)
         info = {
             "name": "actions", "expected": "a (6, 3) float32 tensor", "shape": [6, 3], "dtype": "float32", "limit": 24,
             "largest_tokens": 6, "placeholder": [PAD] * 6, "in_place": True, "embeds": None, "example": [],
         }  # fmt: skip
         limits = {"body_bytes": 1, "elements": 1, "items": 1, "sessions": 1, "idle_seconds": 1.0, "newer": 1}
         model = {"model": "m", "spec": "terra", "vocab_size": PAD + 1, "max_model_len": ROOM, "text": False}
-        return unauthorized(request) or JSONResponse({**model, "modalities": [info], "limits": limits})
+        return JSONResponse({**model, "modalities": [info], "limits": limits})
 
     async def generate(self, request: Request) -> Response:
         raw = await request.body()
@@ -95,38 +94,32 @@ class Fake:
         try:
             asked = protocol.decoded(protocol.GenerateRequest, raw)
         except InputError as error:
-            info = {"message": str(error), "type": "BadRequestError", "param": error.where, "code": 400}
-            return JSONResponse({"error": info}, 400)
-        if asked.prompt == "refuse":
-            return JSONResponse({"error": REFUSAL}, 400)
-        if asked.prompt == "html":
-            return Response("<html>hello</html>", media_type="text/html")
-        if asked.prompt == "broken":
-            return Response("Internal Server Error", 500)
+            return JSONResponse({"error": refusal(error)}, 400)
+        if isinstance(asked.prompt, str) and asked.prompt in ANSWERS:
+            code, answer = ANSWERS[asked.prompt]
+            return Response(answer, code)
         while asked.prompt == "silence" and not await request.is_disconnected():
             await asyncio.sleep(0.05)
         if not asked.stream:
-            return JSONResponse(generation([5, 6], USAGE))
-        return StreamingResponse(self.events(asked), media_type="text/event-stream")
+            return Response(generation([5, 6], USAGE))
+        return StreamingResponse(self.events(asked.prompt), media_type="text/event-stream")
 
-    async def events(self, asked: protocol.GenerateRequest) -> Any:
-        first = b": a comment\r\n\r\ndata: " + json.dumps(generation([5], text="a\u2028b"), ensure_ascii=False).encode()
+    async def events(self, prompt: Any) -> Any:
+        first = b": a comment\r\n\r\ndata: " + generation([5], text="a\u2028b").encode()
         middle = len(first) - 40
         yield first[:middle]
         await asyncio.sleep(0.01)
         yield first[middle:] + b"\r\n\r\n"
-        if asked.prompt == "die":
+        if prompt == "die":
             raise RuntimeError
-        if asked.prompt == "error":
+        if prompt == "error":
             yield "data: " + json.dumps({"error": REFUSAL}) + "\n\n"
-        elif asked.prompt != "cut":
-            yield "data: " + json.dumps(generation([6], USAGE)) + "\n\n"
-            yield "data: [DONE]\n\n"
+        elif prompt != "cut":
+            yield f"data: {generation([6], USAGE)}\n\ndata: [DONE]\n\n"
 
     async def session(self, ws: WebSocket) -> None:
-        if refusal := unauthorized(ws):
-            await ws.send_denial_response(refusal)
-            return
+        if ws.headers.get("authorization") != "Bearer right":
+            return await ws.send_denial_response(JSONResponse({"error": "Unauthorized"}, 401))
         await ws.accept()
         self.sessions += 1
         try:
@@ -135,59 +128,40 @@ class Fake:
             self.sessions -= 1
 
     async def turns(self, ws: WebSocket) -> None:
-        remaining, index, frame, chunk_tokens, stream = ROOM, 0, [], 0, False
+        """Two tokens a turn."""
+        remaining, index, stream = ROOM, 0, False
 
         async def say(kind: str, **fields: Any) -> None:
             await ws.send_text(json.dumps({"type": kind, "remaining": remaining, "newer": 1, **fields}))
 
-        async def end(reason: str, code: int) -> None:
-            await say("closed", reason=reason)
-            await ws.close(code)
-
         await say("ready", session="s", model="m")
         async for raw in ws.iter_text():
             self.seen.append(json.loads(raw))
-            if self.idle:
-                self.idle = False
-                return await end("no message for 300 s", 1001)
-            kind = self.seen[-1]["type"]
             try:
                 asked: Any = protocol.decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, raw)
             except InputError as error:
-                await say("error", error={"message": str(error), "type": "B", "code": 400}, fatal=False)
+                await say("error", error=refusal(error), fatal=False)
                 continue
-            if kind == "close":
-                return await end("the client closed it", 1000)
-            if asked.prompt == "fatal":
-                await say("error", error=REFUSAL | {"code": 503}, fatal=True)
-                return await end("fatal", 1011)
-            if asked.prompt == "die":
+            prompt = getattr(asked, "prompt", "close")
+            if prompt in ("refuse", "fatal"):
+                await say("error", error=REFUSAL | {"code": 503 if prompt == "fatal" else 400}, fatal=prompt == "fatal")
+            if isinstance(prompt, str) and prompt in ENDS:
+                code, reason = ENDS[prompt]
+                await say("closed", reason=reason)
+                return await ws.close(code)
+            if prompt == "die":
                 return await ws.close(1011, "dying")
-            if asked.prompt == "silence":
+            if prompt == "odd":
+                await ws.send_text("{}")
+            if prompt == "silence":
                 await ws.receive()  # the end of the connection
                 return None
-            if asked.prompt == "refuse":
-                await say("error", error=REFUSAL, fatal=False)
+            if isinstance(prompt, str) and prompt:
                 continue
-            if asked.prompt == "odd":
-                await ws.send_text("{}")
-                continue
-            if kind == "start":
-                stream = asked.stream
-                frame = list(asked.prompt)[:-6][-TOKENS_PER_FRAME:]
-            most = self.seen[-1].get("sampling_params", {}).get("max_tokens", chunk_tokens)
-            chunk_tokens = most if kind == "start" else chunk_tokens
-            remaining -= len(asked.prompt) if kind == "start" else 6
-            tokens = [1, 2]
-            if len(frame) == TOKENS_PER_FRAME:
-                actions = [np.zeros((6, 3))]
-                for items in protocol.named(asked.items, ["actions"], "items").values():
-                    actions = wire.Decoder(protocol.Limits()).items(items, "items", None, [""])
-                frame = following(frame, np.asarray(actions[-1]))
-                tokens = frame[:most]
-            remaining -= len(tokens)
-            for token in tokens[: 3 * stream]:
+            stream |= getattr(asked, "stream", False)
+            remaining -= len(prompt or [PAD] * 6) + 2
+            for token in [1, 2] if stream else []:
                 await say("tokens", index=index, token_ids=[token])
-            await say("chunk", index=index, token_ids=tokens, finish_reason="length", usage=USAGE)
+            await say("chunk", index=index, token_ids=[1, 2], finish_reason="length", usage=USAGE)
             index += 1
         return None

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import pickle
-import subprocess
-import sys
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,19 @@ from mmkit import InputError
 from mmkit.serve import wire
 from mmkit.serve.client import AsyncClient, Client, RequestError, ServerGone
 from mmkit.serve.process import free_port
-from tests import ROOT
-from tests.unit.fake_server import PAD, REFUSAL, ROOM, STEP, TOKENS_PER_FRAME, Fake, following, until
+from tests.unit.fake_server import PAD, REFUSAL, ROOM, Fake, until
 
 
 @pytest.fixture
 def make() -> Iterator[Any]:
     """Makes clients. The one with blocking calls runs the asynchronous one."""
     with contextlib.ExitStack() as stack:
-        yield lambda url, **options: stack.enter_context(Client(url, **options))
+        yield lambda url, api_key="right", **options: stack.enter_context(Client(url, api_key=api_key, **options))
 
 
 @pytest.fixture
 def client(make: Any, fake: Fake) -> Client:
     return make(fake.url)
-
-
-FRAMES = np.arange(3 * TOKENS_PER_FRAME).reshape(3, -1) % PAD
-ACTIONS = np.arange(6)[:, None, None] * np.full((6, 3), 1 / 18, np.float32)
-"""The n-th one moves a frame on by n tokens."""
-
-
-def context() -> tuple[list[int], list[np.ndarray]]:
-    """A prompt of three frames, and their actions."""
-    return [token for frame in FRAMES.tolist() for token in [*frame, *[PAD] * 6]], list(ACTIONS[:3])
 
 
 def test_modalities(client: Any) -> None:
@@ -78,85 +66,107 @@ def test_generate(make: Any, fake: Fake) -> None:
 
 
 def test_stream(client: Any, fake: Fake) -> None:
+    """To its end, and left."""
     events = list(client.stream([1], max_tokens=2))
     assert [event.choices[0].token_ids for event in events] == [[5], [6]]
     assert events[0].choices[0].text == "a\u2028b"
     assert [event.usage is not None for event in events] == [False, True]
     assert fake.seen[0]["stream"] is True
-
-
-def test_stream_that_is_left(client: Any) -> None:
     events = client.stream([1])
     next(events)
     events.close()
     assert client.generate([1]).choices[0].token_ids == [5, 6]
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals, and servers that go away --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_refusal(client: Any, stream: bool) -> None:
-    with pytest.raises(RequestError) as caught:
-        list(client.stream("refuse")) if stream else client.generate("refuse")
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert (str(error), error.code, error.param, error.type) == (
-        REFUSAL["message"], 400, "items.actions[1]", "BadRequestError",
-    )  # fmt: skip
-    assert client.generate("fine").choices[0].token_ids == [5, 6]
+def broken_off(prompt: str) -> Callable[[Any], None]:
+    def attempt(client: Any) -> None:
+        events = client.stream(prompt)
+        assert next(events).choices[0].token_ids == [5]
+        next(events)
+
+    return attempt
 
 
-def test_wrong_options_are_for_the_server_to_refuse(client: Any) -> None:
-    with pytest.raises(RequestError, match=r"^cache_salt: ") as caught:
-        client.generate("fine", cache_salt=3)
-    assert caught.value.param == "cache_salt"
+def within(prompt: str) -> Callable[[Any], None]:
+    """A turn that ends the session."""
+
+    def attempt(client: Any) -> None:
+        with client.session([1], max_tokens=1) as session:
+            try:
+                session.next(prompt=prompt)
+            finally:
+                with pytest.raises(ServerGone, match=r"expected an open session, got a closed one\. Open a new one\."):
+                    session.next()
+
+    return attempt
+
+
+def entered(prompt: str) -> Callable[[Any], None]:
+    def attempt(client: Any) -> None:
+        with client.session(prompt, max_tokens=1):
+            pytest.fail("entered")
+
+    return attempt
 
 
 @pytest.mark.parametrize(
-    ("prompt", "code", "words"), [("broken", 500, "HTTP 500 Internal Server Error"), ("html", None, "Generation in JS")]
+    ("attempt", "error", "code", "words"),
+    [
+        (lambda client: client.generate("refuse"), RequestError, 400, f"^{re.escape(REFUSAL['message'])}$"),
+        (lambda client: list(client.stream("refuse")), RequestError, 400, f"^{re.escape(REFUSAL['message'])}$"),
+        (lambda client: client.generate("fine", cache_salt=3), RequestError, 400, "^cache_salt: "),
+        (lambda client: client.generate("broken"), RequestError, 500, "HTTP 500 Internal Server Error"),
+        (lambda client: client.generate("html"), ServerGone, None, "Generation in JS"),
+        (lambda client: client.generate([1], {"actions": [object()]}), InputError, None, "actions"),
+        (lambda client: client.generate([1], mm_processor_kwargs={"a": object()}), InputError, None, "JSON"),
+        (broken_off("die"), ServerGone, None, "generate: expected"),
+        (broken_off("cut"), ServerGone, None, "generate: expected"),
+        (broken_off("error"), RequestError, 400, "actions"),
+        (within("die"), ServerGone, None, "closed connection .*1011.*dying"),
+        (within("odd"), ServerGone, None, "a message of a se"),
+        (within("idle"), ServerGone, None, "no message for 300 s"),
+        (within("fatal"), RequestError, 503, "actions"),
+        (entered("refuse"), RequestError, 400, "actions"),
+        (entered("fatal"), RequestError, 503, "actions"),
+    ],
 )
-def test_answers_of_unknown_form(client: Any, prompt: str, code: int | None, words: str) -> None:
-    with pytest.raises(RequestError if code else ServerGone, match=words) as caught:
-        client.generate(prompt)
+def test_refusals(client: Any, fake: Fake, attempt: Any, error: type[Exception], code: int | None, words: str) -> None:
+    """Each is an error of its kind, and the client goes on."""
+    with pytest.raises(error, match=words) as caught:
+        attempt(client)
     assert getattr(caught.value, "code", None) == code
+    if error is RequestError:
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
+        assert again.param in ("items.actions[1]", "cache_salt", None)
+    assert bool(fake.seen) == (error is not InputError)
+    assert client.generate("fine").choices[0].token_ids == [5, 6]
+    until(lambda: not fake.sessions)
 
 
-def test_api_key(make: Any, fake: Fake) -> None:
-    assert make(fake.url, api_key="right").modalities()
-    wrong = make(fake.url, api_key="wrong")
-    with pytest.raises(RequestError, match=r"HTTP 401 Unauthorized .*\. Give the client") as caught:
-        wrong.modalities()
-    assert caught.value.code == 401
-    with pytest.raises(RequestError, match="HTTP 401 Unauthorized") as caught, wrong.session([1], max_tokens=1):
+@pytest.mark.parametrize(
+    ("path", "key", "words", "session_words"),
+    [
+        ("", "wrong", r"HTTP 401 Unauthorized .*\. Give the client", "HTTP 401 Unauthorized"),
+        ("/elsewhere", "right", r"HTTP 404 Not Found .*\. Check that it is a server of mmkit", "HTTP 403"),
+    ],
+)
+def test_another_key_or_path(make: Any, fake: Fake, path: str, key: str, words: str, session_words: str) -> None:
+    client = make(fake.url + path, api_key=key)
+    with pytest.raises(RequestError, match=words) as caught:
+        client.modalities()
+    assert f"HTTP {caught.value.code} " in words
+    with pytest.raises(RequestError, match=session_words), client.session([1], max_tokens=1):
         pass
-    assert caught.value.code == 401
-    with make(fake.url, api_key="right").session([1], max_tokens=1) as session:
-        assert session.first.token_ids == [1, 2]
-
-
-def test_other_paths(make: Any, fake: Fake) -> None:
-    with pytest.raises(RequestError, match=r"HTTP 404 Not Found .*\. Check that it is a server of mmkit") as caught:
-        make(f"{fake.url}/elsewhere").modalities()
-    assert caught.value.code == 404
-    with pytest.raises(RequestError, match="HTTP 403"), make(f"{fake.url}/elsewhere").session([1], max_tokens=1):
-        pass
-
-
-def test_inputs_without_a_form_on_the_wire(client: Any, fake: Fake) -> None:
-    with pytest.raises(InputError, match="actions"):
-        client.generate([1], {"actions": [object()]})
-    with pytest.raises(InputError, match="JSON"):
-        client.generate([1], mm_processor_kwargs={"a": object()})
-    assert not fake.seen
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "http://127.0.0.1:99999", "http://[bad", "ftp://a"])
 def test_address(make: Any, url: str) -> None:
     with pytest.raises(InputError, match=r"^base_url: expected an address such as"):
         make(url)
-
-
-# -- servers that go away ----------------------------------------------------------------------------------------------
 
 
 def test_no_server(make: Any) -> None:
@@ -166,17 +176,6 @@ def test_no_server(make: Any) -> None:
             call()
     with pytest.raises(ServerGone, match=r"^ws://.*session: expected a server"), client.session([1], max_tokens=1):
         pass
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error", "words"),
-    [("die", ServerGone, "generate: expected"), ("cut", ServerGone, "generate: e"), ("error", RequestError, "actions")],
-)
-def test_a_stream_that_does_not_end(client: Any, prompt: str, error: type[Exception], words: str) -> None:
-    events = client.stream(prompt)
-    assert next(events).choices[0].token_ids == [5]
-    with pytest.raises(error, match=words):
-        next(events)
 
 
 def test_silence(make: Any, fake: Fake) -> None:
@@ -190,51 +189,27 @@ def test_silence(make: Any, fake: Fake) -> None:
             session.next(prompt=[1])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "code", "words"),
-    [("die", None, "closed connection .*1011.*dying"), ("odd", None, "a message of a se"), ("fatal", 503, "actions")],
-)
-def test_gone_within_a_session(client: Any, prompt: str, code: int | None, words: str) -> None:
-    with client.session([1], max_tokens=1) as session:
-        with pytest.raises(RequestError if code else ServerGone, match=words) as caught:
-            session.next(prompt=prompt)
-        assert getattr(caught.value, "code", None) == code
-        with pytest.raises(ServerGone, match=r"expected an open session, got a closed one\. Open a new one\."):
-            session.next()
-
-
-def test_ended_by_the_server(client: Any, fake: Fake) -> None:
-    with client.session([1], max_tokens=1) as session:
-        fake.idle = True
-        with pytest.raises(ServerGone, match="no message for 300 s"):
-            session.next()
-
-
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 def test_session(client: Any, fake: Fake) -> None:
-    prompt, actions = context()
-    frame = following(FRAMES[2].tolist(), ACTIONS[2])
-    with client.session(prompt, {"actions": actions}, max_tokens=64, temperature=0.0, cache_salt="salt") as session:
-        assert (session.id, session.model) == ("s", "m")
-        assert session.first.token_ids == frame
-        assert session.remaining == ROOM - 3 * STEP - TOKENS_PER_FRAME == session.first.remaining
-        for index in range(3, 6):
-            chunk = session.next({"actions": [ACTIONS[index]]})
-            frame = following(frame, ACTIONS[index])
-            assert chunk.token_ids == frame
-            assert (chunk.index, chunk.remaining) == (index - 2, session.remaining)
-        assert len(session.next(max_tokens=2, uuids={"actions": [None]}).token_ids) == 2
+    actions, sampling = np.ones((3, 6, 3), np.float32), {"max_tokens": 64, "temperature": 0.0}
+    with client.session([1, 2, 3], {"actions": list(actions)}, **sampling, cache_salt="salt") as session:
+        assert (session.id, session.model, session.first.token_ids) == ("s", "m", [1, 2])
+        assert session.remaining == ROOM - 3 - 2 == session.first.remaining
+        for index in (1, 2):
+            chunk = session.next({"actions": [actions[0]]})
+            assert (chunk.index, chunk.remaining) == (index, session.remaining)
+        session.next(max_tokens=2, uuids={"actions": [None]})
+        assert session.remaining == ROOM - 3 - 3 * 6 - 4 * 2
         assert fake.sessions == 1
         session.close()
         until(lambda: not fake.sessions)
         session.close()
-    start, step, *_, last, close = fake.seen
-    assert start.pop("items")["actions"][0]["shape"] == [6, 3]
-    sampling = {"max_tokens": 64, "temperature": 0.0}
-    assert start == {"type": "start", "prompt": prompt, "cache_salt": "salt", "sampling_params": sampling}
-    assert set(step) == {"type", "items"}
+    start, step, _, last, close = fake.seen
+    assert [part["shape"] for part in start.pop("items")["actions"]] == [[6, 3]] * 3
+    assert start == {"type": "start", "prompt": [1, 2, 3], "cache_salt": "salt", "sampling_params": sampling}
+    assert step == {"type": "next", "items": {"actions": wire.encode({"a": [actions[0]]})["a"]}}
     assert last == {"type": "next", "sampling_params": {"max_tokens": 2}, "uuids": {"actions": [None]}}
     assert close == {"type": "close"}
 
@@ -263,17 +238,15 @@ def test_session_goes_on_after_a_refusal(client: Any) -> None:
         assert session.next().index == 1
 
 
-@pytest.mark.parametrize("prompt", ["refuse", "fatal"])
-def test_refused_start(client: Any, fake: Fake, prompt: str) -> None:
-    with pytest.raises(RequestError, match="actions"), client.session(prompt, max_tokens=2):
-        pytest.fail("entered")
-    until(lambda: not fake.sessions)
+def test_an_error_of_the_caller(client: Any, fake: Fake) -> None:
+    """It ends the session; within a chunk, no other chunk follows."""
 
-
-def test_interrupted_chunk(client: Any, fake: Fake) -> None:
     def stop(_: Any) -> None:
         raise ZeroDivisionError
 
+    with pytest.raises(ZeroDivisionError), client.session([1], max_tokens=2):
+        raise ZeroDivisionError
+    until(lambda: not fake.sessions)
     with client.session([1], max_tokens=2, stream=True) as session:
         session._core._on_tokens = stop
         with pytest.raises(ZeroDivisionError):
@@ -287,7 +260,7 @@ def test_the_asynchronous_client(fake: Fake) -> None:
     """With a call that is cancelled."""
 
     async def run() -> None:
-        async with AsyncClient(fake.url) as client, client.session([1], max_tokens=2) as session:
+        async with AsyncClient(fake.url, api_key="right") as client, client.session([1], max_tokens=2) as session:
             assert [event.choices[0].token_ids async for event in client.stream([1])] == [[5], [6]]
             assert (await session.next()).index == 1
             with pytest.raises(TimeoutError):
@@ -297,15 +270,3 @@ def test_the_asynchronous_client(fake: Fake) -> None:
 
     asyncio.run(run())
     until(lambda: not fake.sessions)
-
-
-def test_an_error_of_the_caller_ends_the_session(client: Any, fake: Fake) -> None:
-    with pytest.raises(ZeroDivisionError), client.session([1], max_tokens=2):
-        raise ZeroDivisionError
-    until(lambda: not fake.sessions)
-
-
-def test_imports_neither_vllm_nor_the_web_framework() -> None:
-    code = "import sys, mmkit.serve.client as c; print({'vllm', 'fastapi', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "set()"

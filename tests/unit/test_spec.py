@@ -204,10 +204,11 @@ def test_the_vocabulary_of_the_language_model_counts():
 
 
 def test_the_pure_layers_import_no_vllm():
-    """A spec is declared, bound and tried on machines without vLLM and transformers."""
+    """A spec is declared, bound and tried on machines without vLLM and transformers; so is a client."""
     code = """
 import sys
-sys.modules |= dict.fromkeys(["vllm", "transformers"])  # whatever imports them fails
+sys.modules |= dict.fromkeys(["vllm", "transformers", "fastapi"])  # whatever imports them fails
+import mmkit.serve.client
 from tests.unit.common import bound, plan_of, modality
 assert plan_of(modality()).preview([5], {"m": [[1, 2], [3, 4]]}).prompt_token_ids == [5]
 """
