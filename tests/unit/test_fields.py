@@ -25,7 +25,7 @@ def test_a_column_of_a_table_can_be_sent(column):
     sent = packed(column)
     assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * len(column)
     assert torch.equal(sent, column)
-    for other in (torch.ones(()), torch.ones(3), torch.ones(3, 3).T, [1]):
+    for other in (torch.ones(()), torch.ones(3), torch.ones(3, 3), [1]):
         assert packed(other) is other
 
 
