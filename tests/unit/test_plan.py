@@ -89,7 +89,7 @@ BESIDE = {"n": batched(shape=(), dtype="int64"), "k": batched(shape=(1,), dtype=
 READS, OTHERS = embed(5) * (fields.n + fields.k[0]), dict(fields={**BESIDE, "x": BESIDE["n"]}, process=hf())
 FOUR, GUARDED = Tensor((between(1, 4),)), where(item.metadata == None, 4, item.metadata["n"])  # noqa: E711
 EITHER, PROCESSED = Tensor((between(1, 4),), largest=[(4,), (1,)]), embed(5) * fields.x[0]
-SHRINKS, CLIP = dict(item=EITHER, layout=embed(5) * (9 - item.length)), dict(item=Video(largest=(2, 4, 4)))
+SHRINKS = dict(item=EITHER, layout=embed(5) * (9 - item.length))
 DERIVED = {"half": derived(item.length + 1, hidden=True), "n": derived(fields.half * 2), "x": batched()}
 SIZED = dict(kwargs={"size": {"height": cfg.n, "all": [cfg.size]}})
 AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item.width * item.height)
@@ -99,37 +99,34 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
 @pytest.mark.parametrize(
     ("options", "ask", "answer"),
     [
-        ({}, lambda own: own.limit, None),
+        ({}, lambda own: (own.limit, own.may_cache(3), own.intake.embeds_field), (None, True, "m_embeds")),
+        ({}, lambda own: (own.placeholders.depends_on_index, called(own)), (False, (None, None))),
+        (dict(limit=0, cacheable=False), lambda own: (own.limit, own.may_cache(1)), (0, False)),
         (dict(limit=cfg.n), lambda own: own.limit, 2),
-        (dict(limit=0), lambda own: own.limit, 0),
-        ({}, lambda own: own.may_cache(3), True),
-        (dict(cacheable=False), lambda own: own.may_cache(1), False),
         (dict(layout=embed(5) * item.count, cacheable=item.count <= 2),
          lambda own: [own.may_cache(count) for count in (1, 2, 3, 2)], [True, True, False, True]),
-        ({}, lambda own: own.placeholders.depends_on_index, False),
         (dict(update=NUMBERED), lambda own: own.placeholders.depends_on_index, True),
-        (dict(layout=lambda s: embed(5)), lambda own: own.placeholders.depends_on_index, True),
-        (dict(layout=lambda s: embed(5)), lambda own: own.placeholders.varies(False), True),
         (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
+        (dict(layout=lambda s: embed(5)),
+         lambda own: (own.placeholders.depends_on_index, own.placeholders.has_own_rows, own.placeholders.varies(False)),
+         (True, False, True)),
         (dict(layout=lambda s: embed(5) * s.item.index + embed(5)), lambda own: len(ids(own, index=2)), 3),
-        (dict(embeds=embed(6) * item.rows), lambda own: [*map(own.placeholders.varies, (True, False))], [True, False]),
-        (dict(embeds=embed(6) * item.rows), lambda own: ids(own, facts(rows=3), embeds=True), [6, 6, 6]),
-        (dict(embeds=embed(6) * item.rows), lambda own: ids(own, facts(rows=3)), [5]),
+        (dict(embeds=embed(6) * item.rows),
+         lambda own: [(own.placeholders.varies(sent), ids(own, facts(rows=3), embeds=sent)) for sent in (True, False)],
+         [(True, [6, 6, 6]), (False, [5])]),
         (dict(embeds=True), lambda own: ids(own, facts(rows=3), embeds=True), [5]),
-        (dict(CLIP, layout=embed(5) * GUARDED), lambda own: len(ids(own, facts(metadata=None))), 4),
-        (dict(CLIP, layout=embed(5) * GUARDED), lambda own: len(ids(own, facts(metadata={"n": 2}))), 2),
-        ({}, lambda own: own.intake.embeds_field, "m_embeds"),
+        (dict(item=Video(largest=(2, 4, 4)), layout=embed(5) * GUARDED),
+         lambda own: [len(ids(own, facts(metadata=known))) for known in (None, {"n": 2})], [4, 2]),
+        (dict(layout=embed(5) * fields.x, process=hf()),
+         lambda own: [own.placeholders.rows(known) for known in ({"x": torch.tensor(4)}, {"y": 4})], [4, None]),
         (dict(layout=embed(5) * cfg.n), lambda own: own.placeholders.rows({}), 2),
         (dict(layout=embed(5) * (item.index + 1)), lambda own: own.placeholders.rows({"x": 1}), None),
-        (dict(layout=embed(5) * fields.x, process=hf()), lambda own: own.placeholders.rows({"x": torch.tensor(4)}), 4),
-        (dict(layout=embed(5) * fields.x, process=hf()), lambda own: own.placeholders.rows({"y": 4}), None),
         (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
          lambda own: own.placeholders.fields, {"n", "k", "x"}),
         (dict(OTHERS, layout=READS * 2, embeds=READS), embedded, [1, 2]),
         (dict(OTHERS, layout=READS), lambda own: own.placeholders.has_own_rows, True),
         (dict(layout=embed(5) * item.length), lambda own: own.placeholders.has_own_rows, True),
         (dict(layout=embed(5) * (item.index + 1)), lambda own: own.placeholders.has_own_rows, False),
-        (dict(layout=lambda s: embed(5)), lambda own: own.placeholders.has_own_rows, False),
         (dict(item=FOUR, layout=embed(5) * (item.length + 1)), largest, 5),
         (AREA, lambda own: (own.largest_item().size, largest(own)), ((3, 4), 12)),
         (AREA, lambda own: own.largest_item({"width": 2}).size, (2, 4)),
@@ -151,7 +148,6 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))), called, (1, "<2>")),
         (dict(process=hf(lambda s: s.cfg.n)), called, (2, None)),
         (dict(process=hf()), called, (None, None)),
-        ({}, called, (None, None)),
     ],
 )
 def test_what_a_bound_modality_tells(options, ask, answer):
