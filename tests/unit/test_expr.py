@@ -126,7 +126,7 @@ def test_operators_bind_as_in_python():
     a, b, c = cfg.a, item.b, fields.c
     pairs = [way for outer, inner in product(BINARY, BINARY) for way in (outer(a, inner(b, c)), outer(inner(a, b), c))]
     pairs += [way for one, two in product(BINARY, UNARY) for way in (one(two(a), b), one(a, two(b)), two(one(a, b)))]
-    pairs += [way for one in BINARY for way in (one(a, -2), one(-2, a), one(-2.5, a))]
+    pairs += [way for one in BINARY for way in (one(a, 0), one(a, -2), one(-2, a), one(-2.5, a))]
     for expr in (*pairs, *(outer(inner(a)) for outer, inner in product(UNARY, UNARY))):
         assert same(eval(repr(expr), dict(NAMES)), expr)
         assert ast.unparse(ast.parse(repr(expr))) == repr(expr)

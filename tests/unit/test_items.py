@@ -354,6 +354,7 @@ def test_expressions_and_functions_in_declarations():
     for records, length in ((CELL.candidates(), 2), (CELL.small(), 1), (CELL.smallest(), 1)):
         assert [len(CELL.canonical(record, AT)["values"]) for record in records] == [length]
     assert CELL.bind(CONFIG) == CELL
+    assert repr(IMAGE.for_function()) == repr(IMAGE)
     assert MATRIX.schema() == {"shape": [2, 3], "dtype": "float32"}
     indices = bound(shape=(between(1, cfg.n),), dtype="int64", bound=between(0, cfg.d))
     assert indices.schema() == {"shape": [[1, 2]], "dtype": "int64", "values": [0, 3]}

@@ -522,7 +522,7 @@ MISSING = [
      lambda: put([1], ("replace", [3]))),
     ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …",
      lambda: put([5, 5, 5], *[("in_place", [])] * 2)),
-    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 20 ids] in …", lambda: put([1], ("replace", range(20)))),
+    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], ("after", [7, 8]))),
     ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",
      *[partial(put, prompt, ("replace", [71]), ("replace", [72])) for prompt in ([71], [72, 71])]),

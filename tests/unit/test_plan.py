@@ -88,6 +88,7 @@ def facts(**known):
 BESIDE = {"n": batched(shape=(), dtype="int64"), "k": batched(shape=(1,), dtype="int64")}
 READS, OTHERS = embed(5) * (fields.n + fields.k[0]), dict(fields={**BESIDE, "x": BESIDE["n"]}, process=hf())
 FOUR, GUARDED = Tensor((between(1, 4),)), where(item.metadata == None, 4, item.metadata["n"])  # noqa: E711
+GRIDS = [{"x": torch.tensor([2, columns])} for columns in (3, 4)]
 EITHER, PROCESSED = Tensor((between(1, 4),), largest=[(4,), (1,)]), embed(5) * fields.x[0]
 SHRINKS = dict(item=EITHER, layout=embed(5) * (9 - item.length))
 DERIVED = {"half": derived(item.length + 1, hidden=True), "n": derived(fields.half * 2), "x": batched()}
@@ -117,6 +118,9 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(embeds=True), lambda own: ids(own, facts(rows=3), embeds=True), [5]),
         (dict(item=Video(largest=(2, 4, 4)), layout=embed(5) * GUARDED),
          lambda own: [len(ids(own, facts(metadata=known))) for known in (None, {"n": 2})], [4, 2]),
+        (dict(layout=PROCESSED, process=hf()), lambda own: len({id(ids(own, fields=grid)) for grid in GRIDS}), 1),
+        (dict(layout=PROCESSED * fields.x[1], process=hf()),
+         lambda own: [len(ids(own, fields=grid)) for grid in GRIDS], [6, 8]),
         (dict(layout=embed(5) * fields.x, process=hf()),
          lambda own: [own.placeholders.rows(known) for known in ({"x": torch.tensor(4)}, {"y": 4})], [4, None]),
         (dict(layout=embed(5) * cfg.n), lambda own: own.placeholders.rows({}), 2),
@@ -239,7 +243,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(rows, sent):
 )
 def test_what_a_caller_writes_for_an_item(update, layout, written):
     own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
-    items = Taken.whole([torch.zeros(1, 2), ONE])
+    items = Taken.whole([torch.zeros(3, 2), ONE])  # one that is larger than the largest
     _, (target, ids) = own.written(items, lambda: {"m": [{"x": [9]}] * 2})
     assert list(ids) == written
     assert list(target) == (written if repr(update).startswith("replace") else [])
