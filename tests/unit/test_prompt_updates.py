@@ -8,21 +8,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mmkit import (
-    InputError,
-    Modality,
-    ModelSpec,
-    Tensor,
-    already_expanded,
-    batched,
-    cfg,
-    embed,
-    insert,
-    item,
-    literal,
-    replace,
-    tok,
-)
+from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, insert, item, literal, replace, tok
 from mmkit.expr import Scope
 from mmkit.layout import nothing
 from mmkit.placement import EMPTY, Alternatives, place
@@ -30,7 +16,7 @@ from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
 
 from . import naive
-from .common import Tokenizer, alternative
+from .common import Tokenizer, alternative, modality
 
 
 def run(prompt, items, reserved=EMPTY):
@@ -127,12 +113,11 @@ class Lines(Tokenizer):
 
 
 LINES = Lines()
-IN_LINES = Modality(
+IN_LINES = modality(
     "image",
     item=Tensor(shape=(2,)),
     layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
     update=replace(tok.text("@")),
-    fields={"x": batched()},
 )
 
 

@@ -17,22 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
-from mmkit import (
-    Image,
-    InputError,
-    MmkitError,
-    Record,
-    Tensor,
-    Text,
-    batched,
-    between,
-    derived,
-    embed,
-    fields,
-    hf,
-    item,
-    replace,
-)
+from mmkit import Image, InputError, Record, Tensor, Text, batched, between, derived, embed, fields, hf, item, replace
+from mmkit.errors import MmkitError
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check

@@ -13,20 +13,7 @@ from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from mmkit import (
-    Image,
-    InputError,
-    MmkitError,
-    ModelSpec,
-    Tensor,
-    batched,
-    between,
-    embed,
-    flat,
-    insert,
-    item,
-    replace,
-)
+from mmkit import Image, InputError, MmkitError, ModelSpec, Tensor, batched, between, embed, flat, insert, item, replace
 from mmkit.training import Collator, MultiModalMixin
 
 from .common import CONFIG, modality, refused
