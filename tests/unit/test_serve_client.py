@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,10 @@ def test_modalities(client: Any) -> None:
 
 def test_generate(make: Any, fake: Fake) -> None:
     client = make(f"{fake.url}/", model="m")
-    answer = client.generate(
-        np.array([3, 1]),
-        {"actions": [np.ones((6, 3), np.float32)], "series": torch.zeros(2, 1, dtype=torch.bfloat16)},
-        uuids={"actions": ["a"]},
-        n=2,
-        stop=["x"],
-        mm_processor_kwargs={"size": np.int64(3)},
-        logit_bias={7: 1.5},
-        cache_salt="salt",
-        max_tokens=4,
-        temperature=0.0,
-        top_k=None,
-    )
+    items = {"actions": [np.ones((6, 3), np.float32)], "series": torch.zeros(2, 1, dtype=torch.bfloat16)}
+    sampling = {"n": 2, "stop": ["x"], "logit_bias": {7: 1.5}, "max_tokens": 4, "temperature": 0.0}
+    sent = {"uuids": {"actions": ["a"]}, "cache_salt": "salt", "mm_processor_kwargs": {"size": np.int64(3)}}
+    answer = client.generate(np.array([3, 1]), items, **sent, **sampling, top_k=None)
     assert answer.choices[0].token_ids == [5, 6]
     assert answer.usage is not None
     (body,) = fake.seen
@@ -58,11 +50,7 @@ def test_generate(make: Any, fake: Fake) -> None:
                      "shape": [6, 3]}],
         "series": {"data": "AAAAAA==", "dtype": "bfloat16", "shape": [2, 1]},
     }  # fmt: skip
-    assert body == {
-        "prompt": [3, 1], "model": "m", "uuids": {"actions": ["a"]}, "cache_salt": "salt",
-        "mm_processor_kwargs": {"size": 3},
-        "sampling_params": {"n": 2, "stop": ["x"], "logit_bias": {"7": 1.5}, "max_tokens": 4, "temperature": 0.0},
-    }  # fmt: skip
+    assert body == {"prompt": [3, 1], "model": "m", **sent, "sampling_params": {**sampling, "logit_bias": {"7": 1.5}}}
 
 
 def test_stream(client: Any, fake: Fake) -> None:
@@ -81,35 +69,25 @@ def test_stream(client: Any, fake: Fake) -> None:
 # -- refusals, and servers that go away --------------------------------------------------------------------------------
 
 
-def broken_off(prompt: str) -> Callable[[Any], None]:
-    def attempt(client: Any) -> None:
-        events = client.stream(prompt)
-        assert next(events).choices[0].token_ids == [5]
-        next(events)
-
-    return attempt
+def broken_off(client: Any, prompt: str) -> None:
+    events = client.stream(prompt)
+    assert next(events).choices[0].token_ids == [5]
+    next(events)
 
 
-def within(prompt: str) -> Callable[[Any], None]:
+def within(client: Any, prompt: str) -> None:
     """A turn that ends the session."""
-
-    def attempt(client: Any) -> None:
-        with client.session([1], max_tokens=1) as session:
-            try:
-                session.next(prompt=prompt)
-            finally:
-                with pytest.raises(ServerGone, match=r"expected an open session, got a closed one\. Open a new one\."):
-                    session.next()
-
-    return attempt
+    with client.session([1], max_tokens=1) as session:
+        try:
+            session.next(prompt=prompt)
+        finally:
+            with pytest.raises(ServerGone, match=r"expected an open session, got a closed one\. Open a new one\."):
+                session.next()
 
 
-def entered(prompt: str) -> Callable[[Any], None]:
-    def attempt(client: Any) -> None:
-        with client.session(prompt, max_tokens=1):
-            pytest.fail("entered")
-
-    return attempt
+def entered(client: Any, prompt: str) -> None:
+    with client.session(prompt, max_tokens=1):
+        pytest.fail("entered")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +100,15 @@ def entered(prompt: str) -> Callable[[Any], None]:
         (lambda client: client.generate("html"), ServerGone, None, "Generation in JS"),
         (lambda client: client.generate([1], {"actions": [object()]}), InputError, None, "actions"),
         (lambda client: client.generate([1], mm_processor_kwargs={"a": object()}), InputError, None, "JSON"),
-        (broken_off("die"), ServerGone, None, "generate: expected"),
-        (broken_off("cut"), ServerGone, None, "generate: expected"),
-        (broken_off("error"), RequestError, 400, "actions"),
-        (within("die"), ServerGone, None, "closed connection .*1011.*dying"),
-        (within("odd"), ServerGone, None, "a message of a se"),
-        (within("idle"), ServerGone, None, "no message for 300 s"),
-        (within("fatal"), RequestError, 503, "actions"),
-        (entered("refuse"), RequestError, 400, "actions"),
-        (entered("fatal"), RequestError, 503, "actions"),
+        (partial(broken_off, prompt="die"), ServerGone, None, "generate: expected"),
+        (partial(broken_off, prompt="cut"), ServerGone, None, "generate: expected"),
+        (partial(broken_off, prompt="error"), RequestError, 400, "actions"),
+        (partial(within, prompt="die"), ServerGone, None, "closed connection .*1011.*dying"),
+        (partial(within, prompt="odd"), ServerGone, None, "a message of a se"),
+        (partial(within, prompt="idle"), ServerGone, None, "no message for 300 s"),
+        (partial(within, prompt="fatal"), RequestError, 503, "actions"),
+        (partial(entered, prompt="refuse"), RequestError, 400, "actions"),
+        (partial(entered, prompt="fatal"), RequestError, 503, "actions"),
     ],
 )
 def test_refusals(client: Any, fake: Fake, attempt: Any, error: type[Exception], code: int | None, words: str) -> None:
