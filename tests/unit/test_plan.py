@@ -63,6 +63,10 @@ def ids(own, value=ONE, index=0, fields=None, **options):
     return own.placeholders.alternatives(own.scope(value, index, fields), **options)[0].placeholder.ids
 
 
+def target_of(own, index):
+    return own.placeholders.alternatives(own.scope(ONE, index))[0].target
+
+
 def largest(own):
     return own.largest()[1]
 
@@ -106,6 +110,7 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(limit=cfg.n), lambda own: own.limit, 2),
         (dict(layout=embed(5) * item.count, cacheable=item.count <= 2),
          lambda own: [own.may_cache(count) for count in (1, 2, 3, 2)], [True, True, False, True]),
+        (dict(update=NUMBERED), lambda own: [target_of(own, index) for index in (0, 1, 0)], [(181,), (182,), (181,)]),
         (dict(update=NUMBERED), lambda own: own.placeholders.depends_on_index, True),
         (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
         (dict(layout=lambda s: embed(5)),
