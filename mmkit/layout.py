@@ -244,7 +244,8 @@ class Tokens(Layout):
 
     def bind(self, scope: Scope) -> Layout:
         value = fold(self.value, scope)
-        return value if isinstance(value, Layout) else super().bind(scope)
+        # a layout that the config alone chooses is not bound yet
+        return value.bind(scope) if isinstance(value, Layout) else super().bind(scope)
 
     def _source(self) -> str:
         return repr(self.value)

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import mmkit
-from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed
+from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
 from mmkit.expr import leaves
-from mmkit.layout import nothing
+from mmkit.layout import Placeholder, nothing
+from mmkit.placement import Alternative
 
 NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
 NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}
@@ -43,6 +44,20 @@ def modality(name="m", **options):
 
 def plan_of(*modalities, processor=None, **prompts):
     return ModelSpec("spec", *modalities, **prompts).bind(CONFIG, Tokenizer(), processor=processor)
+
+
+UPDATES = {
+    "replace": replace(0),
+    "in_place": already_expanded(),
+    "start": insert(at="start"),
+    "end": insert(at="end"),
+    "after": insert(after=0),
+}
+
+
+def alternative(kind, target, ids, embeds=(5,)):
+    """One way to place an item. `embeds` are the ids at which encoder rows go."""
+    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), bytes(token in embeds for token in ids)))
 
 
 def leaves_of(*exprs):

@@ -12,65 +12,55 @@ A way to place an item is ``(kind, target, layout, embed ids)`` with a kind of r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 
-def value(v: Any, env: dict[str, dict[str, Any]], loops: list[int]) -> Any:
-    if isinstance(v, tuple):
-        root, name = v
-        return loops[name] if root == "loop" else env[root][name]
-    return v
+def value(v: Any, env: dict[str, dict[str, Any]], loops: Sequence[int]) -> Any:
+    if not isinstance(v, tuple):
+        return v
+    root, name = v
+    return loops[name] if root == "loop" else env[root][name]
 
 
-def lay(
-    tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: list[int] | None = None
-) -> list[tuple[int, bool]]:
+def lay(tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: Sequence[int] = ()) -> list[tuple[int, bool]]:
     """The tokens of a layout, each with whether it receives an encoder row."""
-    loops = loops or []
-    kind = tree[0]
-    if kind in ("token", "embed"):
-        return [(value(tree[1], env, loops), kind == "embed")]
-    tokens: list[tuple[int, bool]] = []
-    if kind == "repeat":
-        for _ in range(value(tree[2], env, loops)):
-            tokens += lay(tree[1], env, loops)
-    elif kind == "sequence":
-        for part in tree[1]:
-            tokens += lay(part, env, loops)
-    elif kind == "where":
-        tokens += lay(tree[3] if value(tree[1], env, loops) > tree[2] else tree[4], env, loops)
-    else:
-        _, over, body, sep, last = tree
-        over = value(over, env, loops)
-        elements = list(range(over)) if isinstance(over, int) else list(over)
-        for position, element in enumerate(elements):
-            if position > 0 and sep is not None:
-                tokens += lay(sep, env, loops)
-            tokens += lay(body, env, [*loops, element])
-        if elements and last is not None:
-            tokens += lay(last, env, loops)
-    return tokens
+    parts: list[tuple[tuple[Any, ...], Sequence[int]]] = []
+    match tree:
+        case ("token" | "embed" as kind, token):
+            return [(value(token, env, loops), kind == "embed")]
+        case ("repeat", part, count):
+            parts += [(part, loops)] * value(count, env, loops)
+        case ("sequence", every):
+            parts += [(part, loops) for part in every]
+        case ("where", fact, limit, part, other):
+            parts.append((part if value(fact, env, loops) > limit else other, loops))
+        case (_, over, body, sep, last):
+            over = value(over, env, loops)
+            for position, element in enumerate(range(over) if isinstance(over, int) else over):
+                parts += [(sep, loops)] if position and sep else []
+                parts.append((body, (*loops, element)))
+            parts += [(last, loops)] if parts and last else []
+    return [token for part, own in parts for token in lay(part, env, own)]
 
 
 Way = tuple[str, list[int], list[int], set[int]]
+Items = dict[str, list[list[Way]]]
 Placed = tuple[list[int], list[tuple[str, int, int, list[int]]]]
 
 
-def place(
-    prompt: list[int], items: dict[str, list[list[Way]]], surplus: list[list[int]] | None = None
-) -> Placed | None:
+def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = None) -> Placed | None:
     """The new prompt and (modality, index, start, layout) per item; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
     fit either, the caller has expanded some items and not others. `surplus` is what would stand for items that the
     request does not have.
     """
-    for reading in ("layouts", "targets", "either"):
-        try:
+    with suppress(Ambiguous):
+        for reading in ("layouts", "targets", "either"):
             if placed := _scan(prompt, items, reading, surplus or []):
                 return placed
-        except Ambiguous:
-            return None
     return None
 
 
@@ -78,90 +68,74 @@ class Ambiguous(Exception):
     """A layout in a prompt may be that of an item of either of two modalities."""
 
 
-def _scan(
-    prompt: list[int], items: dict[str, list[list[Way]]], reading: str, surplus: list[list[int]]
-) -> Placed | None:
-    anchors: dict[int, list[tuple[str, int, int]]] = {}
+def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]]) -> Placed | None:
+    anchored: list[tuple[int, int, str, int]] = []
     waiting: dict[str, list[int]] = {}
-    for modality, ways_of in items.items():
-        for index, alternatives in enumerate(ways_of):
-            anchor = None if reading != "targets" or waiting.get(modality) else _anchor(prompt, alternatives)
+    for modality, of in items.items():
+        for index, ways in enumerate(of):
+            anchor = _anchor(prompt, ways) if reading == "targets" and modality not in waiting else None
             if anchor is None:
                 waiting.setdefault(modality, []).append(index)
             else:
-                anchors.setdefault(anchor[0], []).append((modality, index, anchor[1]))
+                anchored.append((*anchor, modality, index))
 
     result: list[int] = []
     placed: list[tuple[str, int, int, list[int]]] = []
     untouched: list[list[int]] = [[]]
+
+    def put(number: int, modality: str, index: int) -> None:
+        layout = items[modality][index][number][2]
+        placed.append((modality, index, len(result), layout))
+        result.extend(layout)
+        untouched.append([])
+
     position = 0
     while position <= len(prompt):
-        here = anchors.pop(position, [])
+        here = [at for own, *at in anchored if own == position]
         # what goes to the end is last there, also where the end is the start
-        for modality, index, alternative in sorted(here, key=lambda at: items[at[0]][at[1]][at[2]][0] == "end"):
-            layout = items[modality][index][alternative][2]
-            placed.append((modality, index, len(result), layout))
-            result += layout
-            untouched.append([])
-        if position == len(prompt):
-            break
-        match = _at(prompt, position, items, waiting, reading)
+        for number, modality, index in sorted(here, key=lambda at: items[at[1]][at[2]][at[0]][0] == "end"):
+            put(number, modality, index)
+        match = _at(prompt, position, items, waiting, reading) if position < len(prompt) else None
         if match is None:
-            result.append(prompt[position])
-            untouched[-1].append(prompt[position])
+            result += prompt[position : position + 1]
+            untouched[-1] += prompt[position : position + 1]
             position += 1
         else:
-            modality, alternative, length = match
-            index = waiting[modality].pop(0)
-            layout = items[modality][index][alternative][2]
-            placed.append((modality, index, len(result), layout))
-            result += layout
-            untouched.append([])
+            modality, number, length = match
+            put(number, modality, waiting[modality].pop(0))
             position += length
-    if anchors or any(waiting.values()):
-        return None
-    for ways_of in items.values():
-        for alternatives in ways_of:
-            for kind, target, _, embeds in alternatives:
-                for segment in untouched:
-                    if embeds & set(segment) or (kind == "replace" and _contains(segment, target)):
-                        return None
-    if any(_contains(segment, target) for segment in untouched for target in surplus):
-        return None
-    return result, placed
+    every = [way for of in items.values() for ways in of for way in ways]
+    targets = surplus + [target for kind, target, *_ in every if kind == "replace"]
+    embeds = {token for *_, own in every for token in own}
+    is_text = not any(embeds.intersection(part) or any(_contains(part, one) for one in targets) for part in untouched)
+    return (result, placed) if is_text and len(placed) == sum(map(len, items.values())) else None
 
 
-def _anchor(prompt: list[int], alternatives: list[Way]) -> tuple[int, int] | None:
-    for number, (kind, prefix, _, _) in enumerate(alternatives):
-        if kind == "start":
-            return 0, number
+def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
+    for number, (kind, prefix, *_) in enumerate(ways):
         if kind == "end":
             return len(prompt), number
-        if kind == "after" and prompt[: len(prefix)] == prefix:
+        if kind == "start" or (kind == "after" and prompt[: len(prefix)] == prefix):
             return len(prefix), number
     return None
 
 
-def _at(
-    prompt: list[int], position: int, items: dict[str, list[list[Way]]], waiting: dict[str, list[int]], reading: str
-) -> tuple[str, int, int] | None:
-    matches = [
-        (modality, _match(prompt, position, items[modality][own[0]], reading))
-        for modality in items
-        if (own := waiting.get(modality))
-    ]
-    known = [(modality, *match) for modality, match in matches if match is not None]
+def _at(prompt: list[int], position: int, items: Items, waiting: dict[str, list[int]], reading: str) -> Any:
+    """The first modality whose next item is here, the number of its way, and the length of what stands for it."""
+    next_of = {modality: items[modality][own[0]] for modality in items if (own := waiting.get(modality))}
+    matches = {modality: _match(prompt[position:], ways, reading) for modality, ways in next_of.items()}
+    known = [(modality, *match) for modality, match in matches.items() if match]
     if known and known[0][-1] and sum(standing for *_, standing in known) > 1:
         raise Ambiguous
     return known[0][:3] if known else None
 
 
-def _match(prompt: list[int], position: int, alternatives: list[Way], reading: str) -> tuple[int, int, bool] | None:
-    """The number of the alternative, the ids that stand for it, and whether they are its layout."""
-    for number, (kind, target, layout, _) in enumerate(alternatives):
-        if (reading != "targets" or kind == "in_place") and prompt[position : position + len(layout)] == layout:
+def _match(rest: list[int], ways: list[Way], reading: str) -> tuple[int, int, bool] | None:
+    """The number of the way, how many ids stand for it, and whether they are its layout."""
+    for number, (kind, target, layout, _) in enumerate(ways):
+        if (reading != "targets" or kind == "in_place") and rest[: len(layout)] == layout:
             return number, len(layout), True
-        if reading != "layouts" and kind == "replace" and prompt[position : position + len(target)] == target:
+        if reading != "layouts" and kind == "replace" and rest[: len(target)] == target:
             return number, len(target), False
     return None
 

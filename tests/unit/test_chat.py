@@ -2,9 +2,11 @@
 
 import pytest
 
-from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, item, replace, tok
+from mmkit import ModelSpec, already_expanded, cfg, insert, item, replace, tok
 from mmkit.bound.placeholder_text import placeholder_text
 from mmkit.updates import Update
+
+from .common import modality
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,6 @@ from mmkit.updates import Update
     ],
 )  # fmt: skip
 def test_the_text_of_a_target(update: Update, text: str | None) -> None:
-    layout, fields = embed(5) * 2, {"values": batched()}
-    spec = ModelSpec("robot", Modality("image", item=Tensor(shape=(3,)), layout=layout, update=update, fields=fields))
+    spec = ModelSpec("robot", modality("image", update=update))
     assert placeholder_text(spec, "image", 1) == text
     assert placeholder_text(spec, "video", 1) is None

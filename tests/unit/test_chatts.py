@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.gallery.chatts import CHATTS
@@ -38,7 +38,6 @@ def by_hand(series: np.ndarray) -> tuple[list[int], np.ndarray]:
     return [*text, *[START] * -(-len(series) // PATCH)], encoded
 
 
-@settings(max_examples=400)
 @given(st.lists(st.tuples(TEXTS, SERIES), max_size=4), TEXTS)
 def test_as_by_hand(parts: list[tuple[list[int], Any]], after: list[int]) -> None:
     prompt = [token for text, _ in parts for token in (*text, START, START + 1)] + after

@@ -126,7 +126,7 @@ def test_operators_bind_as_in_python():
     a, b, c = cfg.a, item.b, fields.c
     pairs = [way for outer, inner in product(BINARY, BINARY) for way in (outer(a, inner(b, c)), outer(inner(a, b), c))]
     pairs += [way for one, two in product(BINARY, UNARY) for way in (one(two(a), b), one(a, two(b)), two(one(a, b)))]
-    pairs += [way for one in BINARY for way in (one(a, -2), one(-2, a), one(-2.5, a))]
+    pairs += [way for one in BINARY for way in (one(a, 0), one(a, -2), one(-2, a), one(-2.5, a))]
     for expr in (*pairs, *(outer(inner(a)) for outer, inner in product(UNARY, UNARY))):
         assert same(eval(repr(expr), dict(NAMES)), expr)
         assert ast.unparse(ast.parse(repr(expr))) == repr(expr)
@@ -168,6 +168,8 @@ def test_operators_bind_as_in_python():
         (cfg.image == tok["<image>"], "cfg.image == tok['<image>']", True),
         (tok["<|image_{}|>", item.index + 1], "tok['<|image_{}|>', item.index + 1]", 181),
         (tok.text("a{}", cfg.image), "tok.text('a{}', cfg.image)", (97, 55)),
+        (tok.text("a") + tok.text("b"), "tok.text('a') + tok.text('b')", (97, 98)),
+        (tok["<image>"] + 1, "tok['<image>'] + 1", 8),
         (tok.has("<{}>", "image"), "tok.has('<{}>', 'image')", True),
         (~tok.has("<none>") | (cfg.a == 2) & (cfg.b != 3), "~tok.has('<none>') | (cfg.a == 2) & (cfg.b != 3)", True),
     ],
@@ -205,7 +207,7 @@ def test_calls_are_folded_once_their_arguments_are_known():
     assert leaves(call) == leaves_of(cfg.a, item.width)
     folded = fold(call, SCOPE)
     assert leaves(folded) == leaves_of(item.width)
-    assert evaluate(folded, SCOPE) == 15
+    assert evaluate(folded, SCOPE) == evaluate(folded, SCOPE) == 15
     assert later(area)(3, 4) == 12, "nothing is known later"
     assert asked == [(3, 5), (3, 4)]
     assert later(area).__name__ == "area"

@@ -16,13 +16,17 @@ from mmkit.field import packed
 WHERE = "spec.modality, fields['x']"
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_a_column_of_a_table_can_be_sent(rows):
+TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
+
+
+@pytest.mark.parametrize("column", [*(table[:, i] for table in TABLES for i in (0, 1)), torch.ones(()).expand(1)])
+def test_a_column_of_a_table_can_be_sent(column):
     """A vector of one element keeps its stride in `contiguous()`; vLLM then cannot look at it as bytes."""
-    column = torch.arange(4.0 * rows).reshape(rows, 4)[:, 1]
     sent = packed(column)
-    assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * rows
+    assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * len(column)
     assert torch.equal(sent, column)
+    for other in (torch.ones(()), torch.ones(3), torch.ones(3, 3), [1]):
+        assert packed(other) is other
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 3), max_size=2))

@@ -8,72 +8,28 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mmkit import (
-    InputError,
-    Modality,
-    ModelSpec,
-    Tensor,
-    already_expanded,
-    batched,
-    cfg,
-    embed,
-    insert,
-    item,
-    literal,
-    replace,
-    tok,
-)
+from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, insert, item, literal, replace, tok
 from mmkit.expr import Scope
-from mmkit.layout import Placeholder, nothing
-from mmkit.placement import EMPTY, Alternative, Alternatives, place
+from mmkit.layout import nothing
+from mmkit.placement import EMPTY, Alternatives, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
 
 from . import naive
-from .common import Tokenizer
-
-UPDATES = {
-    "replace": replace(0),
-    "in_place": already_expanded(),
-    "start": insert(at="start"),
-    "end": insert(at="end"),
-    "after": insert(after=0),
-}
-
-
-def kind_of(alternative):
-    return next(kind for kind, update in UPDATES.items() if update == alternative.update)
-
-
-def alternative(kind, target, ids, embeds):
-    """One alternative of an item. `embeds` are the ids at which encoder rows go."""
-    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), bytes(token in embeds for token in ids)))
+from .common import Tokenizer, alternative, modality
 
 
 def run(prompt, items, reserved=EMPTY):
-    """Place; None where the request is refused."""
+    """Place items with the ways of naive.py, and what comes out as it tells it; None where the request is refused."""
     before = list(prompt)
+    known = {name: [Alternatives([alternative(*way) for way in ways]) for ways in of] for name, of in items.items()}
     try:
-        known = {name: [*map(Alternatives, of_modality)] for name, of_modality in items.items()}
-        return place(prompt, known, "spec", reserved)
+        ids, placements = place(prompt, known, "spec", reserved)
     except InputError:
         return None
     finally:
         assert prompt == before, "the caller's prompt was changed"
-
-
-def as_naive(items):
-    return {
-        modality: [
-            [(kind_of(w), list(w.target), w.placeholder.ids, set(w.placeholder.embed_ids)) for w in alternatives]
-            for alternatives in of
-        ]
-        for modality, of in items.items()
-    }
-
-
-def as_tuples(result):
-    return result and (result[0], [(p.modality, p.index, p.start, p.placeholder.ids) for p in result[1]])
+    return ids, [(at.modality, at.index, at.start, at.placeholder.ids) for at in placements]
 
 
 # -- against the reference --------------------------------------------------------------------------------------------
@@ -96,7 +52,7 @@ def requests(draw):
         for _ in range(draw(st.sampled_from([1, 2, 3, 0]))):
             ids = draw(st.lists(small, min_size=1, max_size=3)) + draw(st.sampled_from([[], *targets]))
             embeds = {draw(st.sampled_from([ids[-1], *ids]))}
-            items[name].append([alternative(k, t, ids, embeds) for k, t in zip(kinds, targets, strict=True)])
+            items[name].append([(kind, target, ids, embeds) for kind, target in zip(kinds, targets, strict=True)])
             pieces.append(ids if expanded else draw(st.sampled_from([*targets, ids])))
             if draw(st.booleans()):
                 pieces.append(draw(st.lists(small, max_size=2)))
@@ -112,9 +68,8 @@ def test_agrees_with_the_naive_reference(request_):
     prompt, items, reserved = request_
     result = run(prompt, items, {tuple(target): "a" for target in reserved})
     event("placed" if result else "refused")
-    assert as_tuples(result) == naive.place(prompt, as_naive(items), reserved)
-    again = result and run(result[0], items)
-    if again:
+    assert result == naive.place(prompt, items, reserved)
+    if result and (again := run(result[0], items)):
         assert again[0] == result[0]
 
 
@@ -124,7 +79,7 @@ E = 9  # embeds
 
 
 def only(kind, target, ids=(E, E)):
-    return [alternative(kind, target, ids, {E})]
+    return [(kind, target, list(ids), {E})]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +97,7 @@ def only(kind, target, ids=(E, E)):
 def test_who_comes_first(prompt, items, ids):
     """Written out, as the reference may be wrong as well: what goes to the end is last; modalities that share a target
     take it in the order of the spec, alternatives of an item in theirs; no anchor is inside a target."""
-    result = run(prompt, {name: [alternatives] for name, alternatives in items.items()})
+    result = run(prompt, {name: [ways] for name, ways in items.items()})
     assert (result and result[0]) == ids
 
 
@@ -158,12 +113,11 @@ class Lines(Tokenizer):
 
 
 LINES = Lines()
-IN_LINES = Modality(
+IN_LINES = modality(
     "image",
     item=Tensor(shape=(2,)),
     layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
     update=replace(tok.text("@")),
-    fields={"x": batched()},
 )
 
 

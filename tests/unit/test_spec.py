@@ -13,31 +13,21 @@ from hypothesis import strategies as st
 
 import mmkit
 from mmkit import (
-    Audio,
     Image,
     Modality,
     ModelSpec,
-    Record,
     Tensor,
-    Text,
-    Video,
     already_expanded,
     batched,
     between,
     cfg,
     constant,
-    derived,
-    each,
     embed,
-    ending_with,
     fields,
     flat,
     hf,
     insert,
     item,
-    later,
-    literal,
-    maximum,
     proc,
     replace,
     tok,
@@ -49,95 +39,93 @@ from tests import ROOT
 
 from .common import CONFIG, NAMES, Tokenizer, leaves_of, modality
 
-ITEMS = [
-    Tensor(shape=(cfg.n, between(1, cfg.n))),
-    Tensor(shape=(), dtype="int64"),
-    Image(largest=(cfg.n, 3)),
-    Video(largest=[(cfg.n, 3, 4)], metadata=True),
-    Audio(largest=9),
-    Record(a=Tensor(shape=(between(1, cfg.n),)), b=Text(most=cfg.n)),
-]
-LAYOUTS = [
-    embed(5),
-    embed(tok["<image>"]) * cfg.n,
-    literal(1) + embed(cfg.size) * (cfg.n // 2) + [2, 3],
-    each(item.n, lambda y: each(cfg.n, lambda x: embed(x) * y, sep=1), last=tok.text("end")),
-    embed(5) * maximum(fields.x, 1),
-]
-UPDATES = [already_expanded(), replace(tok["<image>"]), insert(after=tok.text("a")), [replace(7), insert(at="end")]]
-FIELDS = [
-    {"x": batched()},
-    {"x": batched(), "y": flat(item.n, dim=1)},
-    {"x": batched(shape=(cfg.n,)), "z": constant(cfg.n)},
-]
-FIELDS.append({"x": derived(item.n + 1, dtype="int64"), "z": constant(tok["<image>"])})
+
+def declared(source):
+    """What a source declares, a new one each time."""
+    return eval(source, dict(NAMES))
 
 
-@st.composite
-def modalities(draw):
-    declared = draw(st.sampled_from(FIELDS))
-    kind = draw(st.sampled_from(ITEMS))
-    called = hf(inputs={f"{kind.media}s" if kind.media else "m": "b"})
-    processes = [hf(), called, hf(later(len)(cfg.n), text="t", outputs={"c": "x"}, unpad={"x": (item.n, 2)}), len]
-    processes += [None] if not isinstance(kind, Tensor) or len(declared) == 1 else []
-    return dict(
-        item=kind,
-        layout=draw(st.sampled_from(LAYOUTS)),
-        update=draw(st.sampled_from(UPDATES)),
-        fields=declared,
-        process=draw(st.sampled_from(processes)),
-        limit=draw(st.sampled_from([None, 3, cfg.n - 1])),
-        embeds=draw(st.sampled_from([False, embed(5) * item.rows])),
-        cacheable=draw(st.sampled_from([True, False, item.count < 3])),
-        when=draw(st.sampled_from([True, cfg.n > 2])),
-    )
-
-
-SOURCES = [
-    "batched()", "batched(shape=(cfg.n, 3), dtype='float32', keep_on_cpu=True, hidden=True)", "batched(shape=())",
-    "flat(item.n)", "flat(fields.n * 2, shape=(2, 3), dim=1)", "flat(1, keep_on_cpu=True, hidden=True)",
-    "derived(item.n)", "derived(fields.n + 1, dtype='int64', keep_on_cpu=True, hidden=True)",
-    "constant(tok['<image>'])", "constant(cfg.n, dtype='int32', keep_on_cpu=True)", "between(1, cfg.n)",
-    "replace(tok['<image>'])", "replace((1, 2))", "insert(at='end')", "insert(after=tok.text('a'))",
-    "already_expanded()", "ending_with(5)", "ending_with(tok['<image>'])", "hf()", "hf(text='a', one_by_one=True)",
-    "hf(processor=proc.a, inputs={'a': 'b'}, outputs={'c': 'd'}, unpad={'x': (item.n, 2)}, kwargs={'n': cfg.n})",
-    "nothing", "literal((1, 2))", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "(literal(1) + cfg.b) * (cfg.n - 1)",
-    "embed(tok['<image>']) * 2", "select(tok.text('ab'), embed=7)", "any_id(1, cfg.n)", "literal(-cfg.a) + embed(5)",
-    "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
-]  # fmt: skip
+PARTS = {
+    "item": [
+        "Tensor(shape=(cfg.n, between(1, cfg.n)))", "Tensor(shape=(), dtype='int64')",
+        "Image(largest=(cfg.n, 3))", "Video(largest=[(cfg.n, 3, 4)], metadata=True)", "Audio(largest=9)",
+        "Record(a=Tensor(shape=(between(1, cfg.n),)), b=Text(most=cfg.n))",
+    ],
+    "layout": [
+        "embed(tok['<image>']) * 2", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "embed(5) * maximum(fields.x, 1)",
+        "literal(-cfg.a) + embed(5)", "(literal(1) + embed(cfg.b)) * (cfg.n - 1)", "select(tok.text('ab'), embed=7)",
+        "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
+    ],
+    "update": [
+        "replace(tok['<image>'])", "replace((1, 2))", "insert(at='end')", "insert(after=tok.text('a'))",
+        "already_expanded()",
+    ],
+    "x": [
+        "batched()", "batched(shape=(cfg.n, 3), dtype='float32', keep_on_cpu=True, hidden=True)", "batched(shape=())",
+        "flat(item.n)", "flat(fields.y * 2, shape=(2, 3), dim=1)", "flat(1, keep_on_cpu=True, hidden=True)",
+    ],
+    "y": [
+        "derived(item.n)", "derived(fields.x + 1, dtype='int64', keep_on_cpu=True, hidden=True)",
+        "constant(tok['<image>'])", "constant(cfg.n, dtype='int32', keep_on_cpu=True)",
+    ],
+    "process": [
+        "hf()", "hf(text='a', one_by_one=True)", "hf(processor=later(len)(cfg.n), outputs={'c': 'x'})",
+        "hf(processor=proc.a, outputs={'c': 'd'}, unpad={'x': (item.n, 2)}, kwargs={'n': cfg.n})",
+    ],
+    "prompt": ["ending_with(5)", "ending_with(tok['<image>'])", "literal(cfg.size)"],
+    "else": ["nothing", "between(1, cfg.n)", "any_id(1, cfg.n)", "hf(inputs={'a': 'b'})"],
+}  # fmt: skip
+SOURCES = [source for sources in PARTS.values() for source in sources]
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_repr_of_a_part_is_its_source(source):
     """It states what is not as by default. Equal sources are equal declarations, and other ones are not."""
-    part = eval(source, dict(NAMES))
+    part = declared(source)
     assert repr(part) == source
-    for again in (eval(source, dict(NAMES)), pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
+    for again in (declared(source), pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
         assert (again, hash(again)) == (part, hash(part))
-    assert [other for other in SOURCES if eval(other, dict(NAMES)) == part] == [source]
+    assert [other for other in SOURCES if declared(other) == part] == [source]
 
 
-PROMPTS = [{}, {"prompt": ending_with(5)}, {"decoder_prompt": literal(cfg.size)}, {"prompt": len}]
+def some(kind):
+    return st.sampled_from(PARTS[kind])
 
 
-@given(modalities(), modalities(), st.sampled_from(PROMPTS), st.sampled_from(PROMPTS))
-def test_structure(one, other, prompts, other_prompts):
-    spec = ModelSpec("spec", Modality("m", **one), **prompts)
-    same = ModelSpec("spec", Modality("m", **one), **prompts)
-    for again in (same, pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
-        assert again == spec
-        assert hash(again) == hash(spec)
-        assert repr(again) == repr(spec) == str(spec)
-    with pytest.raises(AttributeError, match="cannot assign"):
-        spec.name = "other"
-    with pytest.raises(AttributeError, match="cannot assign"):
-        spec["m"].limit = 5
-    if one["process"] is not len and prompts.get("prompt") is not len:  # a function's repr is its name
-        assert eval(repr(spec), dict(NAMES)) == spec
-    different = ModelSpec("spec", Modality("m", **other), **other_prompts)
+MODALITY = st.fixed_dictionaries(
+    {
+        "item": some("item"),
+        "layout": some("layout"),
+        "update": some("update") | st.just("[replace(7), insert(at='end')]"),
+        "fields": st.builds("{{'x': {}, 'y': {}}}".format, some("x"), some("y")),
+        "process": some("process") | st.just("len"),
+        "limit": st.sampled_from(["None", "3", "cfg.n - 1"]),
+        "embeds": st.sampled_from(["False", "embed(5) * item.rows"]),
+        "cacheable": st.sampled_from(["True", "False", "item.count < 3"]),
+        "when": st.sampled_from(["True", "cfg.n > 2"]),
+    }
+)
+PROMPTS = st.dictionaries(st.sampled_from(["prompt", "decoder_prompt"]), some("prompt") | st.just("len"), max_size=1)
+
+
+def source_of(name, options, prompts):
+    parts = [f"Modality('m', {', '.join(f'{key}={value}' for key, value in options.items())})"]
+    return f"ModelSpec({name!r}, {', '.join([*parts, *(f'{key}={value}' for key, value in prompts.items())])})"
+
+
+@given(MODALITY, PROMPTS, MODALITY, PROMPTS)
+def test_structure(one, prompts, other, other_prompts):
+    source = source_of("spec", one, prompts)
+    spec, different = declared(source), declared(source_of("spec", other, other_prompts))
+    for again in (declared(source), pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
+        assert (again, hash(again), repr(again)) == (spec, hash(spec), str(spec))
+    assert "<built-in" in repr(spec) or declared(repr(spec)) == spec, "but for functions"
+    for part in (spec, spec["m"]):
+        with pytest.raises(AttributeError, match="cannot assign"):
+            part.name = "other"
     assert (different == spec) == (repr(different) == repr(spec))
-    assert spec != ModelSpec("other", Modality("m", **one))
-    assert spec != "spec"
+    assert spec != declared(source_of("other", one, prompts))
+    assert spec != source
 
 
 def test_hash_agrees_with_equality():
@@ -165,9 +153,6 @@ def test_defaults():
     hidden = {"x": batched(), "n": batched(hidden=True)}
     named_alike = modality(fields=hidden, process=hf(), positions=(1, cfg.n, 1))
     assert named_alike.positions, "the attribute of the config is no hidden field"
-
-
-def test_modalities_by_name():
     spec = ModelSpec("spec", modality("a"), modality("b", fields={"y": batched()}))
     assert spec["b"] is spec.modalities[1]
     with pytest.raises(KeyError):
@@ -219,10 +204,11 @@ def test_the_vocabulary_of_the_language_model_counts():
 
 
 def test_the_pure_layers_import_no_vllm():
-    """A spec is declared, bound and tried on machines without vLLM and transformers."""
+    """A spec is declared, bound and tried on machines without vLLM and transformers; so is a client."""
     code = """
 import sys
-sys.modules |= dict.fromkeys(["vllm", "transformers"])  # whatever imports them fails
+sys.modules |= dict.fromkeys(["vllm", "transformers", "fastapi"])  # whatever imports them fails
+import mmkit.serve.client
 from tests.unit.common import bound, plan_of, modality
 assert plan_of(modality()).preview([5], {"m": [[1, 2], [3, 4]]}).prompt_token_ids == [5]
 """

@@ -7,31 +7,14 @@ import pytest
 import torch
 from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoProcessor, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from mmkit import (
-    Image,
-    InputError,
-    MmkitError,
-    Modality,
-    ModelSpec,
-    Tensor,
-    batched,
-    between,
-    embed,
-    fields,
-    flat,
-    hf,
-    insert,
-    item,
-    replace,
-    tok,
-)
-from mmkit.training import Collator, MultiModalMixin, Processor
+from mmkit import Image, InputError, MmkitError, ModelSpec, Tensor, batched, between, embed, flat, insert, item, replace
+from mmkit.training import Collator, MultiModalMixin
 
 from .common import CONFIG, modality, refused
 
@@ -231,54 +214,11 @@ def test_what_is_saved_comes_back(tmp_path):
     assert WAVES.hf_processor_class.from_pretrained(tmp_path, dtype=torch.float64).dtype == torch.float64
 
 
-class Doubling:
-    """In place of a processor of transformers, with what is called and saved of it."""
-
-    def __init__(self, factor=2):
-        self.factor = factor
-
-    def __call__(self, signal, return_tensors):
-        return {"x": torch.stack(signal) * self.factor}
-
-    def save_pretrained(self, folder):
-        folder.mkdir()
-        (folder / "factor").write_text(str(self.factor))
-
-    @classmethod
-    def from_pretrained(cls, folder, **options):
-        return cls(int((folder / "factor").read_text()))
-
-
-CALLING = ModelSpec(
-    "calling",
-    Modality(
-        "signal",
-        item=Tensor(shape=(2,)),
-        process=hf(),
-        fields={"x": batched()},
-        layout=embed(tok["<patch>"]) * fields.x.shape[0],
-        update=replace(tok["<series>"]),
-    ),
-)
-
-
-def test_the_hugging_face_processor_goes_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(AutoProcessor, "from_pretrained", Doubling.from_pretrained)
-    config = LlamaConfig(vocab_size=8, dtype="bfloat16")
-    processor = CALLING.hf_processor(config, tokenizer(), processor=Doubling(3))
-    processor.save_pretrained(tmp_path)
-    for one in (processor, CALLING.hf_processor_class.from_pretrained(tmp_path)):
-        x = one("<series>", signal=[1.0, 2.0])["x"]
-        assert (x.dtype, x.tolist()) == (torch.bfloat16, [[3.0, 6.0]])
-        assert isinstance(one, Processor)
-
-
 def test_a_spec_that_imports_from_above_is_saved_without_code(tmp_path, monkeypatch, caplog):
     module = tmp_path / "above.py"
     module.write_text("from ..package import thing\n")
     monkeypatch.setattr(sys.modules[__name__], "__file__", str(module))
-    processor = CALLING.hf_processor(LlamaConfig(vocab_size=8), tokenizer())
-    processor.save_pretrained(tmp_path / "saved")
+    SHOWN.hf_processor(LlamaConfig(vocab_size=8)).save_pretrained(tmp_path / "saved")
     assert not list((tmp_path / "saved").glob("*.py"))
     assert "auto_map" not in (tmp_path / "saved" / "processor_config.json").read_text()
     assert "above.py is not saved: it imports from folders above its own" in caplog.text
@@ -295,10 +235,10 @@ def test_a_spec_of_a_script_is_saved_without_code(tmp_path):
 
 TWO = ModelSpec(
     "two",
-    Modality("a", item=Tensor((between(1, 4), 3)), layout=embed(5) * item.length, update=replace(5),
+    modality("a", item=Tensor((between(1, 4), 3)), layout=embed(5) * item.length, update=replace(5),
              fields={"a": batched(shape=(between(1, 4), 3)), "not_sent": batched(hidden=True)},
              process=lambda items, scope: {"a": items, "not_sent": [0] * len(items)}, embeds=embed(5) * item.rows),
-    Modality("b", item=Tensor((2,)), layout=embed(6) + 7, update=replace(6), fields={"b": batched()}),
+    modality("b", item=Tensor((2,)), layout=embed(6) + 7, update=replace(6), fields={"b": batched()}),
 )  # fmt: skip
 
 
