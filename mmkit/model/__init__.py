@@ -5,8 +5,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .mixin import MultiModalModel as MultiModalModel
-    from .sampling import sampling_params as sampling_params
+    from .mixin import MultiModalModel
+    from .sampling import sampling_params
+
+__all__ = ["MultiModalModel", "sampling_params"]
 
 _HOMES = {"MultiModalModel": ".mixin", "sampling_params": ".sampling"}
 """The modules of what is imported when it is asked for: they import vLLM."""
