@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
 from mmkit import ModelSpec
-from mmkit.testing import LAWS, NotApplicable, Subject, check_law, of_spec
+from mmkit.testing import LAWS, AudioSample, NotApplicable, Subject, check_law, of_spec
 from tests.profiles import scaled
 
 SPECIAL = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
@@ -40,7 +41,10 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = {"model_type": "qwen2", "vocab_size": len(WORDS), "max_position_embeddings": 512, **SIZES, **options}
     config |= {"num_key_value_heads": 2, "architectures": [f"{spec.name.title()}ForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    return of_spec(spec, folder)
+    # of more rows than a request has items: the same token is written and stands for a row, so two of them beside one
+    # item of two rows are an expanded prompt
+    audio = st.builds(AudioSample, st.integers(0, 3), st.integers(8_000, 40_000), st.just(16_000))
+    return of_spec(spec, folder, samples={"audio": audio} if spec is NEMO_SALM else None)
 
 
 @pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.needs_model])

@@ -17,13 +17,11 @@ from .doors import TEMPLATE, Doors, renderer_from_config, with_server_kwargs
 doors_of = cache(Doors)
 
 
-@law(
-    "the same request gives the same ids, ranges, fields and hashes by every door of vLLM that "
-    "takes it: no text begins twice, no option and no uuid is lost, and options of the server do "
-    "what those of a request do",
-    cost=6,
-)
+@law(cost=6)
 def doors(case: Case) -> None:
+    """The same request gives the same ids, ranges, fields and hashes by every door of vLLM that
+    takes it: no text begins twice, no option and no uuid is lost, and options of the server do what
+    those of a request do."""
     subject = case.subject
     request = case.draw_request()
     expected = subject.run(request)
@@ -97,12 +95,10 @@ def _by_chat(case: Case, opened: Doors, request: Request, uuids: Any) -> None:
     case.same(of_ids, by_chat, f"the ids of a text and, by LLM.chat, the text {text!r}")
 
 
-@law(
-    "a caller's name for an item (its uuid) changes nothing of what becomes of it, and brings back "
-    "neither what was sent under that name before nor what other kwargs made of it",
-    cost=3,
-)
+@law(cost=3)
 def names(case: Case) -> None:
+    """A caller's name for an item (its uuid) changes nothing of what becomes of it, and brings back
+    neither what was sent under that name before nor what other kwargs made of it."""
     subject = case.subject
     request = case.draw_request()
     # another modality has the same names
