@@ -44,7 +44,7 @@ help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
 	@echo "make serve-demo  the same world over HTTP: a server, a closed loop, a stream"
 	@echo "make drive-demo  a page on which you drive through it with the arrow keys"
-	@echo "make drive   record drives of a simulator, train a world model on them, judge it (15 minutes)"
+	@echo "make drive   record drives of a simulator, train a world model on them, judge it (an hour)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"

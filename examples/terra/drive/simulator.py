@@ -328,13 +328,13 @@ class Town:
 
     def moved(self) -> list[Vehicle]:
         """All vehicles but the ego vehicle, in the next frame."""
-        moved = []
-        for vehicle in self.vehicles[1:]:
-            taken = {cell for other in self.vehicles if other is not vehicle for cell in other.cells}
-            way = free(vehicle.way(LINES[vehicle.colour].speed), vehicle.cells, taken)
+        cells, moved = [vehicle.cells for vehicle in self.vehicles], []
+        for index, vehicle in enumerate(self.vehicles[1:], 1):
+            taken = set[Cell]().union(*cells[:index], *cells[index + 1 :])
+            way = free(vehicle.way(LINES[vehicle.colour].speed), cells[index], taken)
             inside = any(there.is_inside for there in way)
             moved += [] if inside else [[vehicle, *way][-1]]
-        taken = {cell for vehicle in self.vehicles for cell in vehicle.cells}
+        taken = set[Cell]().union(*cells)
         leaving = [_leaving(colour) for colour, line in LINES.items() if self.hour in line.hours]
         return moved + [vehicle for vehicle in leaving if vehicle.cells.isdisjoint(taken)]
 
