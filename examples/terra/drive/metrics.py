@@ -102,9 +102,11 @@ def town_of(frame: np.ndarray) -> Town:
         ValueError: a frame without the ego vehicle.
     """
     shown = vehicles(frame)
-    if not shown or shown[0].colour != EGO:
+    egos = [vehicle for vehicle in shown if vehicle.colour == EGO]
+    if not egos:
         raise ValueError("frame: expected the ego vehicle, got none.")
-    return Town(0, shown, hour(frame))
+    # a second one is none
+    return Town(0, [egos[0], *shown[len(egos) :]], hour(frame))
 
 
 def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
