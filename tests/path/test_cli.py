@@ -80,7 +80,7 @@ BROKEN = ModelSpec(
         fields={"actions": batched(shape=(cfg.nothing,))},
         limit=cfg.num_temporal_embeddings - 100,
     ),
-    modality("other", embed(99)),
+    modality("other", embed(999)),
     modality("fine", embed(3)),
 )
 

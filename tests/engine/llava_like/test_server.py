@@ -226,7 +226,7 @@ REFUSED = [
     (generating, [at("data:,")], 400, "items.image[0]"),
     (generating, [at("file:///etc/passwd")], 400, "items.image[0]"),
     (generating, parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
-    (generating, parts(*[BOMB] * 4), 400, "4 placeholder"),
+    (generating, parts(*[HALF_A_BOMB] * 4), 413, "MMKIT_SERVE_PIXELS"),  # also without placeholders
     (generating, parts(*PICTURES[:2]), 400, "2 placeholder"),
     (chat, urls(BOMB), 413, "messages: expected at most 33554432 pixels in one request, got more."),
     (chat, urls(*[HALF_A_BOMB] * 2), 413, "messages: expected at most 33554432 pixels in one request, got more."),

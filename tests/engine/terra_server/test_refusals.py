@@ -157,7 +157,7 @@ WHOLE = [
         {"type": "next", "prompt": [1] * 1500},
         f"{PARAMS}.max_tokens: expected at most 1476 more tokens in this session, got 1500",
     ),
-    ({"type": "next", "prompt": [99]}, f"terra.prompt[0]: expected a token id from 0 to {PAD}, got 99"),
+    ({"type": "next", "prompt": [999]}, f"terra.prompt[0]: expected a token id from 0 to {PAD}, got 999"),
     (following(), "chunk"),
     ({"type": "close"}, "closed"),
 ]
