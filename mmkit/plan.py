@@ -7,7 +7,7 @@ evaluates layouts once per item geometry, and caches them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from .layout import Fixed
 from .placement import Alternatives, Items, NotFound, Placed, Placement
 from .runs import Runs
 from .spec import Declaration
-from .updates import EndingWith, Insert, Replace, Target
+from .updates import EndingWith, Insert, Target
 from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
 
 CONFIGURED = 64
@@ -458,20 +458,6 @@ class Plan:
                     remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
             where = f"{self.spec.name}.multi_modal_data"
             raise InputError(where, expected, repr(name), remedy)
-
-    def standing(self, name: str) -> Callable[[Sequence[int]], int] | None:
-        """A function from a prompt to the most items of a modality that it has places for, without
-        knowing the items.
-
-        None where that number depends on the items, or where the caller writes no placeholder.
-        """
-        modality = self.modalities[name]
-        own = {token for token, names in self._owners.items() if name in names}
-        is_told = all(isinstance(one, Replace) and not one.leaves() for one in modality.updates)
-        if not own or not is_told:
-            return None
-        tokens = own | {target[0] for target in modality.placeholders.targets()}
-        return lambda prompt: sum(map(tokens.__contains__, prompt))
 
     def check_bare(self, prompt: Sequence[int], present: Collection[str] = ()) -> None:
         """Refuse placeholder ids of modalities that have no items in the request. In a request

@@ -110,19 +110,17 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         try:
             with timed("merge_mm_kwargs"):
                 entries = self._exchanged(cache, hashes, new)
+            if entries is None:
+                return self.rendered(replace(request, cache=None), timed)
             with timed("apply_prompt_updates"):
                 ids, placements = self._placed(request, counts, entries)
-        except Exception as error:
-            # an item has evicted another one: there is no room for both, here or in the engine
-            are_too_large = cache is not None and isinstance(error, AssertionError)
+        except Exception:
             # The engine, which has the other half of the cache, never sees the items of a refused
             # request, and would later evict others than this half. An empty half asks only for
             # items that the engine can have.
-            if are_too_large or isinstance(cache, SenderCache):
+            if isinstance(cache, SenderCache):
                 cache.clear_cache()
-            if not are_too_large:
-                raise
-            return self.rendered(replace(request, cache=None), timed)
+            raise
         items = {name: [item for item, _ in own] for name, own in entries.items()}
         return engine_input(ids, items, hashes, placements)
 
@@ -214,9 +212,10 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         cache: Any,
         hashes: Mapping[str, Sequence[str]],
         entries: Mapping[str, Sequence[Entry | None]],
-    ) -> Mapping[str, Sequence[Any]]:
+    ) -> Mapping[str, Sequence[Any]] | None:
         """The entries of a request after the new ones went into the cache, with those that were
-        there. All are touched first: none may evict another one of the request."""
+        there. All are touched first: none may evict another one of the request. None where one
+        did: there is no room for both, here or in the engine, whose half has the same size."""
         if cache is None:
             return entries
         for of_items in hashes.values() if TOUCHES else ():
@@ -227,6 +226,9 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
                 name: [*map(cache.get_and_update_item, own, hashes[name])]
                 for name, own in entries.items()
             }
+        except AssertionError:
+            cache.clear_cache()
+            return None
         finally:
             if RELEASES:
                 cache.release_sender_touches()

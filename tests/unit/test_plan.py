@@ -392,14 +392,6 @@ def test_request_options():
     assert [largest(one.modalities["m"]) for one in (plan, other, again, odd)] == [1, 3, 4, 2]
 
 
-def test_places_for_items_that_are_not_known_yet():
-    """Targets and placeholders of its own; None where the items decide, or where nobody writes anything."""
-    other = modality("n", layout=embed(6), fields={"y": batched()})
-    assert plan_of(modality(update=[replace(9), replace([10, 11])]), other).standing("m")([9, 1, 5, 10, 11, 6, 9]) == 4
-    for update in (already_expanded(), NUMBERED, insert(at="start"), [replace(9), NUMBERED]):
-        assert plan_of(modality(update=update)).standing("m") is None
-
-
 @pytest.mark.parametrize(("update", "ids"), [(NUMBERED, [182]), (replace(tok["<image>"]), [7])])
 def test_a_forgotten_item(update, ids):
     """Refused, whatever other items there are; what may be an ordinary word is not."""
