@@ -127,15 +127,21 @@ class FrameMotion:
             places.append(source[places[-1]])
         views = np.stack([frame[place] for frame, place in zip(known[::-1], places, strict=True)])
         valid = np.stack([~fixed[place] for place in places])
+        edged = np.pad(memory.reshape(-1, *self.grid), ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+        around = sliding_window_view(edged, (3, 3), axis=(1, 2)).reshape(-1, self.cells, 9)
         told = here[:0].astype(bool)
         if explained:
-            told = explained[-1] | (known[-1] == known[-2]) | (known[-1] == self._followed(memory[:-1]))
-        return Past(views, valid, fixed, move, told, self._followed(memory))
+            followed = self._followed(memory[:-1], around[:-1])
+            told = explained[-1] | (known[-1] == known[-2]) | (known[-1] == followed)
+        return Past(views, valid, fixed, move, told, self._followed(memory, around))
 
-    def _followed(self, frames: np.ndarray) -> np.ndarray:
-        """See `Past`."""
-        edged = np.pad(frames.reshape(-1, *self.grid), ((0, 0), (1, 1), (1, 1)), constant_values=-1)
-        around = sliding_window_view(edged, (3, 3), axis=(1, 2)).reshape(-1, self.cells, 9)
+    def _followed(self, frames: np.ndarray, around: np.ndarray) -> np.ndarray:
+        """See `Past`.
+
+        Args:
+            frames: integers (frames, cells).
+            around: each cell with those around it, (frames, cells, 9).
+        """
         followed = np.full(self.cells, -1)
         for then, after in zip(around[:-1], frames[1:], strict=True):
             np.copyto(followed, after, where=(then == around[-1]).all(-1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -47,10 +48,21 @@ def without_clock(frames: np.ndarray) -> np.ndarray:
     return frames
 
 
+@cache
+def _faces() -> np.ndarray:
+    """The clock at every hour: integers (HOURS, CELL_PIXELS, CELL_PIXELS, 3)."""
+    return np.stack([_clock(render([], hour)) for hour in range(HOURS)]).astype(int)
+
+
+@cache
+def _empty() -> np.ndarray:
+    """The scene without vehicles, its clock black."""
+    return without_clock(render([]))
+
+
 def hour(frame: np.ndarray) -> int:
     """What the clock of a frame shows."""
-    faces = np.stack([_clock(render([], hour)) for hour in range(HOURS)]).astype(int)
-    return int(np.abs(faces - _clock(frame)).sum((1, 2, 3)).argmin())
+    return int(np.abs(_faces() - _clock(frame)).sum((1, 2, 3)).argmin())
 
 
 def blobs(frame: np.ndarray) -> list[Blob]:
@@ -59,7 +71,7 @@ def blobs(frame: np.ndarray) -> list[Blob]:
     Args:
         frame: uint8 (height, width, 3).
     """
-    shows = np.abs(without_clock(frame).astype(int) - without_clock(render([]))).max(-1) > DIFFERENCE
+    shows = np.abs(without_clock(frame).astype(int) - _empty()).max(-1) > DIFFERENCE
     return [_blob(frame, pixels) for pixels in _touching(shows) if len(pixels) >= LEAST_PIXELS]
 
 
