@@ -106,7 +106,7 @@ class Node:
         return self
 
     def _evaluated(self, scope: Any) -> Any:
-        """See `mmkit.expr.evaluate_all`."""
+        """See `evaluate_all`."""
         return self
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..items import ItemType, unscoped
+from ..node import mapped
 from .binding import of_spec
 from .intake import Taken
 from .modality import BoundModality
@@ -91,7 +92,8 @@ class Callee:
         if self.takes("return_tensors"):
             taken.setdefault("return_tensors", "pt")
         outputs = self._processor(**inputs, **taken)
-        return {name: _in_dtype(value, dtype) for name, value in outputs.items()}
+        in_dtype = partial(_in_dtype, dtype=dtype)
+        return {name: mapped(in_dtype, value) for name, value in outputs.items()}
 
 
 class Calls:
@@ -233,10 +235,5 @@ def _arguments(modality: BoundModality, values: Sequence[Any]) -> dict[str, list
 
 
 def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value if dtype is None or not value.is_floating_point() else value.to(dtype)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_in_dtype(part, dtype) for part in value)
-    if isinstance(value, Mapping):
-        return {name: _in_dtype(part, dtype) for name, part in value.items()}
-    return value
+    is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_cast else value
