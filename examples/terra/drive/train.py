@@ -257,7 +257,7 @@ def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 3000,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 10_000,
     drives: Annotated[int, typer.Option(help="Drives to train on.", min=VALIDATION_DRIVES + 1)] = 2500,
     seed: Annotated[int, typer.Option(help="Of weights and windows.", min=0)] = 0,
     data: Annotated[Path, typer.Option(help="Where to keep the tokens of the drives.")] = Path("out/drive.npz"),
