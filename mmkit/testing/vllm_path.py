@@ -291,7 +291,10 @@ def _fields(modality: str, item: Any) -> dict[str, Any]:
 def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
     """The kinds of batching of an outcome's fields: per modality, item and field."""
     return {
-        name: [{key: _kind(element.field) for key, element in item.items()} for item in items]
+        name: [
+            {key: _kind(item[key].field) for key in item if key != rows_field(name)}
+            for item in items
+        ]
         for name, items in outcome.items.items()
     }
 

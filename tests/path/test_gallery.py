@@ -307,6 +307,10 @@ EXPECTED = {
         "ids: 14 and 13 long",
         "vLLM's class leaves out the <s> that transformers writes",
     ),
+    ("qwen2_vl", "positions"): (
+        "and in Qwen2VLModel at",
+        "after a video, transformers 5 goes on before its largest position",
+    ),
 }
 """What a message says, and why."""
 LEFT_OUT: dict[str, set[str]] = {

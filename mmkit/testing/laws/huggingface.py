@@ -148,6 +148,8 @@ def _processed(processor: Any, text: str, data: Data, kwargs: Data) -> dict[str,
         result = dict(hf_processor(text=text, **{**kwargs, **named}))
     except Exception:
         reject()
+    if "input_ids" not in result:
+        raise NotApplicable("the Hugging Face processor gives no ids beside items")
     return {**result, "input_ids": torch.as_tensor(result["input_ids"]).flatten().tolist()}
 
 

@@ -300,6 +300,14 @@ def refusal(case: Case) -> None:
             case.fail(f"{mistake}: the message names no modality: {done.error}")
 
 
+def _has_layout(subject: Subject, request: Request, name: str) -> bool:
+    """Whether the layout of an item but the first stands in the prompt, which may then be the
+    expanded prompt of fewer items."""
+    prompt = as_text(subject.postprocessed(request))
+    later = subject.pieces_of(request)[name][1:]
+    return any(as_text(own.ids) in prompt for own in later if len(own.ids) > len(own.written))
+
+
 def _mistakes(
     subject: Subject, request: Request, data: Mapping[str, list[Any]]
 ) -> Iterator[tuple[dict[str, list[Any]], str]]:
@@ -310,7 +318,7 @@ def _mistakes(
         *before, last = values
         if any(written == name for written, _ in request.order):
             yield {name: [*values, values[0]]}, f"one item of {name} too many"
-            if before:
+            if before and not _has_layout(subject, request, name):
                 yield {name: values[1:]}, f"one item of {name} too few"
         # elsewhere vLLM's renderer refuses it, before any processor sees it
         if subject.plan is not None:
