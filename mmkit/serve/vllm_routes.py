@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from ..errors import InputError
 from ..vllm_api.chat import REFERENCE, SENT, Load
 from . import errors
-from .protocol import NULL, Limits, TooLarge, begins, decoded
-from .routes import aside, read
+from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
+from .routes import read
 from .state import ServerState
 from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, weigh
 
