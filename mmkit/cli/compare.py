@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ..model_spec import ModelSpec
 from ..plugin import named
-from .common import UsageError, checkpoint, open_checkpoint, plural, reason
-from .forms import parse_items
+from .common import UsageError, checkpoint, open_checkpoint, parse_items, plural, reason
 
 
 def run(

@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
@@ -28,8 +29,7 @@ from ..node import leaves
 from ..outputs import Output
 from ..plan import Plan, Preview
 from ..spec import Modality
-from .common import UsageError, brief, open_checkpoint, plural, reason, write
-from .forms import describe, parse_items
+from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason, write
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _WIDTH = 180
@@ -219,6 +219,24 @@ def _items(
         tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
         table.add_row(label, f"prompt[{at.start}:{stop}], {rows}", Text(tensors, "dim"))
     yield from (Text(), table)
+
+
+def describe(value: Any) -> str:
+    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3
+    characters``."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
+    if isinstance(value, str):
+        return plural(len(value), "character")
+    media = getattr(value, "media", value)
+    if hasattr(media, "getbands"):
+        return "{}×{}".format(*media.size)
+    if isinstance(media, tuple):  # samples with their rate, or frames with metadata
+        return describe(media[0])
+    shape = tuple(np.shape(media))
+    if len(shape) == 4 and shape[-1] == 3:
+        return f"{shape[0]} frames of {shape[2]}×{shape[1]}"
+    return "×".join(map(str, shape)) or "a number"
 
 
 def _form(value: Any) -> str:

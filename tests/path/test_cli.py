@@ -40,8 +40,9 @@ from mmkit import (
     embed,
     testing,
 )
-from mmkit.cli import app, doctor, forms
+from mmkit.cli import app, common, doctor
 from mmkit.cli.common import UsageError
+from mmkit.cli.show import describe
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
@@ -198,10 +199,10 @@ def test_items(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(CELL)
     if form in BAD_ITEMS:
         with pytest.raises(UsageError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
-            forms.parse_item(form, PLAN)
+            common.parse_item(form, PLAN)
     else:
-        name, value = forms.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
-        assert (name, forms.describe(value)) == (form.partition("=")[0], ITEMS[form])
+        name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
+        assert (name, describe(value)) == (form.partition("=")[0], ITEMS[form])
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
