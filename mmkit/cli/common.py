@@ -254,19 +254,6 @@ def quiet() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
 
 
-def write(path: str | Path, text: str, option: str) -> None:
-    """Write the file that an option names.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        expected, remedy = "a file that can be written", "Choose another place."
-        raise UsageError(f"{option} {path}", expected, reason(error), remedy) from error
-
-
 def reason(error: Exception) -> str:
     """The text of an exception for the end of a sentence."""
     if isinstance(error, OSError) and error.strerror:

@@ -29,7 +29,7 @@ from ..node import leaves
 from ..outputs import Output
 from ..plan import Plan, Preview
 from ..spec import Modality
-from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason, write
+from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _WIDTH = 180
@@ -69,7 +69,9 @@ def show(
         return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
-    data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
+    data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
+    if forms or prompt is not None:
+        data = parse_items(forms, plan)
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
@@ -151,11 +153,6 @@ def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
 
 
 # -- the request -----------------------------------------------------------------------------------
-
-
-def _largest(plan: Plan) -> dict[str, list[Any]]:
-    """The item with the most encoder rows, of each modality."""
-    return {name: [own.largest_item()] for name, own in plan.modalities.items()}
 
 
 def _encoded(plan: Plan, prompt: str) -> list[int]:
@@ -309,7 +306,13 @@ def run(
     shown = show(spec, folder, **request)
     if svg is None:
         Console().print(shown)
-    elif svg == "-":
-        sys.stdout.write(to_svg(shown, f"mmkit show {spec.name}"))
-    else:
-        write(svg, to_svg(shown, f"mmkit show {spec.name}"), "--svg")
+        return
+    picture = to_svg(shown, f"mmkit show {spec.name}")
+    if svg == "-":
+        sys.stdout.write(picture)
+        return
+    try:
+        Path(svg).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        expected, remedy = "a file that can be written", "Choose another place."
+        raise UsageError(f"--svg {svg}", expected, reason(error), remedy) from error

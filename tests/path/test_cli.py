@@ -40,7 +40,8 @@ from mmkit import (
     embed,
     testing,
 )
-from mmkit.cli import app, common, doctor
+from mmkit.cli import common, doctor
+from mmkit.cli.commands import app
 from mmkit.cli.common import UsageError
 from mmkit.cli.show import describe
 from mmkit.expr import Scope, ceil_div, item
@@ -96,7 +97,7 @@ def _same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def invoke(*arguments: object) -> tuple[int, str, str]:
     """Exit status, standard output and standard error, both in one line; a refusal is one line as it is."""
-    done = CliRunner().invoke(app(), [str(argument) for argument in arguments])
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code != 2 or (done.stdout, done.stderr.count("\n")) == ("", 1)
     return done.exit_code, " ".join(done.stdout.split()), " ".join(done.stderr.split())
