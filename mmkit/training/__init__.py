@@ -2,7 +2,6 @@
 
 - `processor`: the base of the generated processors;
 - `batch`: samples of a batch as tensors, with the labels of their answers;
-- `chat`: messages with items in them;
 - `mixin`: the model side;
 - `saving`: a processor in a checkpoint folder.
 """
