@@ -135,10 +135,8 @@ def examples(into: Annotated[Path, Argument(metavar="DIR")] = Path(".")) -> None
     from .new import examples as write
 
     folder = write(into)
-    typer.echo(
-        f"Written: {folder}. pip install -e {folder} tells vLLM of their models; "
-        "python -m examples.terra runs the first."
-    )
+    first = "python -m examples.terra runs the first."
+    typer.echo(f"Written: {folder}. pip install -e {folder} tells vLLM of their models; {first}")
 
 
 @app.command()

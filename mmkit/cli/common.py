@@ -77,11 +77,6 @@ class Opened:
         )
 
     @property
-    def architecture(self) -> str:
-        """The model class that the config names."""
-        return next(iter(self.info.get_hf_config().architectures or ()), "")
-
-    @property
     def plan(self) -> Plan:
         """The bound spec.
 

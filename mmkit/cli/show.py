@@ -75,8 +75,9 @@ def show(
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
+    model = next(iter(opened.scope.cfg.architectures or ()), "")
     return Group(
-        Text.assemble((spec.name, "bold"), (f"  {opened.architecture}", "dim")),
+        Text.assemble((spec.name, "bold"), (f"  {model}", "dim")),
         *_declared(spec, plan, colours),
         Text(f"\nwith {', '.join(read)}" if read else "", "dim"),
         *_request(ids, preview, colours, _texts(opened.info.ctx.tokenizer)),

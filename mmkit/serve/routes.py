@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
-from anyio import CancelScope
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
@@ -109,15 +108,18 @@ async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     async def watch() -> None:  # nobody else reads the client's messages then
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        scope.cancel()
+        # once, not as anyio's scopes, in which what is to be cleaned up could wait for nothing
+        working.cancel()
 
-    with CancelScope() as scope:
-        watching = asyncio.ensure_future(watch())
-        try:
-            return await work
-        finally:
-            watching.cancel()
-    raise ClientDisconnect
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if watching.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()
 
 
 # -- the routes ------------------------------------------------------------------------------------
@@ -155,9 +157,8 @@ async def generate(asked: protocol.GenerateRequest, request: Request, state: Ser
 @_route("POST", protocol.Pooling, protocol.PoolingRequest)
 async def pooling(asked: protocol.PoolingRequest, _: Request, state: ServerState) -> Any:
     """The tensor of a pooling model for a prompt with items."""
-    model, params = state.check_model(asked.model), await state.engine.pooling(asked.task)
-    prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
-    output = await state.engine.pool(prompt, params, name)
+    model, name = state.check_model(asked.model), f"mmpool-{uuid4().hex}"
+    output = await state.engine.pool(await state.prompt(asked), asked.task, name)
     return protocol.Pooling(
         id=name,
         object="mm.pooling",
