@@ -166,9 +166,6 @@ def _encoded(plan: Plan, prompt: str) -> list[int]:
 
 def _preview(plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]) -> Preview:
     """The expanded prompt, and the items where they stand in it."""
-    if not data:
-        plan.check_bare(prompt)
-        return Preview(plan.rewrite("prompt", plan.encode(prompt)), [], {})
     try:
         return plan.preview(prompt, data)
     except MmkitError:
