@@ -69,9 +69,10 @@ def show(
         return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
-    data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     if forms or prompt is not None:
         data = parse_items(forms, plan)
+    else:
+        data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
