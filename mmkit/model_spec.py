@@ -147,17 +147,17 @@ class ModelSpec(Declaration, init=False):
             The model class; without one, a decorator.
 
         Raises:
-            SpecError: the class cannot run the spec; see `mmkit.model.checks.check_class`.
+            SpecError: the class cannot run the spec; see `mmkit.model.registration.check_class`.
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
             return lambda cls: self.register(cls, **replaced)
-        from .model import MultiModalModel, positions
-        from .model.checks import check_class
+        from .model import MultiModalModel
+        from .model.registration import check_class, supply_positions
         from .vllm_api.models import register
 
         check_class(self, model)
-        positions.supply(self, model)
+        supply_positions(self, model)
         generated = self.classes
         compares = issubclass(model, MultiModalModel)
         generated.processor.sends_rows = compares  # type: ignore[attr-defined]

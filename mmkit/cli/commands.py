@@ -15,9 +15,10 @@ from .new import KINDS
 
 
 class OneSentence(TyperGroup):
-    """A refusal by mmkit is one sentence and exit status 2, for every subcommand."""
+    """Subcommands whose output is mmkit's alone; a refusal is one sentence and exit status 2."""
 
     def invoke(self, ctx: Any) -> Any:
+        quiet()
         try:
             return super().invoke(ctx)
         except MmkitError as error:
@@ -63,7 +64,6 @@ def show(
     sizes, JSON or a file."""
     from .show import run
 
-    quiet()
     request: dict[str, Any] = {"prompt": prompt, "items": item or (), "svg": svg}
     run(named(spec, ModelSpec), config, trust_remote_code=trust_remote_code, **request)
 
@@ -82,7 +82,6 @@ def check(
     may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf."""
     from .check import run
 
-    quiet()
     given: dict[str, Any] = {"examples": examples, "samples": samples, "expected": expected}
     given["trust_remote_code"] = trust_remote_code
     raise typer.Exit(run(spec, config, rest.args, **given))
@@ -101,7 +100,6 @@ def compare(
     """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
     from .compare import run
 
-    quiet()
     options: dict[str, Any] = {"requests": requests, "examples": examples, "known": known or ()}
     options["trust_remote_code"] = trust_remote_code
     raise typer.Exit(run(named(spec, ModelSpec), config, model_class, **options))
@@ -127,7 +125,6 @@ def new(
     its own tests as it is."""
     from .new import new as write
 
-    quiet()
     folder = write(name, modality, into, kind=kind, language_model=language_model)
     typer.echo(f"Written: {folder}. Its README.md says how to go on.")
 
@@ -138,10 +135,8 @@ def examples(into: Annotated[Path, Argument(metavar="DIR")] = Path(".")) -> None
     from .new import examples as write
 
     folder = write(into)
-    typer.echo(
-        f"Written: {folder}. pip install -e {folder} tells vLLM of their models; "
-        "python -m examples.terra runs the first."
-    )
+    first = "python -m examples.terra runs the first."
+    typer.echo(f"Written: {folder}. pip install -e {folder} tells vLLM of their models; {first}")
 
 
 @app.command()
@@ -149,5 +144,4 @@ def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) ->
     """Copy mmkit into a package, so that it needs no mmkit."""
     from .eject import command
 
-    quiet()
     command(package)

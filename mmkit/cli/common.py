@@ -1,18 +1,24 @@
-"""Common code of the subcommands: the spec and the checkpoint of a command line, bound together."""
+"""Common code of the subcommands: a checkpoint, the spec that is bound to it, and the items of a
+request."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..bound.calls import LazyProcessor
 from ..errors import MmkitError, SpecError
 from ..expr import Scope
+from ..items import ItemType
 from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..vocabulary import Vocabulary
@@ -69,11 +75,6 @@ class Opened:
             tok=None if tokenizer is None else Vocabulary(tokenizer),
             kwargs=self.info.merged_kwargs({}),
         )
-
-    @property
-    def architecture(self) -> str:
-        """The model class that the config names."""
-        return next(iter(self.info.get_hf_config().architectures or ()), "")
 
     @property
     def plan(self) -> Plan:
@@ -144,6 +145,89 @@ def _brings_code(folder: Path) -> bool:
     )
 
 
+# -- items ---------------------------------------------------------------------------------------
+
+
+def parse_items(forms: Iterable[str], plan: Plan) -> dict[str, list[Any]]:
+    """The items of a request, by modality; see `parse_item`."""
+    data: dict[str, list[Any]] = {}
+    for form in forms:
+        name, value = parse_item(form, plan)
+        data.setdefault(name, []).append(value)
+    return data
+
+
+def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
+    """The modality and the item that ``modality=FORM`` means.
+
+    FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
+    of an image, frames x width x height of a video, samples of audio, characters of a text), JSON
+    (a list, or the dict of a record), or a file: .json (a text, too), .npy, .safetensors with one
+    tensor, or an image.
+
+    Raises:
+        UsageError: another form, an unknown modality, or JSON or a file that cannot be read.
+    """
+    name, separator, text = form.partition("=")
+    where = f"--item {brief(form, 100)}"
+    if not separator or name not in plan.modalities:
+        expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
+        raise UsageError(where, expected, repr(name))
+    kind = plan.modalities[name].item
+    suffix = Path(text).suffix.lower()
+    try:
+        if text == "zeros":
+            return name, (kind.small() or kind.candidates())[0]
+        if re.fullmatch(r"\d+(x\d+)*", text):
+            return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
+        if text.lstrip().startswith(("{", "[")):
+            return name, json.loads(text)
+        if suffix in _READERS:
+            return name, _READERS[suffix](Path(text))
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        what = f"a {suffix} file that can be read" if suffix in _READERS else "JSON"
+        raise UsageError(where, what, reason(error)) from error
+    expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
+    raise UsageError(where, expected, repr(text))
+
+
+def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
+    count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
+    if kind.part_names:
+        raise UsageError(where, kind.form, "sizes")
+    if len(sizes) != count:
+        raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
+    if kind.dummy_sizes and 0 in sizes:
+        raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
+    return kind.blank(*sizes)
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors.torch import load_file
+
+    (tensor,) = load_file(path).values()
+    return tensor
+
+
+def _read_image(path: Path) -> Any:
+    from PIL import Image as PILImage
+
+    return PILImage.open(path).convert("RGB")
+
+
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    ".npy": np.load,  # which unpickles nothing
+    ".safetensors": _read_safetensors,
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
+}
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
 @contextmanager
 def needs_vllm() -> Iterator[None]:
     """Say in one sentence that vLLM cannot be imported."""
@@ -163,19 +247,6 @@ def quiet() -> None:
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     # else Python prints warnings for which nobody has a handler
     logging.getLogger().addHandler(logging.NullHandler())
-
-
-def write(path: str | Path, text: str, option: str) -> None:
-    """Write the file that an option names.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        expected, remedy = "a file that can be written", "Choose another place."
-        raise UsageError(f"{option} {path}", expected, reason(error), remedy) from error
 
 
 def reason(error: Exception) -> str:

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ..model_spec import ModelSpec
 from ..plugin import named
-from .common import UsageError, checkpoint, open_checkpoint, plural, reason
-from .forms import parse_items
+from .common import UsageError, checkpoint, open_checkpoint, parse_items, plural, reason
 
 
 def run(
@@ -76,10 +75,9 @@ def _load_class(target: str) -> type:
 
     model: type = named(target, type)
     if factories_of(model) is None:
+        where, expected = f"--class {target}", "a model class with a processor"
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
-        raise UsageError(
-            f"--class {target}", "a model class with a processor", "one without", remedy
-        )
+        raise UsageError(where, expected, "one without", remedy)
     return model
 
 

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 
 from ..errors import DISTRIBUTION, VllmApiError
 from ..plugin import VARIABLE
-from .common import plural, quiet, reason, shipped
+from .common import plural, reason, shipped
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
@@ -122,7 +122,6 @@ def run(*, as_json: bool = False) -> int:
     Returns:
         The exit status: 1 if there is something to mend.
     """
-    quiet()
     findings = doctor()
     mend = sum(bool(finding.remedy) for finding in findings)
     if as_json:

@@ -117,7 +117,8 @@ def _pretrained(folder: Path) -> dict[str, str]:
     where = f"--language-model {folder}"
     with needs_vllm():
         import transformers
-        from vllm import ModelRegistry
+
+        from ..vllm_api.models import module_of
     from ..training.saving import has_tokenizer
 
     path = checkpoint(folder, "--language-model")
@@ -132,10 +133,8 @@ def _pretrained(folder: Path) -> dict[str, str]:
     if tokenizer.eos_token is None:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
     name, own = (config.architectures or ["none"])[0], type(config).__name__
-    known = ModelRegistry.models.get(name)
-    language = name.removesuffix("ForCausalLM")
-    names = {own, name} <= {*dir(transformers)}
-    if language == name or not names or getattr(known, "class_name", "") != name:
+    language, module = name.removesuffix("ForCausalLM"), module_of(name)
+    if language == name or not {own, name} <= {*dir(transformers)} or module is None:
         expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
         expected += "transformers and vLLM have a class"
         raise MmkitError(where, expected, name)
@@ -146,7 +145,7 @@ def _pretrained(folder: Path) -> dict[str, str]:
     return {
         "Language": language,
         "Config": own,
-        "vllm_module": known.module_name,
+        "vllm_module": module,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",
         "language_text": f"that of {folder}, with low-rank changes",

@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
@@ -28,8 +29,7 @@ from ..node import leaves
 from ..outputs import Output
 from ..plan import Plan, Preview
 from ..spec import Modality
-from .common import UsageError, brief, open_checkpoint, plural, reason, write
-from .forms import describe, parse_items
+from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _WIDTH = 180
@@ -69,12 +69,16 @@ def show(
         return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
     opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
     plan = opened.plan
-    data = parse_items(forms, plan) if forms or prompt is not None else _largest(plan)
+    if forms or prompt is not None:
+        data = parse_items(forms, plan)
+    else:
+        data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
+    model = next(iter(opened.scope.cfg.architectures or ()), "")
     return Group(
-        Text.assemble((spec.name, "bold"), (f"  {opened.architecture}", "dim")),
+        Text.assemble((spec.name, "bold"), (f"  {model}", "dim")),
         *_declared(spec, plan, colours),
         Text(f"\nwith {', '.join(read)}" if read else "", "dim"),
         *_request(ids, preview, colours, _texts(opened.info.ctx.tokenizer)),
@@ -153,11 +157,6 @@ def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
 # -- the request -----------------------------------------------------------------------------------
 
 
-def _largest(plan: Plan) -> dict[str, list[Any]]:
-    """The item with the most encoder rows, of each modality."""
-    return {name: [own.largest_item()] for name, own in plan.modalities.items()}
-
-
 def _encoded(plan: Plan, prompt: str) -> list[int]:
     """The ids of a prompt: a text, which is tokenized as vLLM does for this spec, or ids as
     ``1,2,3``."""
@@ -168,9 +167,6 @@ def _encoded(plan: Plan, prompt: str) -> list[int]:
 
 def _preview(plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]) -> Preview:
     """The expanded prompt, and the items where they stand in it."""
-    if not data:
-        plan.check_bare(prompt)
-        return Preview(plan.rewrite("prompt", plan.encode(prompt)), [], {})
     try:
         return plan.preview(prompt, data)
     except MmkitError:
@@ -219,6 +215,24 @@ def _items(
         tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
         table.add_row(label, f"prompt[{at.start}:{stop}], {rows}", Text(tensors, "dim"))
     yield from (Text(), table)
+
+
+def describe(value: Any) -> str:
+    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3
+    characters``."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
+    if isinstance(value, str):
+        return plural(len(value), "character")
+    media = getattr(value, "media", value)
+    if hasattr(media, "getbands"):
+        return "{}×{}".format(*media.size)
+    if isinstance(media, tuple):  # samples with their rate, or frames with metadata
+        return describe(media[0])
+    shape = tuple(np.shape(media))
+    if len(shape) == 4 and shape[-1] == 3:
+        return f"{shape[0]} frames of {shape[2]}×{shape[1]}"
+    return "×".join(map(str, shape)) or "a number"
 
 
 def _form(value: Any) -> str:
@@ -291,7 +305,13 @@ def run(
     shown = show(spec, folder, **request)
     if svg is None:
         Console().print(shown)
-    elif svg == "-":
-        sys.stdout.write(to_svg(shown, f"mmkit show {spec.name}"))
-    else:
-        write(svg, to_svg(shown, f"mmkit show {spec.name}"), "--svg")
+        return
+    picture = to_svg(shown, f"mmkit show {spec.name}")
+    if svg == "-":
+        sys.stdout.write(picture)
+        return
+    try:
+        Path(svg).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        expected, remedy = "a file that can be written", "Choose another place."
+        raise UsageError(f"--svg {svg}", expected, reason(error), remedy) from error

@@ -208,10 +208,9 @@ class MultiModalModel(models.ModelInterface):
             (tokens, vocabulary size), or None on ranks that do not sample.
         """
         own = getattr(super(), "compute_logits", None)
-        logits: torch.Tensor | None = (own or self.get_language_model().compute_logits)(
-            hidden_states
-        )
-        return logits
+        compute: Callable[..., torch.Tensor | None]
+        compute = own or self.get_language_model().compute_logits
+        return compute(hidden_states)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -276,9 +275,8 @@ class MultiModalModel(models.ModelInterface):
         """The placeholder ids, which are never sampled: integers (ids,) on a device."""
         reserved = self.__dict__.get("_reserved")
         if reserved is None or reserved.device != device:
-            reserved = self.__dict__["_reserved"] = torch.tensor(
-                sorted(self.mm_plan.embed_ids), device=device
-            )
+            ids = sorted(self.mm_plan.embed_ids)
+            reserved = self.__dict__["_reserved"] = torch.tensor(ids, device=device)
         return reserved
 
 

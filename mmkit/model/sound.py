@@ -60,11 +60,8 @@ def contained(
         together.masked_fill_(unsound[:, None, None], 0)  # in place: `stack` has made a copy
         return list(together), unsound.sum()
     unsound = ~(together.abs().amax(dim=-1) <= most)
-    owners = (
-        torch.arange(len(rows))
-        .repeat_interleave(torch.tensor(lengths))
-        .to(together.device, non_blocking=True)
-    )
+    owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))
+    owners = owners.to(together.device, non_blocking=True)
     counts = torch.zeros(len(rows), dtype=torch.int64, device=together.device)
     counts.index_add_(0, owners, unsound.long())
     together.masked_fill_((counts[owners] > 0)[:, None], 0)  # in place: `cat` has made a copy

@@ -12,7 +12,7 @@ requests; its sentence becomes a `RequestError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -218,23 +218,22 @@ class Session:
         self, client: Client, url: str, start: str, on_tokens: Callable[[Any], object] | None
     ) -> None:
         self._client, self._url, self._start, self._on_tokens = client, url, start, on_tokens
-        self._is_idle, self._resources = False, ExitStack()
+        self._is_idle = False
 
     def __enter__(self) -> Self:
         timeout = self._client.timeout
+        with self._client.failures(self._url):
+            self._socket: Any = connect(
+                self._url,
+                additional_headers=self._client.headers,
+                open_timeout=timeout,
+                ping_timeout=timeout,
+                close_timeout=_GOODBYE_SECONDS,
+                compression=None,  # base64 of floats hardly shrinks
+                max_size=None,
+                max_queue=None,  # a full one would hold up the end of a session
+            )
         try:
-            with self._client.failures(self._url):
-                connecting = connect(
-                    self._url,
-                    additional_headers=self._client.headers,
-                    open_timeout=timeout,
-                    ping_timeout=timeout,
-                    close_timeout=_GOODBYE_SECONDS,
-                    compression=None,  # base64 of floats hardly shrinks
-                    max_size=None,
-                    max_queue=None,  # a full one would hold up the end of a session
-                )
-                self._socket: Any = self._resources.enter_context(connecting)
             ready = self._answer(protocol.ReadyMessage, timeout)
             self.id, self.model = ready.session, ready.model
             self.first = self._ask(self._start, protocol.ChunkMessage, timeout)
@@ -265,7 +264,7 @@ class Session:
 
     def close(self) -> None:
         """End the session, and wait until the server has released it. Can be called again."""
-        with self._resources, suppress(MmkitError):  # the session ends in any case
+        with self._socket, suppress(MmkitError):  # the session ends in any case
             self._ask(_CLOSE, protocol.ClosedMessage, _GOODBYE_SECONDS)
 
     def _ask(self, text: str, expected: type[T], seconds: float | None) -> T:

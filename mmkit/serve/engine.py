@@ -181,21 +181,6 @@ class Engine:
         asked["max_tokens"] = options.get("max_tokens")
         return _made(_PARAMS, sampling_params, output, self._client, **asked)
 
-    async def pooling(self, task: str | None) -> Any:
-        """vLLM's parameters of a pooling request.
-
-        Raises:
-            InputError: a task that the model does not have.
-        """
-        if self._generates:
-            remedy = "Ask /v1/mm/generate."
-            raise InputError("model", "a pooling model", "one that generates", remedy)
-        known = await self._client.get_supported_tasks()
-        task = task or self._client.model_config.get_pooling_task(known)
-        if task not in known:
-            raise InputError("task", f"one of {', '.join(known)}", repr(task))
-        return PoolingParams(task=task)
-
     async def loaded(self, value: Any, where: str) -> Any:
         """The value of one item, or of a modality's items, with media parts loaded by vLLM.
 
@@ -316,16 +301,25 @@ class Engine:
                     self.forget(rendered)
         raise failed
 
-    async def pool(self, prompt: Mapping[str, Any], params: Any, request_id: str) -> Any:
+    async def pool(self, prompt: Mapping[str, Any], task: str | None, request_id: str) -> Any:
         """vLLM's output for a pooling request.
 
         Raises:
+            InputError: a task that the model does not have.
             ValueError: the request is refused.
             EngineDeadError, EngineGenerateError: vLLM failed.
         """
+        if self._generates:
+            remedy = "Ask /v1/mm/generate."
+            raise InputError("model", "a pooling model", "one that generates", remedy)
+        known = await self._client.get_supported_tasks()
+        task = task or self._client.model_config.get_pooling_task(known)
+        if task not in known:
+            raise InputError("task", f"one of {', '.join(known)}", repr(task))
         rendered, outputs = await self.render(prompt), []
         try:
-            outputs = [o async for o in self._client.encode(rendered, params, request_id)]
+            made = self._client.encode(rendered, PoolingParams(task=task), request_id)
+            outputs = [output async for output in made]
         finally:
             if not outputs:
                 self.forget(rendered)

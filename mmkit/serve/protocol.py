@@ -7,17 +7,20 @@ are checked. Numbers are not cast: an integer field refuses 1.5 and "1".
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, field
 
 from ..errors import InputError, MmkitError
+
+T = TypeVar("T")
 
 # -- limits ----------------------------------------------------------------------------------------
 
@@ -192,6 +195,17 @@ class Usage(_Out, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int | None) -> Usage:
+        """The usage of a request, of whose prompt some tokens were cached."""
+        details = PromptTokensDetails(cached_tokens=cached or 0)
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=details,
+        )
+
 
 def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
@@ -301,7 +315,7 @@ class PartInfo(_Out, frozen=True):
     dtype: str | None
 
 
-class ModalityInfo(_Out, frozen=True):
+class ModalityInfo(PartInfo, frozen=True, kw_only=True):
     """The items that a model accepts for one modality.
 
     Attributes:
@@ -322,9 +336,6 @@ class ModalityInfo(_Out, frozen=True):
     """
 
     name: str
-    expected: str
-    shape: Sizes
-    dtype: str | None
     limit: int | None
     largest_tokens: int | None
     placeholder: list[int] | None
@@ -449,6 +460,16 @@ def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> 
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         got = str(error).removeprefix("JSON is malformed: ")
         raise InputError(where or "body", "JSON", got[:1].lower() + got[1:]) from None
+
+
+_INLINE = 2**16
+
+
+async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
+    """The result of a function of so many bytes: many would hold up the other requests."""
+    if size <= _INLINE:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
 
 
 _UNKNOWN = "another one"

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -20,94 +20,65 @@ from ..errors import InputError
 from . import errors, protocol
 from .engine import EngineDeadError
 from .errors import NoSpec
-from .protocol import Limits, decoded, schema
+from .protocol import Limits, Usage, aside, decoded, schema
 from .session import POLICY, Session
-from .state import Answer, ServerState, usage
+from .state import Answer, ServerState
 from .wire import encoded, weigh
 
-T = TypeVar("T")
+Work = Callable[[Any, Request, ServerState], Awaitable[Any]]
 router = APIRouter(tags=["multimodal items"])
 COPY = "X-data-parallel-rank"
 """The header by which a request names the copy of the model that has its prefix, as at vLLM's own
 routes."""
 
-_INLINE = 2**16
 _JSON = "application/json"
 
 
-def _described(answer: Any, body: Any = None, **also: Any) -> dict[str, Any]:
-    """The description of a route: its answers, and the body that it takes."""
+# -- what all routes do ----------------------------------------------------------------------------
+
+
+def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[[Work], Work]:
+    """A decorator that makes a route of a function of its name.
+
+    Args:
+        method: of HTTP.
+        answer: the type of what the function returns, unless that is a response.
+        body: the type of what is asked; None for a route without a body.
+        also: media types of other answers, with their descriptions.
+    """
 
     def content(kind: Any, **also: Any) -> dict[str, Any]:
         return {"content": {_JSON: {"schema": schema(kind)}, **also}}
 
     refusal = {"description": "A refusal.", **content(protocol.ErrorBody)}
     refusals = dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)
-    extra = {"requestBody": {"required": True, **content(body)}} if body else {}
-    return {"responses": {200: content(answer, **also), **refusals}, "openapi_extra": extra}
+    described: dict[str, Any] = {"responses": {200: content(answer, **also), **refusals}}
+    if body:
+        described["openapi_extra"] = {"requestBody": {"required": True, **content(body)}}
 
+    def decorate(work: Work) -> Work:
+        async def handle(request: Request) -> Response:
+            state = getattr(request.app.state, "mmkit", None)
+            try:
+                if state is None:
+                    raise NoSpec
+                raw = await read(request, state.limits)
+                asked = await aside(len(raw), decoded, body, raw) if body else None
+                told = await _unless_gone(request, work(asked, request, state))
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception as error:
+                return errors.response(error, state and state.plan, name)
+            if isinstance(told, Response):
+                return told
+            return Response(msgspec.json.encode(told), media_type=_JSON)
 
-def _state(connection: Request | WebSocket) -> ServerState:
-    """The state of a server.
+        name = handle.__name__ = work.__name__
+        handle.__doc__ = work.__doc__
+        router.add_api_route(f"/v1/mm/{name}", handle, methods=[method], **described)
+        return work
 
-    Raises:
-        NoSpec: its model is not one of ours.
-    """
-    state = getattr(connection.app.state, "mmkit", None)
-    if not isinstance(state, ServerState):
-        raise NoSpec
-    return state
-
-
-async def _answered(
-    request: Request, name: str, kind: Any, work: Callable[..., Awaitable[Any]]
-) -> Response:
-    """The answer of a route to a body of some kind, or its refusal."""
-    plan = None
-    try:
-        state = _state(request)
-        plan = state.plan
-        body = await read(request, state.limits)
-        asked = await aside(len(body), decoded, kind, body) if kind else None
-        answer = await _unless_gone(request, work(asked, request, state))
-    except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
-    except Exception as error:
-        return errors.response(error, plan, name)
-    if isinstance(answer, Response):
-        return answer
-    return Response(msgspec.json.encode(answer), media_type=_JSON)
-
-
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The outcome of some work, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: it has left.
-    """
-    working = asyncio.ensure_future(work)
-
-    async def watch() -> None:  # nobody else reads the client's messages then
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        working.cancel()
-
-    watching = asyncio.ensure_future(watch())
-    try:
-        return await working
-    except asyncio.CancelledError:
-        if watching.done():
-            raise ClientDisconnect from None
-        raise
-    finally:
-        watching.cancel()
-
-
-async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
-    """The result of a function of so many bytes: many would hold up the other requests."""
-    if size <= _INLINE:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
+    return decorate
 
 
 async def read(request: Request, limits: Limits, *, json: bool = True) -> bytearray:
@@ -127,32 +98,43 @@ async def read(request: Request, limits: Limits, *, json: bool = True) -> bytear
     return body
 
 
-# -- requests --------------------------------------------------------------------------------------
+async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """The outcome of some work, which is cancelled if the client leaves.
+
+    Raises:
+        ClientDisconnect: it has left.
+    """
+
+    async def watch() -> None:  # nobody else reads the client's messages then
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        # once, not as anyio's scopes, in which what is to be cleaned up could wait for nothing
+        working.cancel()
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if watching.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()
 
 
-@router.get("/v1/mm/modalities", **_described(protocol.Modalities))
-async def modalities(request: Request) -> Response:
+# -- the routes ------------------------------------------------------------------------------------
+
+
+@_route("GET", protocol.Modalities)
+async def modalities(_: None, __: Request, state: ServerState) -> protocol.Modalities:
     """The modalities, outputs and limits of this model, from its spec."""
-    return await _answered(request, "modalities", None, lambda _, __, state: state.described())
+    return await state.described()
 
 
-@router.post(
-    "/v1/mm/generate",
-    **_described(protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}}),
-)
-async def generate(request: Request) -> Response:
+@_route("POST", protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}})
+async def generate(asked: protocol.GenerateRequest, request: Request, state: ServerState) -> Any:
     """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
     is new, and ends with ``[DONE]``."""
-    return await _answered(request, "generate", protocol.GenerateRequest, _generated)
-
-
-@router.post("/v1/mm/pooling", **_described(protocol.Pooling, protocol.PoolingRequest))
-async def pooling(request: Request) -> Response:
-    """The tensor of a pooling model for a prompt with items."""
-    return await _answered(request, "pooling", protocol.PoolingRequest, _pooled)
-
-
-async def _generated(asked: protocol.GenerateRequest, request: Request, state: ServerState) -> Any:
     if asked.prompt is None:
         raise InputError("prompt", "a prompt", "none")
     model, output = state.check_model(asked.model), state.output(asked)
@@ -172,21 +154,19 @@ async def _generated(asked: protocol.GenerateRequest, request: Request, state: S
     return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
 
 
-async def _pooled(asked: protocol.PoolingRequest, _: Request, state: ServerState) -> Any:
-    model, params = state.check_model(asked.model), await state.engine.pooling(asked.task)
-    prompt, name = await state.prompt(asked), f"mmpool-{uuid4().hex}"
-    output = await state.engine.pool(prompt, params, name)
+@_route("POST", protocol.Pooling, protocol.PoolingRequest)
+async def pooling(asked: protocol.PoolingRequest, _: Request, state: ServerState) -> Any:
+    """The tensor of a pooling model for a prompt with items."""
+    model, name = state.check_model(asked.model), f"mmpool-{uuid4().hex}"
+    output = await state.engine.pool(await state.prompt(asked), asked.task, name)
     return protocol.Pooling(
         id=name,
         object="mm.pooling",
         created=int(time.time()),
         model=model,
         data=encoded(output.outputs.data.float(), "data"),
-        usage=usage(len(output.prompt_token_ids), 0, output.num_cached_tokens or 0),
+        usage=Usage.of(len(output.prompt_token_ids), 0, output.num_cached_tokens),
     )
-
-
-# -- answers ---------------------------------------------------------------------------------------
 
 
 async def _events(
@@ -212,30 +192,24 @@ async def _events(
 
 async def _sse(first: protocol.Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:
     async with aclosing(events):
+        yield _event(first)
         try:
-            yield _event(first)
             async for event in events:
                 yield _event(event)
+            yield b"data: [DONE]\n\n"
         except Exception as error:
             yield _event(protocol.ErrorBody(error=errors.info(error, state.plan, "generate")))
-            return
-    yield b"data: [DONE]\n\n"
 
 
 def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-# -- sessions --------------------------------------------------------------------------------------
-
-
 @router.websocket("/v1/mm/session")
 async def session(socket: WebSocket) -> None:
     """A closed loop; see `mmkit.serve.session`."""
-    try:
-        state = _state(socket)
-    except NoSpec as error:
-        await socket.close(POLICY, errors.info(error, None, "session").message[:120])
+    if (state := getattr(socket.app.state, "mmkit", None)) is None:
+        await socket.close(POLICY, errors.info(NoSpec(), None, "session").message[:120])
         return
     # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
     origin = socket.headers.get("origin")

@@ -19,11 +19,12 @@ from uuid import uuid4
 
 import msgspec
 from fastapi import WebSocket, WebSocketDisconnect
+from msgspec import structs
 
 from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
-from .protocol import NULL, decoded, named
+from .protocol import NULL, aside, decoded, named
 from .state import Answer, ServerState
 from .window import Held, History, by_name, placed, together
 from .wire import weigh
@@ -80,31 +81,30 @@ class Session:
         was. Ends by an exception."""
         model, seconds = self._state.models[0], self._state.limits.idle_seconds
         ready = protocol.ReadyMessage(session=self._id, model=model, remaining=self._remaining)
-        message: asyncio.Future[Any] = ensure_future(self._message())
+        await self._send(ready)
+        reading: asyncio.Future[Any] = ensure_future(self._message())
         turn: asyncio.Future[Any] | None = None
         try:
-            await self._send(ready)
             while True:
-                waiting, patience = ([message, turn], None) if turn else ([message], seconds)
+                waiting, patience = ([reading, turn], None) if turn else ([reading], seconds)
                 done, _ = await asyncio.wait(waiting, timeout=patience, return_when=FIRST_COMPLETED)
                 if not done:
                     raise _End(f"no message for {seconds:g} s", GOING_AWAY)
-                if turn in done:
-                    answered, turn = turn, None
-                    async with self._refusing():
+                async with self._refusing():
+                    if turn in done:
+                        answered, turn = turn, None
                         self._talk, chunk = answered.result()
                         await self._send(chunk)
-                if message in done:
-                    came, message = message, ensure_future(self._message())
-                    async with self._refusing():
+                    else:
+                        came, reading = reading, ensure_future(self._message())
                         asked = came.result()
-                        if turn is not None:
-                            remedy = "Wait for the chunk, or close the session."
+                        if turn:
                             expected = "none before the chunk is complete"
+                            remedy = "Wait for the chunk, or close the session."
                             raise InputError("message", expected, _tag(asked), remedy)
                         turn = ensure_future(self._turn(asked))
         finally:
-            tasks = [task for task in (message, turn) if task is not None]
+            tasks = [task for task in (reading, turn) if task]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -143,17 +143,16 @@ class Session:
         raw = await self._socket.receive()
         if raw["type"] == "websocket.disconnect":
             raise _End("the client left")
-        text = raw.pop("text", None)
-        body = None if text is None else text.encode(errors="surrogatepass")
+        if (text := raw.pop("text", None)) is None:
+            raise InputError("message", "JSON text", "bytes", "Send text frames.")
+        body = text.encode(errors="surrogatepass")
         del text  # which may be large
-        message = await asyncio.to_thread(self._parsed, body)
+        message = await aside(len(body), self._parsed, body)
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it")
         return message
 
-    def _parsed(self, body: bytes | None) -> Any:
-        if body is None:
-            raise InputError("message", "JSON text", "bytes", "Send text frames.")
+    def _parsed(self, body: bytes) -> Any:
         weigh(body, "message", self._state.limits)
         return decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, body)
 
@@ -193,7 +192,7 @@ class _Talk:
             raise InputError("session", "a model without an encoder", "one with it")
         # without the items, whose bytes would stay in memory as long as the session
         bare = dict.fromkeys(("items", "uuids", "sampling_params"), NULL)
-        self._start = msgspec.structs.replace(start, prompt=None, **bare)
+        self._start = structs.replace(start, prompt=None, **bare)
         self._history = History(start.window and start.window.keep)
         self._index = 0
 
@@ -229,31 +228,17 @@ class _Talk:
                 text += new.text or ""
                 logprobs += new.logprobs or []
                 ids = [*read, *answer.ids[0]]
-                told: Any = {
-                    "index": self._index,
-                    "remaining": self._engine.max_model_len - len(ids),
-                }
+                room = self._engine.max_model_len - len(ids)
+                told = {**structs.asdict(new), "index": self._index, "remaining": room}
                 if new.finish_reason is None and self._start.stream and new.token_ids:
-                    await tell(
-                        protocol.TokensMessage(token_ids=new.token_ids, text=new.text, **told)
-                    )
+                    await tell(protocol.TokensMessage(**told | {"logprobs": None}))
         if new.finish_reason not in ("stop", "length"):
             raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
+        told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
         slid = self._history.slid(left)
-        items = placed([*left.items, *new_items], rendered)
-        self._history = left._replace(ids=ids, items=items)
+        self._history = left._replace(ids=ids, items=placed([*left.items, *new_items], rendered))
         self._index += 1
-        return protocol.ChunkMessage(
-            token_ids=answer.ids[0],
-            text=text or None,
-            finish_reason=new.finish_reason,
-            stop_reason=new.stop_reason,
-            logprobs=logprobs or None,
-            usage=answer.usage(),
-            slid=slid,
-            produced=new.produced,
-            **told,
-        )
+        return protocol.ChunkMessage(**told, usage=answer.usage(), slid=slid)
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""

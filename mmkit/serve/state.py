@@ -209,14 +209,4 @@ class Answer:
 
     def usage(self) -> Usage:
         """Token counts."""
-        return usage(self._prompt, sum(map(len, self.ids.values())), self._cached)
-
-
-def usage(prompt: int, completion: int, cached: int) -> Usage:
-    """Token counts."""
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        prompt_tokens_details=protocol.PromptTokensDetails(cached_tokens=cached),
-    )
+        return Usage.of(self._prompt, sum(map(len, self.ids.values())), self._cached)

@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from ..errors import InputError
 from ..vllm_api.chat import REFERENCE, SENT, Load
 from . import errors
-from .protocol import NULL, Limits, TooLarge, begins, decoded
-from .routes import aside, read
+from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
+from .routes import read
 from .state import ServerState
 from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, weigh
 
@@ -63,7 +63,8 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
         state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
-        if state is not None and scope["type"] == "http" and _has_theirs(scope):
+        has_body = scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH")
+        if state is not None and has_body and not scope["path"].startswith("/v1/mm/"):
             try:
                 receive = _again(await _body(Request(scope, receive), state), receive)
             except ClientDisconnect:
@@ -74,12 +75,6 @@ class Gate:
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-def _has_theirs(scope: Any) -> bool:
-    """Whether a request has a body for one of vLLM's routes."""
-    posts = scope["method"] in ("POST", "PUT", "PATCH")
-    return posts and not scope["path"].startswith("/v1/mm/")
 
 
 async def _body(request: Request, state: ServerState) -> bytes:

@@ -304,6 +304,17 @@ def _records(kind: Record) -> SearchStrategy[Sample]:
     return drawn()
 
 
+def items_of_vllm() -> dict[str, SearchStrategy[Sample]]:
+    """Small samples for vLLM's own modalities, by name."""
+    # of a side of one or three pixels, transformers takes that for the channels
+    side, large = (sides([most], Between(4, most), most) for most in (64, 96))
+    return {
+        "image": st.builds(ImageSample, SEEDS, large, large, st.sampled_from(["pil", "numpy"])),
+        "video": st.builds(VideoSample, SEEDS, sides([6], Between(1, 6), 6), side, side),
+        "audio": items(Audio(largest=((16000,),))),
+    }
+
+
 @dataclass(frozen=True)
 class Request:
     """A well-formed request, with the order of its items in the prompt.

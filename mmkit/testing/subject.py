@@ -16,24 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..errors import SpecError
-from ..items import Between
-from ..items.media import Audio
 from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..plan import Plan
 from ..runs import Runs
 from . import vllm_path
-from .strategies import (
-    SEEDS,
-    ImageSample,
-    Request,
-    Sample,
-    VideoSample,
-    as_sample,
-    items,
-    prompts,
-    sides,
-)
+from .strategies import Request, Sample, as_sample, items, items_of_vllm, prompts
 from .vllm_path import Caches, Data, Outcome, Piece
 
 Samples = Mapping[str, SearchStrategy[Any]]
@@ -333,13 +321,6 @@ def of_registered(
         options: options of vLLM's ModelConfig.
     """
     processor = vllm_path.registered(vllm_path.model_config(model_dir, **options))
-    # of a side of one or three pixels, transformers takes that for the channels
-    side, large = (sides([most], Between(4, most), most) for most in (64, 96))
-    defaults = {
-        "image": st.builds(ImageSample, SEEDS, large, large, st.sampled_from(["pil", "numpy"])),
-        "video": st.builds(VideoSample, SEEDS, sides([6], Between(1, 6), 6), side, side),
-        "audio": items(Audio(largest=((16000,),))),
-    }
     known = processor.info.get_supported_mm_limits()
-    drawn = {name: strategy for name, strategy in defaults.items() if name in known}
+    drawn = {name: strategy for name, strategy in items_of_vllm().items() if name in known}
     return Subject(processor, {**drawn, **(samples or {})}, model_dir=model_dir, kwargs=kwargs)

@@ -308,10 +308,8 @@ def _kind(field: Any) -> str:
 def decoded(file: bytes) -> list[Any]:
     """The pictures that vLLM's loader makes of an image file with transparent parts, on white and
     on black."""
-    return [
-        _image_loader(rgba_background_color=background).load_bytes(file)
-        for background in ((255, 255, 255), (0, 0, 0))
-    ]
+    loaders = (_image_loader(rgba_background_color=(grey,) * 3) for grey in (255, 0))
+    return [loader.load_bytes(file) for loader in loaders]
 
 
 # -- caches ----------------------------------------------------------------------------------------

@@ -1,19 +1,26 @@
-"""Samples of a batch, as the tensors that a model receives."""
+"""Samples of a batch, as the tensors that a model receives; `Collator` adds the answers to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.feature_extraction_utils import BatchFeature
 
 from ..errors import InputError
 from ..plan import Plan, Preview
 from ..spec import Declaration
 
+if TYPE_CHECKING:
+    from .processor import Processor
+
 MEDIA = {"image": 1, "video": 2, "audio": 3}
 """The numbers of the modalities that transformers knows."""
+
+IGNORED = -100
+"""The label of ids that are not learned, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,14 @@ class Padding:
         Raises:
             InputError: rows of several lengths without padding.
         """
-        lengths = [len(row) for row in rows]
-        longest, padded = max(*lengths, self.length), []
+        lengths = {len(row) for row in rows}
+        longest = max(*lengths, self.length)
         if self.is_wanted:
             longest = -(-longest // self.multiple) * self.multiple
-        elif len({*lengths}) > 1:
-            expected, got = "prompts of one length", f"lengths {sorted({*lengths})}"
+        elif len(lengths) > 1:
+            expected, got = "prompts of one length", f"lengths {sorted(lengths)}"
             raise InputError(where, expected, got, "Write padding=True.")
+        padded = []
         for row in rows:
             gap = [value] * (longest - len(row))
             padded.append([*gap, *row] if self.side == "left" else [*row, *gap])
@@ -106,3 +114,57 @@ def _fields(plan: Plan, samples: Sequence[Preview]) -> dict[str, Any]:
             fields = modality.fields.items()
             batch |= {key: field.batch([part[key] for part in parts]) for key, field in fields}
     return batch
+
+
+class Collator:
+    """Makes a batch of samples: the `collate_fn` of a `torch.utils.data.DataLoader`, or the
+    `data_collator` of a `transformers.Trainer`.
+
+    A sample is a dict with the prompt, as `text` or `input_ids`, the `answer`, as a text or ids,
+    and the prompt's items by modality. The prompt is a prompt as a server takes it. The answer
+    holds the tokens that the model learns to write, the end token included. The text of an answer
+    is tokenized alone, without special tokens.
+
+    Args:
+        processor: the spec's processor.
+        padding_side: "right" or "left".
+        pad_to_multiple_of: the padded length is a multiple of this number.
+    """
+
+    def __init__(
+        self, processor: Processor, padding_side: str = "right", pad_to_multiple_of: int = 1
+    ) -> None:
+        if processor.spec.decoder_prompt is not None or processor.spec.is_raw:
+            where, expected = processor.spec.name, "a model that goes on with its prompt"
+            raise InputError(where, expected, "an encoder-decoder model, or one without a prompt")
+        token = processor.pad_token_id
+        self.processor = processor
+        self._padding = Padding(True, token, padding_side, multiple=pad_to_multiple_of)
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
+        """The batch: the padded result of `Processor.__call__`, and
+
+        - `labels`: int64 (samples, length), the ids of the answers, and -100 for prompts,
+          placeholders and padding.
+
+        Raises:
+            InputError: a sample without an answer, an answer with a placeholder, or a prompt that
+                vLLM would refuse.
+        """
+        plan, previews, answers = self.processor.plan, [], []
+        for sample in samples:
+            items = {key: own for key, own in sample.items() if key != "answer"}
+            answer = plan.encode(sample.get("answer", ()), add_special_tokens=False)
+            if not answer:
+                raise InputError(f"{plan.spec.name}.answer", "a text or ids", "none")
+            plan.check_bare(answer)
+            prompt = self.processor.preview(**items)
+            whole = [*prompt.prompt_token_ids, *answer]
+            previews.append(replace(prompt, prompt_token_ids=whole))
+            answers.append(len(answer))
+        batch = batch_of(plan, previews, self._padding)
+        labels = batch["input_ids"].clone()
+        for row, mask, count in zip(labels, batch["attention_mask"], answers, strict=True):
+            end = int(mask.nonzero()[-1]) + 1
+            row[: end - count] = row[end:] = IGNORED
+        return BatchFeature({**batch, "labels": labels})

@@ -11,13 +11,16 @@ from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 from typing_extensions import override
 
+from ..bound.placeholder_text import placeholder_text
 from ..errors import InputError
 from ..items.values import dtype_name
 from ..plan import Plan, Preview
 from ..spec import Declaration
 from ..vocabulary import of_text_config
-from . import chat, saving
+from . import saving
 from .batch import Padding, batch_of, prompts_of
+
+Messages = Sequence[Mapping[str, Any]]
 
 _KEYWORDS = {"image": "images", "video": "videos", "audio": "audio"}
 """The names of items in processors of transformers."""
@@ -215,10 +218,97 @@ class Processor(ProcessorMixin):
         candidates += range(self.plan.vocab_size)
         return next(token for token in candidates if token not in self.plan.embed_ids)
 
+    # -- messages ----------------------------------------------------------------------------------
+
     @override
-    def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
-        """See `mmkit.training.chat.apply`."""
-        return chat.apply(self, conversation, *args, **options)
+    def apply_chat_template(
+        self,
+        conversation: Messages | Sequence[Messages],
+        chat_template: str | None = None,
+        *,
+        tokenize: bool = False,
+        return_dict: bool = False,
+        processor_kwargs: Mapping[str, Any] | None = None,
+        return_tensors: str | None = "pt",
+        **options: Any,
+    ) -> Any:
+        """A conversation, or a list of conversations, as text or as tensors.
+
+        The content of a message is a text or a list of parts, ``{"type": "text", "text": ...}`` and
+        ``{"type": "series", "series": item}`` with the name of a modality. A template that knows
+        the type writes the placeholder of the item; otherwise the placeholder is the text of the
+        spec's `replace`. A template without types receives one text, as in vLLM: the placeholders,
+        then the texts.
+
+        Args:
+            conversation: messages with `role` and `content`.
+            chat_template: a template, or the name of one, in place of the processor's.
+            tokenize: return tensors: the `input_ids` alone, or all with ``return_dict=True``.
+            return_dict: with `tokenize`, return the whole result of `Processor.__call__`.
+            processor_kwargs: arguments of that call, for example `padding`.
+            return_tensors: another argument of that call.
+            options: of the tokenizer's `apply_chat_template`, for example `add_generation_prompt`
+                and `tools`; the template receives options that the tokenizer does not know.
+
+        Raises:
+            InputError: the model has no tokenizer, there is no template, a part is malformed, or
+                neither the template nor the spec has a placeholder for an item.
+        """
+        where, known = f"{self.spec.name}.conversation", self.chat_template
+        if (tokenizer := getattr(self, "tokenizer", None)) is None:
+            raise InputError(where, "a model with a tokenizer", "one without", "Call it with ids.")
+        if isinstance(known, Mapping):
+            chat_template = known.get(chat_template or "default", chat_template)
+        options["chat_template"] = template = chat_template or known
+        if not isinstance(template, str):
+            raise InputError(where, "a chat template", "none", "Give chat_template=.")
+        is_one = bool(conversation) and isinstance(conversation[0], Mapping)
+        conversations: Sequence[Any] = [conversation] if is_one else conversation
+        texts, data = [], []
+        for messages in conversations:
+            items: dict[str, list[Any]] = {}
+            rendered = [self._without_items(one, items, template) for one in messages]
+            texts.append(tokenizer.apply_chat_template(rendered, tokenize=False, **options))
+            data.append(items)
+        if not tokenize:
+            return texts[0] if is_one else texts
+        ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
+        sent = {name: [own.get(name) for own in data] for own in data for name in own}
+        asked = {"return_tensors": return_tensors, **(processor_kwargs or {})}
+        batch = self(input_ids=ids, **{**asked, **sent})
+        return batch if return_dict else batch["input_ids"]
+
+    def _without_items(
+        self, message: Mapping[str, Any], items: dict[str, list[Any]], template: str
+    ) -> dict[str, Any]:
+        """A message in the template's form; its items go to `items`."""
+        content = message.get("content")
+        if not isinstance(content, (list, tuple)):
+            return dict(message)
+        has_types = any(f"{before}type" in template for before in (".", "['", '["'))
+        where, modalities = f"{self.spec.name}.conversation", self.plan.modalities
+        parts: list[dict[str, Any]] = []
+        for part in content:
+            name = part.get("type") if isinstance(part, Mapping) else None
+            if name == "text":
+                parts.append(dict(part))
+                continue
+            if name not in modalities or name not in part:
+                known = (f'{{"type": "{key}", "{key}": ...}}' for key in ("text", *modalities))
+                raise InputError(where, f"parts {' or '.join(known)}", f"type {name!r}")
+            items.setdefault(name, []).append(part[name])
+            if has_types and any(f"{quote}{name}{quote}" in template for quote in "'\""):
+                parts.append({"type": name})
+                continue
+            text = placeholder_text(self.spec, name, len(items[name]) - 1)
+            if text is None:
+                either = f"a chat template with the type {name}"
+                raise InputError(where, f"{either}, or replace() of a text in the spec", "neither")
+            parts.append({"type": "text", "text": text, "of": name})
+        if has_types:
+            return {**message, "content": parts}
+        in_order = sorted(parts, key=lambda part: "of" not in part)  # placeholders first
+        return {**message, "content": "\n".join(part["text"] for part in in_order)}
 
     # -- a processor in a folder -------------------------------------------------------------------
 

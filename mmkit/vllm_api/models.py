@@ -72,6 +72,13 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         ModelRegistry.register_model(model.__name__, home)
 
 
+def module_of(architecture: str) -> str | None:
+    """The module of vLLM's own class of an architecture; None where it has none of that name."""
+    known = ModelRegistry.models.get(architecture)
+    has_class = getattr(known, "class_name", "") == architecture
+    return str(known.module_name) if has_class else None
+
+
 def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
     """The model that vLLM is constructing: vLLM's configuration of the engine, the bound spec, the
     dtype and the width of the language model's rows, and whether this is the first process of a

@@ -47,7 +47,7 @@ from mmkit import (
 )
 from mmkit import replace as replaces
 from mmkit.layout import Placeholder
-from mmkit.model.positions import get_mrope_input_positions
+from mmkit.model.registration import get_mrope_input_positions
 from mmkit.model.sound import largest_magnitude
 from mmkit.placement import Placement
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec

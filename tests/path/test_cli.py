@@ -40,8 +40,10 @@ from mmkit import (
     embed,
     testing,
 )
-from mmkit.cli import app, doctor, forms
+from mmkit.cli import common, doctor
+from mmkit.cli.commands import app
 from mmkit.cli.common import UsageError
+from mmkit.cli.show import describe
 from mmkit.expr import Scope, ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
@@ -95,7 +97,7 @@ def _same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def invoke(*arguments: object) -> tuple[int, str, str]:
     """Exit status, standard output and standard error, both in one line; a refusal is one line as it is."""
-    done = CliRunner().invoke(app(), [str(argument) for argument in arguments])
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code != 2 or (done.stdout, done.stderr.count("\n")) == ("", 1)
     return done.exit_code, " ".join(done.stdout.split()), " ".join(done.stderr.split())
@@ -198,10 +200,10 @@ def test_items(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(CELL)
     if form in BAD_ITEMS:
         with pytest.raises(UsageError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
-            forms.parse_item(form, PLAN)
+            common.parse_item(form, PLAN)
     else:
-        name, value = forms.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
-        assert (name, forms.describe(value)) == (form.partition("=")[0], ITEMS[form])
+        name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
+        assert (name, describe(value)) == (form.partition("=")[0], ITEMS[form])
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

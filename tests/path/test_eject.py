@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import mmkit
 from examples.llava_like.spec import LLAVA_LIKE
 from mmkit import MmkitError
-from mmkit.cli import app
+from mmkit.cli.commands import app
 from mmkit.cli.eject import eject
 from mmkit.testing import Request, of_spec, vllm_path
 from mmkit.testing.differences import differences
@@ -67,12 +67,12 @@ def test_a_copy(spec: Path) -> None:
     assert {"model/mixin.py", "generate.py", "vllm_api/models.py"} <= {*files}
     assert not [name for name in files if name.startswith(("testing/", "cli/", "serve/"))]
     assert all(text.endswith((root / name).read_bytes()) for name, text in files.items())
-    refused = CliRunner().invoke(app(), ["eject", "robots"])
+    refused = CliRunner().invoke(app, ["eject", "robots"])
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert refused.stderr.startswith(f"{copy}: expected no copy yet, got one. Remove it, and run the command again")
     shutil.rmtree(copy)
     spec.write_text(SPEC + "from mmkit.testing import of_spec\n")
-    assert "1 module:" in CliRunner().invoke(app(), ["eject", "robots"]).stdout
+    assert "1 module:" in CliRunner().invoke(app, ["eject", "robots"]).stdout
     assert (copy / "testing" / "subject.py").exists()
 
 

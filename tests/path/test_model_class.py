@@ -35,7 +35,7 @@ def test_a_class_that_cannot_run_the_spec(bases: tuple[type, ...], methods: dict
 
 
 def test_raw_input_comes_to_forward() -> None:
-    from mmkit.model.checks import check_class
+    from mmkit.model.registration import check_class
 
     raw = ModelSpec("raw", Modality("image", item=Tensor((2,)), tokens=0, fields={"pixels": batched()}))
 

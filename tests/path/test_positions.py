@@ -28,7 +28,7 @@ from mmkit import (
     fields,
     later,
 )
-from mmkit.model.positions import get_mrope_input_positions
+from mmkit.model.registration import get_mrope_input_positions
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
