@@ -118,7 +118,7 @@ def _pretrained(folder: Path) -> dict[str, str]:
     with needs_vllm():
         import transformers
 
-        from ..vllm_api.models import module_of
+        from ..vllm_api.models import vllm_module
     from ..training.saving import has_tokenizer
 
     path = checkpoint(folder, "--language-model")
@@ -133,7 +133,7 @@ def _pretrained(folder: Path) -> dict[str, str]:
     if tokenizer.eos_token is None:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
     name, own = (config.architectures or ["none"])[0], type(config).__name__
-    language, module = name.removesuffix("ForCausalLM"), module_of(name)
+    language, module = name.removesuffix("ForCausalLM"), vllm_module(name)
     if language == name or not {own, name} <= {*dir(transformers)} or module is None:
         expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
         expected += "transformers and vLLM have a class"

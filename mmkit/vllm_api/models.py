@@ -72,7 +72,7 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         ModelRegistry.register_model(model.__name__, home)
 
 
-def module_of(architecture: str) -> str | None:
+def vllm_module(architecture: str) -> str | None:
     """The module of vLLM's own class of an architecture; None where it has none of that name."""
     known = ModelRegistry.models.get(architecture)
     has_class = getattr(known, "class_name", "") == architecture
