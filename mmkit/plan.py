@@ -17,21 +17,18 @@ import msgspec
 import torch
 
 from . import placement
-from .bound.binding import At, Refusals
 from .bound.calls import Calls
 from .bound.intake import Taken
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
 from .bound.processing import Processed
-from .errors import InputError, SpecError
+from .errors import At, InputError, Refusals, SpecError
 from .expr import Scope, truth
-from .layout import Fixed
-from .placement import Alternatives, Items, NotFound, Placed, Placement
-from .runs import Runs
+from .layout import EndingWith, Fixed, Insert, Target
+from .placement import Alternatives, Items, NotFound, Placed, Placement, Runs
 from .spec import Declaration
-from .updates import EndingWith, Insert, Target
-from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
+from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
@@ -433,13 +430,11 @@ class Plan:
             msgspec.convert(prompt, self._ids)  # one pass in C
         except msgspec.ValidationError:
             for position, token in enumerate(prompt):
-                where = f"{self.spec.name}.prompt[{position}]"
-                if type(token) is not int:
-                    got = f"{type(token).__name__} {token!r}"
-                    raise InputError(where, "a token id", got, "Send integers.") from None
-                if not 0 <= token < self.vocab_size:
+                if type(token) is not int or not 0 <= token < self.vocab_size:
+                    where = f"{self.spec.name}.prompt[{position}]"
                     expected = f"a token id from 0 to {self.vocab_size - 1}"
-                    raise InputError(where, expected, str(token), "Check the tokenizer.") from None
+                    remedy = "Check the tokenizer."
+                    raise InputError(where, expected, id_text(token), remedy) from None
             raise
 
     def check_names(self, data: Iterable[str]) -> None:

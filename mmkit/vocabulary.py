@@ -14,9 +14,6 @@ from .errors import SpecError
 _RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
 """The form of tokens that no ordinary text has."""
 
-_SHORT = 256
-"""Characters of the longest text whose ids are kept."""
-
 
 class Vocabulary:
     """Read-only view of a Hugging Face tokenizer: the forms of the root `tok`, with values in place
@@ -70,7 +67,7 @@ class Vocabulary:
         Raises:
             SpecError: the vocabulary lacks it.
         """
-        text = _filled(*token) if isinstance(token, tuple) else token
+        text = filled(*token) if isinstance(token, tuple) else token
         if not isinstance(text, str):
             expected, got = "the text of one token", type(text).__name__
             raise SpecError(f"tok[{text!r}]", expected, got, "Use an id as it is.")
@@ -85,14 +82,12 @@ class Vocabulary:
 
     def has(self, token: str, *values: Any) -> bool:
         """Whether the vocabulary has this token."""
-        return _filled(token, *values) in self._ids
+        return filled(token, *values) in self._ids
 
     def text(self, text: str, *values: Any) -> list[int]:
         """The ids of a text, encoded without special tokens."""
-        text = _filled(text, *values)
-        # prompts are not worth keeping
-        encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__
-        return list(encode(text))
+        text = filled(text, *values)
+        return list(self._encode(text))
 
     __contains__ = None  # Python would ask for item after item; `has` answers
 
@@ -101,7 +96,8 @@ class Vocabulary:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def _filled(text: str, *values: Any) -> str:
+def filled(text: str, *values: Any) -> str:
+    """A text, or a template with its values in it."""
     return text.format(*values) if values else text
 
 
@@ -127,6 +123,11 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     if size > sys.maxunicode + 1:  # ids are sought as characters
         raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
     return size
+
+
+def id_text(token: Any) -> str:
+    """What stands in place of a token id, for messages."""
+    return str(token) if type(token) is int else f"{type(token).__name__} {token!r}"
 
 
 def check_ids(ids: Sequence[int], size: int, where: str) -> None:

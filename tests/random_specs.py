@@ -24,10 +24,9 @@ from mmkit.expr import cfg, fields, item, tok, where
 from mmkit.field import Flat, batched, constant, derived, flat
 from mmkit.items import between
 from mmkit.items.tensor import Tensor
-from mmkit.layout import Layout, each, embed, literal, nothing
+from mmkit.layout import Layout, Update, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
 from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
-from mmkit.updates import Update, already_expanded, ending_with, insert, replace
 
 __all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs", "write_checkpoint"]
 

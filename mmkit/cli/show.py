@@ -25,9 +25,8 @@ from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..node import leaves
-from ..outputs import Output
 from ..plan import Plan, Preview
-from ..spec import Modality
+from ..spec import Modality, Output
 from .common import UsageError, brief, open_checkpoint, plural, reason, write
 from .forms import describe, parse_items
 

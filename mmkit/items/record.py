@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 from ..errors import InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
-from .base import ItemType
-from .values import described
+from .base import ItemType, described
 
 _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""

@@ -20,8 +20,8 @@ from ..items import Between
 from ..items.media import Audio
 from ..layout import as_text
 from ..model_spec import ModelSpec
+from ..placement import Runs
 from ..plan import Plan
-from ..runs import Runs
 from . import vllm_path
 from .strategies import (
     SEEDS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..bound.placeholder_text import placeholder_text
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _without_items(
         if has_types and any(f"{quote}{name}{quote}" in template for quote in "'\""):
             parts.append({"type": name})
             continue
-        text = placeholder_text(processor.spec, name, len(items[name]) - 1)
+        text = processor.spec.placeholder_text(name, len(items[name]) - 1)
         if text is None:
             expected = f"a chat template with the type {name}, or replace() of a text in the spec"
             raise InputError(where, expected, "neither")

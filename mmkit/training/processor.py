@@ -12,7 +12,7 @@ from transformers.processing_utils import ProcessorMixin
 from typing_extensions import override
 
 from ..errors import InputError
-from ..items.values import dtype_name
+from ..items.base import dtype_name
 from ..plan import Plan, Preview
 from ..spec import Declaration
 from ..vocabulary import of_text_config

@@ -49,8 +49,8 @@ from mmkit import (
 )
 from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
+from mmkit.field import identity
 from mmkit.placement import Alternatives, NotFound, place
-from mmkit.process import identity
 
 from .common import CONFIG, alternative, bound, modality, plan_of, refused
 
@@ -218,7 +218,7 @@ SPECS = [
     ("Tensor.dtype: expected one of float16, …, bool, got 'float'.", lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
     ("Record: expected at least one part, got none.", lambda: Record()),
-    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.text.Text'>.",
+    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.tensor.Text'>.",
      lambda: Record(a=Text)),
     ("Record: expected a part that is not called index, count, rows or _..., got 'count'.", lambda: Record(count=TEXT)),
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
@@ -306,7 +306,8 @@ BOUND = [
     ("item: Image.largest: expected 2 …", *[dict(item=Image(row)) for row in (5, (3, 0), (1.5, 2), [(1, 2), (3,)])]),
     ("item: Audio.largest: expected 1 whole number(s) >= 1, got (-1,).", dict(item=Audio(largest=cfg.minus))),
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
-    ("limit: expected a whole number >= 0 or None, got ….", dict(limit=1.5), dict(limit=-1), dict(limit=True)),
+    ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
+    ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
     ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=literal([1, 2]))),
     ("layout: expected at least one embed() position per item, got 0 literal ids.",
      dict(layout=embed(5) * 0), dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),

@@ -33,7 +33,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.process import identity
+from mmkit.field import identity
 from mmkit.vocabulary import Vocabulary
 from tests import ROOT
 
