@@ -7,6 +7,11 @@ of patches, each with a newline, are ``(embed(patch) * cols + newline) * rows + 
 
 The output of a model has a layout, too. There `any_id(start, stop)` marks the positions where the
 model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
+
+Prompt updates say how layouts get into the prompt: `replace` puts a layout in place of a target,
+`insert` at the start of the prompt or after a prefix, and `already_expanded` declares that the
+caller writes the layouts. All three recognise a layout that already stands in the prompt and leave
+it as it is, so an expanded prompt is not expanded again; see `mmkit.placement`.
 """
 
 from __future__ import annotations
@@ -547,7 +552,7 @@ class Insert(Update):
     """mmkit inserts the layouts in the order of the items; the caller writes nothing for them.
 
     Attributes:
-        at: "start" inserts before the first token of the prompt, "end" after the last.
+        at: "start" inserts before the first token of the prompt.
         after: a prefix with which the prompt must start; the layouts follow it. One token
             (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
 
@@ -555,7 +560,7 @@ class Insert(Update):
         SpecError: neither or both.
     """
 
-    at: Literal["start", "end"] | None = field(default=None, kw_only=True)
+    at: Literal["start"] | None = field(default=None, kw_only=True)
     after: Stated[LayoutLike | None, Layout | None] = stated(
         partial(layout, where="insert()"), default=None, kw_only=True
     )
@@ -564,16 +569,14 @@ class Insert(Update):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.at is None) == (self.after is None) or self.at not in (None, "start", "end"):
-            expected = 'at="start", at="end" or after=a prefix'
-            raise SpecError("insert()", expected, ", ".join(self._stated()) or "nothing")
+        if (self.at is None) == (self.after is None) or self.at not in (None, "start"):
+            got = ", ".join(self._stated()) or "nothing"
+            raise SpecError("insert()", 'at="start" or after=a prefix', got)
 
     def resolve(self, scope: Scope) -> Target:
         return tuple(self.after.lay(scope).ids) if self.after else ()
 
     def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
-        if self.at == "end":
-            return len(prompt)
         return len(target) if tuple(prompt[: len(target)]) == target else None
 
 

@@ -257,10 +257,6 @@ class _Match(NamedTuple):
     modality: str
     number: int
 
-    def order(self) -> tuple[int, bool]:
-        """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
-        return self.begin, isinstance(self.one.update, Insert) and self.one.update.at == "end"
-
 
 @dataclass
 class _Search:
@@ -312,7 +308,7 @@ class _Search:
                     waiting[modality] = index
                     break
         searched = [*self._searched(waiting, reading)]
-        return sorted(anchored + searched, key=_Match.order) if anchored else searched
+        return sorted(anchored + searched, key=_begin) if anchored else searched
 
     def _searched(self, waiting: dict[str, int], reading: Reading) -> Iterator[_Match]:
         """The matches of the items of some modalities, from left to right. `waiting` has the index

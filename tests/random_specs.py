@@ -94,7 +94,6 @@ class ModalitySample:
             "replace": replace(tok[target]),
             "replace text": replace(literal(tok[target], tok["a"])),
             "start": insert(at="start"),
-            "end": insert(at="end"),
             "after": insert(after=tok["<s>"]),
             "in place": already_expanded(),
         }
@@ -206,7 +205,7 @@ def specs(draw: Any) -> SpecSample:
     modalities = []
     for name in NAMES[: draw(st.integers(1, 2))]:
         least = draw(st.integers(1, 3))
-        kinds = ["replace", "replace text", "in place", "start", "end", "after"]
+        kinds = ["replace", "replace text", "in place", "start", "after"]
         updates: tuple[str, ...] = (draw(st.sampled_from(kinds)),)
         if updates[0].startswith("replace") and draw(st.booleans()):
             updates = ("replace text", "replace")
@@ -214,5 +213,4 @@ def specs(draw: Any) -> SpecSample:
         fields = (draw(st.sampled_from(["batched", "flat", "derived", "shared"])),)
         embeds = not _varies(tree) and draw(st.booleans())
         modalities.append(ModalitySample(name, least, most, tree, updates, fields, embeds))
-    at_the_end = any("end" in modality.updates for modality in modalities)
-    return SpecSample(tuple(modalities), not at_the_end and draw(st.booleans()))
+    return SpecSample(tuple(modalities), draw(st.booleans()))

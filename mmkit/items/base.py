@@ -273,11 +273,9 @@ def ends(size: Any) -> tuple[Any, Any]:
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     """Whether a shape has these sizes, of which some may be `between`."""
-    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, map(ends, sizes))))
-
-
-def _fits(size: int, allowed: tuple[Any, Any]) -> bool:
-    return bool(allowed[0] <= size <= allowed[1])
+    if shape == sizes or len(shape) != len(sizes):
+        return bool(shape == sizes)
+    return all(least <= n <= most for n, (least, most) in zip(shape, map(ends, sizes), strict=True))
 
 
 ARRAYS = (np.ndarray, torch.Tensor)

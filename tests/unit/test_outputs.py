@@ -176,7 +176,7 @@ BOUND = [
     ("encode, position 0: expected an id from 10 to 99, got 0.", encoded, lambda array, _: array.reshape(6)),
     (RESERVED, bound, any_id(110, 130) * 2),
     (RESERVED, bound, any_id(0, 9) + literal(120)),
-    ("layout: expected token ids below the vocabulary size 200, got 200. Use a reserved id …", bound, any_id(130, 201) * 2),
+    ("layout: expected token ids below the vocabulary size 200, got 200. Use …", bound, any_id(130, 201) * 2),
     ("layout: expected at least one any_id(), got none.", bound, literal(1, 2)),
     ("layout: any_id(5, 5): expected at least one id, got range(5, 5).", bound, any_id(5, 5)),
     ("layout: …: expected ids and any_id(), got embed(). What comes out …", bound, any_id(1, 2) + embed(5)),
