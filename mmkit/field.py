@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .errors import SpecError
+from .errors import At, SpecError
 from .expr import Scope, Value, evaluate, expression, expressions, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
@@ -85,10 +85,8 @@ class Field(Part):
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
-        try:
+        with At("value", f"numbers for a {self.dtype} tensor"):
             return torch.as_tensor(value, dtype=self.torch_dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         """The values of a derived field for all items of a request, one scope per item."""

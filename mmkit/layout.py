@@ -21,6 +21,7 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -33,6 +34,7 @@ import torch
 from .errors import SpecError
 from .expr import Count, Expr, Leaf, Scope, Value, branches, expression, is_op, plain, written
 from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
+from .vocabulary import filled
 
 
 @dataclass(frozen=True)
@@ -530,6 +532,16 @@ class Replace(Update):
     target: Stated[LayoutLike, Layout] = stated(partial(layout, where="replace()"))
 
     _word = "replace"
+
+    def text(self, scope: Scope) -> str | None:
+        """The target as a text, without a vocabulary; None where it is no text in that scope."""
+        parts = self.target.parts if isinstance(self.target, Sequenced) else (self.target,)
+        sources: list[Any] = [getattr(part, "value", None) for part in parts]
+        if not all(is_op(source, "tok[]", "tok.text") for source in sources):
+            return None
+        with suppress(SpecError):
+            return "".join(filled(*evaluate_all(source._args, scope)) for source in sources)
+        return None
 
     def resolve(self, scope: Scope) -> Target:
         return tuple(self.target.lay(scope).ids)

@@ -149,13 +149,10 @@ class Plan:
         """
         expected = "a placeholder id that no text has"
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
-        for token, names in self._owners.items() if tok else ():
-            assert tok is not None
-            ends, ordinary = token in tok.ends, tok.ordinary(token)
-            if ends or ordinary is not None:
-                got = "with which a text begins or ends" if ends else f"the token {ordinary!r}"
+        for token, names in self._owners.items():
+            if tok and (how := tok.in_texts(token)):
                 where = f"{self.spec.name}.{names[0]}, layout"
-                raise SpecError(where, expected, f"{token}, {got}", remedy)
+                raise SpecError(where, expected, f"{token}, {how}", remedy)
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.

@@ -30,7 +30,6 @@ from .layout import (
 from .layout import layout as as_layout
 from .node import Node, Stated, leaves, stated
 from .plugin import calling_module
-from .vocabulary import filled
 
 Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
 """A part of a declaration, whether it is right, and the words of the refusal where it is not:
@@ -434,37 +433,14 @@ class Declaration(_Declared, init=False):
             index: the item's position among those of its modality.
 
         Returns:
-            The text; None for another update, for a target that is an id, and for a target that
-            depends on more than `item.index`.
+            The text; None for another update, and for a target that is no text, or depends on more
+            than `item.index`.
         """
         updates = next((m.update for m in self.modalities if m.name == modality), ())
         replaced = next((update for update in updates if isinstance(update, Replace)), None)
-        if replaced is None:
-            return None
-        texts = _Texts()
-        try:
-            ids = replaced.resolve(Scope(tok=texts, item=SimpleNamespace(index=index)))
-            return "".join(texts.of[token] for token in ids)
-        except Exception:  # a function of the author's may raise anything where a value is missing
-            return None
+        scope = Scope(item=SimpleNamespace(index=index))
+        return replaced.text(scope) if replaced else None
 
     def _stated(self) -> Iterator[str]:
         name, *options = super()._stated()
         yield from (name, *map(repr, self.modalities), *options)
-
-
-class _Texts:
-    """In place of a vocabulary: gives every text an id that no tokenizer has."""
-
-    unknown = None
-
-    def __init__(self) -> None:
-        self.of: dict[int, str] = {}
-
-    def __getitem__(self, token: str | tuple[Any, ...]) -> int:
-        new = 2**40 + len(self.of)
-        self.of[new] = filled(*token) if isinstance(token, tuple) else token
-        return new
-
-    def text(self, text: str, *values: Any) -> list[int]:
-        return [self[text, *values]]

@@ -48,18 +48,16 @@ class Vocabulary:
         """The id of every text that the vocabulary lacks; None where it lacks none."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
-    @cached_property
-    def ends(self) -> frozenset[int | None]:
-        """The ids with which a text begins or ends. Those of a config may be a class's defaults."""
+    def in_texts(self, token: int) -> str | None:
+        """How an ordinary text may have an id; None for a special or an added token, a reserved one
+        (``<unused1>``), and an id without a token."""
+        # those of a config may be a class's defaults
         names = ("bos_token_id", "eos_token_id")
-        return frozenset(getattr(self.tokenizer, name, None) for name in names)
-
-    def ordinary(self, token: int) -> str | None:
-        """The text of an id that an ordinary text may have; None for a special or an added token,
-        a reserved one (``<unused1>``), and an id without a token."""
+        if token in [getattr(self.tokenizer, name, None) for name in names]:
+            return "with which a text begins or ends"
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
-        return None if text is None or _RESERVED.fullmatch(text) else text
+        return None if text is None or _RESERVED.fullmatch(text) else f"the token {text!r}"
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.

@@ -151,11 +151,6 @@ class BoundOutput:
         """Dtype of the arrays, by its name in numpy."""
         return self._smallest.dtype.name
 
-    @property
-    def is_image(self) -> bool:
-        """Whether the array is an RGB image, uint8 (height, width, 3)."""
-        return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
-
     @cached_property
     def _smallest(self) -> Array:
         return self.decode([ids.start for ids in self.allowed])

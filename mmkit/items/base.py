@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import InputError, SpecError
+from ..errors import At, InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, plain
 from ..node import Part, Stated, evaluate_all, stated
 
@@ -92,14 +92,11 @@ class ItemType(Part):
             SpecError: a value that the config lacks, or that is out of range.
         """
         kind: Any = type(self)
-        known = {name: self._known(name, scope) for name in self._names}
+        known: dict[str, Any] = {}
+        for name in self._names:
+            with At(f"{kind.__name__}.{name}"):
+                known[name] = evaluate_all(getattr(self, name), scope)
         return kind(**known)  # type: ignore[no-any-return]
-
-    def _known(self, name: str, scope: Scope) -> Any:
-        try:
-            return evaluate_all(getattr(self, name), scope)
-        except SpecError as error:
-            raise SpecError(f"{type(self).__name__}.{name}: {error}") from error
 
     def split(self, data: object, where: str) -> list[Any]:
         """The items in a caller's data, which holds one item, or several in a sequence or batch;

@@ -341,7 +341,7 @@ PROCESSED = [
     (", fields['x']: item 0: expected shape (1,) per item, got ().", ({"x": [[0]]}, batched(shape=(1,)))),
     (", fields['x']: item 0: expected shape (2,) …", ({"x": torch.zeros(1, 3)}, batched(shape=(item.length,)))),
     (", fields['x']: item has no value here: it describes one raw item …", ({}, constant(item.length))),
-    (", fields['x']: value: expected numbers for a int64 tensor, got 'a'.", ({}, derived("a", dtype="int64"))),
+    (", fields['x']: value: expected numbers for a int64 tensor, got ….", ({}, derived("a", dtype="int64"))),
 ]
 """What `process` returns, and how the field x is declared; after `spec.m`."""
 

@@ -98,7 +98,7 @@ def test_literals_are_checked_and_dropped():
     array = MAP.decode(ids)
     assert array.tolist() == [[0, 1, 2], [10, 11, 12]]
     assert MAP.encode(array) == ids
-    assert (MAP.num_tokens, MAP.shape, MAP.dtype, MAP.is_image) == (10, (2, 3), "int64", False)
+    assert (MAP.num_tokens, MAP.shape, MAP.dtype) == (10, (2, 3), "int64")
     for form in (tuple(ids), np.array(ids), np.array(ids, np.uint8), torch.tensor(ids)):
         assert (MAP.decode(form) == array).all()
 
@@ -115,7 +115,7 @@ def test_a_function_sees_config_and_tokenizer_and_nothing_else():
 def test_a_frame_of_patches_is_the_picture_that_they_make(ids):
     picture = FRAME.decode(ids)
     assert (picture == TownWorld().pictures(np.array([ids]))[0]).all()
-    assert (FRAME.is_image, FRAME.allows_all) == (True, True)
+    assert FRAME.allows_all
     assert FRAME.encode(picture) == ids
 
 
