@@ -69,11 +69,6 @@ class Field(Part):
     hidden: bool = False
     value: Stated[Value, Any] = stated(expression, default=None)
 
-    @cached_property
-    def torch_dtype(self) -> torch.dtype | None:
-        """The stated dtype as torch has it."""
-        return None if self.dtype is None else getattr(torch, str(self.dtype))
-
     @property
     def is_derived(self) -> bool:
         """Whether an expression computes the field."""
@@ -86,7 +81,7 @@ class Field(Part):
         if self.dtype is None:
             return value
         with At("value", f"numbers for a {self.dtype} tensor"):
-            return torch.as_tensor(value, dtype=self.torch_dtype)
+            return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         """The values of a derived field for all items of a request, one scope per item."""

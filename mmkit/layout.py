@@ -409,9 +409,7 @@ class Each(Layout):
         last: a layout after the last element; without elements it is left out.
     """
 
-    over: Stated[Value, Any] = stated(
-        lambda over: tuple(over) if isinstance(over, list) else expression(over)
-    )
+    over: Stated[Value, Any] = stated(expression)
     body: Stated[Callable[[Expr], LayoutLike] | Layout, Layout] = stated(_body)
     _: KW_ONLY
     sep: Stated[LayoutLike, Layout] = stated(layout, default=nothing)

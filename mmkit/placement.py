@@ -160,7 +160,7 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     search = _Search(prompt, as_text(prompt), items, where, reserved)
-    for reading in readings:
+    for reading in readings if search.may_be_expanded() else readings[1:] or readings:
         try:
             return search.run(reading)
         except _Misfit as misfit:
@@ -267,6 +267,11 @@ class _Search:
     items: Items
     where: str
     reserved: Mapping[Target, str]
+
+    def may_be_expanded(self) -> bool:
+        """Whether the prompt holds a layout of the first item of each modality."""
+        firsts = [items[0] for items in self.items.values() if items]
+        return all(any(one.placeholder.text in self.text for one in first) for first in firsts)
 
     def run(self, reading: Reading) -> Placed:
         """The items placed, under one reading of the prompt."""

@@ -41,13 +41,6 @@ class Layouts(NamedTuple):
     scope: Scope | None
     embeds: bool
 
-    @classmethod
-    def of(cls, placeholders: Placeholders, scope: Scope, *, embeds: bool) -> Layouts:
-        """Those of the item of a scope."""
-        alternatives = placeholders.alternatives(scope, embeds=embeds)
-        kept = scope if placeholders.depends_on_index else None
-        return cls(placeholders, alternatives, kept, embeds)
-
     @property
     def placeholder(self) -> Placeholder:
         """The layout, which all alternatives share."""
@@ -66,10 +59,8 @@ class _Facts(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("index", "count"):
-            remedy = "Say by cacheable= when items may be kept."
-            raise SpecError(
-                f"item.{name} has no value here: items are cached by their content. {remedy}"
-            )
+            problem = "has no value here: items are cached by their content."
+            raise SpecError(f"item.{name} {problem} Say by cacheable= when items may be kept.")
         raise AttributeError(f"an item has no attribute {name!r}")
 
 
@@ -232,12 +223,14 @@ class BoundModality:
         """
         placeholders, embeds, most = self.placeholders, taken.embeds, None
         varies = placeholders.varies(embeds)
-        if varies and not are_largest and not may_be_larger:
-            most = self.most_rows()
+        if varies and not (are_largest or may_be_larger or placeholders.by_company):
+            most = self.largest()[1]
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
             if (layouts := self._fixed.get(embeds)) is None:
                 scope = self.scope(value, index, own, taken.total)
-                layouts = Layouts.of(placeholders, scope, embeds=embeds)
+                alternatives = placeholders.alternatives(scope, embeds=embeds)
+                kept = scope if placeholders.depends_on_index else None
+                layouts = Layouts(placeholders, alternatives, kept, embeds)
                 if not varies:
                     self._fixed[embeds] = layouts
             rows = layouts.placeholder.num_embeds
@@ -321,11 +314,6 @@ class BoundModality:
         run = self.process if self._needs_fields else self.processing.of_facts
         placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
-
-    def most_rows(self) -> int | None:
-        """Encoder rows of the largest item; None where they depend on the other items of the
-        request."""
-        return None if self.placeholders.by_company else self.largest()[1]
 
     def rehearse(self) -> list[Placeholder]:
         """The placeholders of the largest and the smallest item, where they need no Hugging Face
