@@ -34,26 +34,26 @@ from .field import batched as batched
 from .field import constant as constant
 from .field import derived as derived
 from .field import flat as flat
+from .field import hf as hf
 from .items import between as between
 from .items.media import Audio as Audio
 from .items.media import Image as Image
 from .items.media import Video as Video
 from .items.record import Record as Record
 from .items.tensor import Tensor as Tensor
-from .items.text import Text as Text
+from .items.tensor import Text as Text
+from .layout import already_expanded as already_expanded
 from .layout import any_id as any_id
 from .layout import each as each
 from .layout import embed as embed
+from .layout import ending_with as ending_with
+from .layout import insert as insert
 from .layout import literal as literal
+from .layout import replace as replace
 from .layout import select as select
 from .model_spec import ModelSpec as ModelSpec
-from .outputs import Output as Output
-from .process import hf as hf
 from .spec import Modality as Modality
-from .updates import already_expanded as already_expanded
-from .updates import ending_with as ending_with
-from .updates import insert as insert
-from .updates import replace as replace
+from .spec import Output as Output
 
 if TYPE_CHECKING:
     from .model import MultiModalModel as MultiModalModel

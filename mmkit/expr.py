@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import MmkitError, SpecError
 from .node import Node, fold, leaves, mapped, same, structure
+from .vocabulary import filled
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
@@ -622,7 +623,7 @@ def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Comp
                 if not isinstance(one, (str, int, float)):
                     kind = f"a {type(one).__name__}"
                     raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
-            return ask(expr, scope.tok, text.format(*values) if values else text)
+            return ask(expr, scope.tok, filled(text, *values))
 
         return value
 

@@ -1,25 +1,41 @@
-"""Fields: how the processed tensors of a modality split into items, as in vLLM's multimodal field
-configs.
+"""Processing and fields: how canonical items become tensors, and how these split into items, as in
+vLLM's multimodal field configs.
 
 A field may state the shape and dtype of one item's part. mmkit then checks the result of `process`
 and never casts it. An expression, not `process`, computes a derived field.
+
+Without `process=`, a `Tensor` is the modality's one field, and each part of a `Record` of tensors
+is the field of its name. `hf()` calls a Hugging Face processor, or an object that is called like
+one. A function can do anything else::
+
+    def patches(items, scope):  # canonical items, in order; a Scope without an item
+        parts = [item.unfold(0, 4, 4) for item in items]
+        return {
+            # a flat field: the items' parts, one after the other
+            "patches": torch.cat(parts),
+            # a batched field: one part per item, also as a list
+            "counts": torch.tensor([len(part) for part in parts]),
+        }
+
+In each case, an item's part must not depend on the other items of the request, for example by
+padding to the batch: vLLM caches each item alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from dataclasses import KW_ONLY
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from dataclasses import KW_ONLY, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 
-from .errors import SpecError
-from .expr import Scope, Value, evaluate, expression, several
+from .errors import At, SpecError
+from .expr import Scope, Value, evaluate, expression, expressions, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
-from .node import Part, Stated, evaluate_all, leaves, stated
+from .node import Part, Stated, evaluate_all, fold, leaves, stated, structure
 
 Shape: TypeAlias = "Sequence[Size]"
 """Sizes, one per dimension."""
@@ -53,11 +69,6 @@ class Field(Part):
     hidden: bool = False
     value: Stated[Value, Any] = stated(expression, default=None)
 
-    @cached_property
-    def torch_dtype(self) -> torch.dtype | None:
-        """The stated dtype as torch has it."""
-        return None if self.dtype is None else getattr(torch, str(self.dtype))
-
     @property
     def is_derived(self) -> bool:
         """Whether an expression computes the field."""
@@ -69,38 +80,24 @@ class Field(Part):
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
-        try:
-            return torch.as_tensor(value, dtype=self.torch_dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecError("value", f"numbers for a {self.dtype} tensor", repr(value)) from error
+        with At("value", f"numbers for a {self.dtype} tensor"):
+            return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         """The values of a derived field for all items of a request, one scope per item."""
         return [self.derive(own) for own in scopes]
 
-    def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
-        """The extents of the items along `dim`, one scope per item; None where the field is not
-        flat."""
-        return None
-
-    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        """The parts of a processed tensor, or list of tensors: one per item.
-
-        Args:
-            data: the field as `process` returned it.
-            sizes: for a flat field, the extent of each item along `dim`; whole numbers >= 0.
-            count: number of items.
-            where: names the field in errors.
+    def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
+        """The parts of a processed tensor, or list of tensors, as `process` returned it: one per
+        item, of which each has a scope.
 
         Raises:
-            SpecError: the data does not hold `count` items, or the sizes do not add up to its
-                extent.
+            SpecError: the data does not hold as many items, or the sizes of the items do not add up
+                to its extent.
         """
         raise NotImplementedError
 
-    def split_each(
-        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
-    ) -> list[Any]:
+    def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
         """`split` of a field that comes in parts already, which are checked."""
         return list(parts)
 
@@ -112,11 +109,6 @@ class Field(Part):
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
         return self.is_derived or bool(leaves(self.shape))
-
-    @property
-    def is_stated(self) -> bool:
-        """Whether the field states a dtype or a shape to compare parts with."""
-        return self.dtype is not None or self.shape is not None
 
     def check(self, part: Any, scope: Scope, index: int) -> None:
         """Compare the part of an item with the stated shape and dtype.
@@ -139,10 +131,10 @@ class Batched(Field):
 
     _word = "batched"
 
-    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        extent = _extent(data, 0, where)
-        if extent != count:
-            raise SpecError(where, f"{count} items along the first dimension", str(extent))
+    def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
+        if (extent := _extent(data, 0)) != len(scopes):
+            expected = f"{len(scopes)} items along the first dimension"
+            raise SpecError("", expected, str(extent))
         return list(data)
 
     def batch(self, parts: Sequence[Any]) -> Any:
@@ -184,28 +176,20 @@ class Flat(Field):
     _word = "flat"
     varies = True
 
-    def sizes_of(self, scopes: Sequence[Scope]) -> list[int] | None:
-        return [self.size_of(scope) for scope in scopes]
-
-    def size_of(self, scope: Scope) -> int:
-        """The extent of one item along `dim`."""
-        return whole(evaluate(self.sizes, scope), self.sizes, "a size")
-
-    def split(self, data: Any, sizes: Sequence[int] | None, count: int, where: str) -> list[Any]:
-        assert sizes is not None
-        extent = _extent(data, self.dim, where)
-        if sum(sizes) != extent:
+    def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
+        sizes = [whole(evaluate(self.sizes, own), self.sizes, "a size") for own in scopes]
+        if sum(sizes) != (extent := _extent(data, self.dim)):
             expected = f"sizes that add up to {extent}, the extent of dimension {self.dim}"
-            raise SpecError(where, expected, str(sum(sizes)))
+            raise SpecError("", expected, str(sum(sizes)))
         if isinstance(data, torch.Tensor):
-            return list(torch.split(data, list(sizes), dim=self.dim))
+            return list(data.split(sizes, dim=self.dim))
         return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def split_each(
-        self, parts: Sequence[Any], sizes: Sequence[int] | None, count: int, where: str
-    ) -> list[Any]:
-        pairs = zip(parts, sizes or (), strict=True)
-        return [self.split(part, [size], 1, where)[0] for part, size in pairs]
+    def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
+        return [self.split(part, [own])[0] for part, own in zip(parts, scopes, strict=True)]
+
+    def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
+        return self.split_each(super().derive_all(scope, scopes), scopes)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):
@@ -218,12 +202,6 @@ class Flat(Field):
         for place, row in zip(batch, rows, strict=True):
             place[tuple(map(slice, row.shape))] = row
         return batch
-
-    def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
-        parts = super().derive_all(scope, scopes)
-        for i, (part, own) in enumerate(zip(parts, scopes, strict=True)):
-            self.split(part, [self.size_of(own)], 1, f"item {i}")
-        return parts
 
 
 class Shared(Field):
@@ -249,12 +227,12 @@ def packed(data: Any) -> Any:
     return data
 
 
-def _extent(data: Any, dim: int, where: str) -> int:
+def _extent(data: Any, dim: int) -> int:
     """Extent of a dimension. A value that is no tensor has only a first dimension for vLLM."""
     tensor = isinstance(data, torch.Tensor)
     if dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
         got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
-        raise SpecError(where, f"a tensor with a dimension {dim}", got)
+        raise SpecError("", f"a tensor with a dimension {dim}", got)
     return int(data.shape[dim]) if tensor else len(data)
 
 
@@ -262,3 +240,79 @@ batched = Batched
 derived = Derived
 flat = Flat
 constant = Shared
+
+
+class Identity(Part):
+    """Each item is its own field, or each of its parts the field of that name: the default for a
+    `Tensor` and for a `Record` of tensors."""
+
+    _word = "identity"
+
+
+def _sizes(corner: Any) -> tuple[Any, ...]:
+    return several(corner if isinstance(corner, tuple) else (corner,))
+
+
+class HF(Part):
+    """Call a Hugging Face processor, or an object that is called like one, once with all items that
+    vLLM's cache lacks.
+
+    mmkit ignores outputs that are no declared field. Where the processor raises, mmkit refuses the
+    request; where it raises on the spec's largest item too, mmkit refuses the spec.
+
+    Attributes:
+        processor: the object to call in place of the checkpoint's processor: a part of it
+            (``proc.process``), or, for a model that ships none, one made from the config
+            (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). mmkit makes it once per
+            distinct `mm_processor_kwargs`, and calls it with the items of all modalities that name
+            it, as ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with
+            those arguments that it takes.
+        inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's names are
+            `images`, `videos` and `audios` (`audio` by default), for a `Tensor` or a `Text` the
+            name of its modality, and for a `Record` the names of its parts.
+        outputs: the processor's output name to the field's.
+        text: text of one item, for a processor that expects one placeholder per item in a text.
+        unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading
+            dimensions), for a processor that pads items to the largest of the batch.
+        kwargs: arguments of every call: ``{"sampling_rate":
+            proc.feature_extractor.sampling_rate}``. A request cannot change them.
+        one_by_one: call the processor once per item, where its output for an item depends on the
+            other items of the batch, for example by padding.
+    """
+
+    processor: Stated[Value, Any] = stated(expression, default=None)
+    _: KW_ONLY
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    text: Stated[Value, Any] = stated(expression, default=None)
+    unpad: Stated[Mapping[str, Any], Mapping[str, tuple[Any, ...]]] = stated(
+        lambda corners: {name: _sizes(corner) for name, corner in corners.items()},
+        default_factory=dict,
+    )
+    kwargs: Stated[Mapping[str, Value], Mapping[str, Any]] = stated(
+        expressions, default_factory=dict
+    )
+    one_by_one: bool = False
+
+    _word = "hf"
+
+    @cached_property
+    def key(self) -> Hashable:
+        """The identity of the call: modalities with equal keys share one call."""
+        return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
+
+    def bind(self, scope: Scope) -> HF:
+        bound = {"text": fold(self.text, scope), "unpad": fold(self.unpad, scope)}
+        return replace(self, **bound, kwargs=evaluate_all(self.kwargs, scope))
+
+
+identity = Identity
+hf = HF
+
+
+Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
+
+
+def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
+    """The leading corner of one item's part, without the padding."""
+    return part[tuple(slice(int(evaluate(size, scope))) for size in sizes)]

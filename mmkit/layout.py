@@ -7,6 +7,11 @@ of patches, each with a newline, are ``(embed(patch) * cols + newline) * rows + 
 
 The output of a model has a layout, too. There `any_id(start, stop)` marks the positions where the
 model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
+
+Prompt updates say how layouts get into the prompt: `replace` puts a layout in place of a target,
+`insert` at the start of the prompt or after a prefix, and `already_expanded` declares that the
+caller writes the layouts. All three recognise a layout that already stands in the prompt and leave
+it as it is, so an expanded prompt is not expanded again; see `mmkit.placement`.
 """
 
 from __future__ import annotations
@@ -16,18 +21,20 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, compress
 from numbers import Integral
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 
 from .errors import SpecError
 from .expr import Count, Expr, Leaf, Scope, Value, branches, expression, is_op, plain, written
 from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
+from .vocabulary import filled
 
 
 @dataclass(frozen=True)
@@ -402,9 +409,7 @@ class Each(Layout):
         last: a layout after the last element; without elements it is left out.
     """
 
-    over: Stated[Value, Any] = stated(
-        lambda over: tuple(over) if isinstance(over, list) else expression(over)
-    )
+    over: Stated[Value, Any] = stated(expression)
     body: Stated[Callable[[Expr], LayoutLike] | Layout, Layout] = stated(_body)
     _: KW_ONLY
     sep: Stated[LayoutLike, Layout] = stated(layout, default=nothing)
@@ -487,3 +492,121 @@ def whole(value: Any, source: Any, what: str) -> int:
         expected, got = f"{what}, a whole number >= 0", repr(value)
         raise SpecError(repr(source), expected, got, remedy if isinstance(value, float) else "")
     return int(value)
+
+
+Target: TypeAlias = tuple[int, ...]
+"""The ids that stand for an item in a prompt that is not expanded yet."""
+
+
+class Update(Part):
+    """One way in which an item's layout gets into the prompt: `replace`, `insert` or
+    `already_expanded`."""
+
+    def resolve(self, scope: Scope) -> Target:
+        """The ids of the target, in the scope of one item."""
+        return ()
+
+    def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
+        """The ids that a caller writes into the prompt for an item."""
+        return ()
+
+    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
+        """The offset at which the layout is inserted; None for an update that inserts nothing."""
+        return None
+
+
+class Replace(Update):
+    """The layout takes the place of `target`: one occurrence per item, in the items' order.
+
+    Attributes:
+        target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
+            expression over `item.index` for numbered targets (``tok["<|image_{}|>", item.index +
+            1]``).
+
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
+    """
+
+    target: Stated[LayoutLike, Layout] = stated(partial(layout, where="replace()"))
+
+    _word = "replace"
+
+    def text(self, scope: Scope) -> str | None:
+        """The target as a text, without a vocabulary; None where it is no text in that scope."""
+        parts = self.target.parts if isinstance(self.target, Sequenced) else (self.target,)
+        sources: list[Any] = [getattr(part, "value", None) for part in parts]
+        if not all(is_op(source, "tok[]", "tok.text") for source in sources):
+            return None
+        with suppress(SpecError):
+            return "".join(filled(*evaluate_all(source._args, scope)) for source in sources)
+        return None
+
+    def resolve(self, scope: Scope) -> Target:
+        return tuple(self.target.lay(scope).ids)
+
+    def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
+        return target
+
+
+class AlreadyExpanded(Update):
+    """The caller writes the layouts into the prompt; mmkit recognises, counts and checks them, and
+    expands nothing."""
+
+    _word = "already_expanded"
+
+    def written(self, target: Target, placeholder: Placeholder) -> Sequence[int]:
+        return placeholder.ids
+
+
+class Insert(Update):
+    """mmkit inserts the layouts in the order of the items; the caller writes nothing for them.
+
+    Attributes:
+        at: "start" inserts before the first token of the prompt.
+        after: a prefix with which the prompt must start; the layouts follow it. One token
+            (``tok["<s>"]``), a text (``tok.text("...")``) or ids.
+
+    Raises:
+        SpecError: neither or both.
+    """
+
+    at: Literal["start"] | None = field(default=None, kw_only=True)
+    after: Stated[LayoutLike | None, Layout | None] = stated(
+        partial(layout, where="insert()"), default=None, kw_only=True
+    )
+
+    _word = "insert"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.at is None) == (self.after is None) or self.at not in (None, "start"):
+            got = ", ".join(self._stated()) or "nothing"
+            raise SpecError("insert()", 'at="start" or after=a prefix', got)
+
+    def resolve(self, scope: Scope) -> Target:
+        return tuple(self.after.lay(scope).ids) if self.after else ()
+
+    def anchor(self, prompt: Sequence[int], target: Target) -> int | None:
+        return len(target) if tuple(prompt[: len(target)]) == target else None
+
+
+class EndingWith(Part):
+    """Every prompt ends with these ids, for example ``tok["<sep>"]``. mmkit appends them where the
+    prompt does not end with them already.
+
+    Raises:
+        SpecError: a bare string, which could mean one token or a text.
+    """
+
+    ids: Stated[LayoutLike, Layout] = stated(layout)
+
+    _word = "ending_with"
+
+
+Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
+"""How a spec rewrites a caller's prompt."""
+
+replace = Replace
+already_expanded = AlreadyExpanded
+insert = Insert
+ending_with = EndingWith

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import compress, groupby
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .errors import InputError
-from .layout import Placeholder, as_text
-from .updates import AlreadyExpanded, Insert, Replace, Target, Update
+from .errors import InputError, SpecError
+from .layout import AlreadyExpanded, Insert, Placeholder, Replace, Target, Update, as_text
+from .vocabulary import Vocabulary
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
 READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
@@ -215,8 +216,8 @@ def expanded_as_text(
     texts = in_other_ids(items, in_text)
     reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
     written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
-    ids: list[int] = tok.text(as_text(written))
-    return ids
+    # not by `text`, which keeps what it encodes
+    return list(tok.tokenizer.encode(as_text(written), add_special_tokens=False))
 
 
 def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
@@ -255,10 +256,6 @@ class _Match(NamedTuple):
     stands: bool
     modality: str
     number: int
-
-    def order(self) -> tuple[int, bool]:
-        """By offset; a layout that is inserted at the end comes last in an empty prompt, too."""
-        return self.begin, isinstance(self.one.update, Insert) and self.one.update.at == "end"
 
 
 @dataclass
@@ -311,7 +308,7 @@ class _Search:
                     waiting[modality] = index
                     break
         searched = [*self._searched(waiting, reading)]
-        return sorted(anchored + searched, key=_Match.order) if anchored else searched
+        return sorted(anchored + searched, key=_begin) if anchored else searched
 
     def _searched(self, waiting: dict[str, int], reading: Reading) -> Iterator[_Match]:
         """The matches of the items of some modalities, from left to right. `waiting` has the index
@@ -428,3 +425,75 @@ def _brief(ids: Sequence[Any]) -> str:
     if len(ids) > 1 and len(set(ids)) == 1:
         return f"[{ids[0]}] * {len(ids)}"
     return str(ids) if len(ids) <= 8 else f"[{', '.join(map(str, ids[:4]))}, ... {len(ids)} ids]"
+
+
+_LONGEST = 64
+"""Characters of the longest run that is one token."""
+
+
+class Runs:
+    """The tokens of a vocabulary that are runs of one character; none without a character.
+
+    Attributes:
+        tokens: their ids by the number of characters, up to the first number that is no token.
+
+    Raises:
+        SpecError: the character itself is no token.
+    """
+
+    def __init__(self, character: str | None, tok: Vocabulary | None, where: str) -> None:
+        self.tokens: dict[int, int] = {}
+        self._character, self._tok = character, tok
+        for length in range(1, _LONGEST + 1):
+            ids = self._encoded(length)
+            if len(ids) != 1 or ids[0] in self.tokens.values():
+                break
+            self.tokens[length] = ids[0]
+        if character is not None and not self.tokens:
+            raise SpecError(where, "a character that the tokenizer has as a token", repr(character))
+        self._lengths = {token: length for length, token in self.tokens.items()}
+
+    def _encoded(self, length: int) -> list[int]:
+        if self._character is None or self._tok is None:
+            return []
+        return self._tok.text(self._character * length)
+
+    def apart(self, ids: Sequence[int]) -> list[int]:
+        """Ids with one token for each character of a run."""
+        return self.placeholder(Placeholder(list(ids), bytes(len(ids)))).ids
+
+    def placeholder(self, placeholder: Placeholder) -> Placeholder:
+        """A layout, with one token for each character of a run."""
+        ids: list[int] = []
+        mask = bytearray()
+        for token, embeds in zip(placeholder.ids, placeholder.mask, strict=True):
+            length = self._lengths.get(token)
+            ids += [token] if length is None else [self.tokens[1]] * length
+            mask += bytes([embeds]) * (length or 1)
+        return Placeholder(ids, bytes(mask))
+
+    def joined(self, apart: list[int], placements: list[Placement]) -> Placed:
+        """Ids with the tokens of runs in them, and where layouts stand there. A token that two
+        layouts share belongs to the first."""
+        if not self.tokens:
+            return apart, placements
+        ids: list[int] = []
+        token_at: list[int] = []
+        for one, characters in groupby(apart):
+            count = len([*characters])
+            tokens = [one] * count
+            if one == self.tokens[1]:
+                tokens = [self.tokens[count]] if count in self.tokens else self._encoded(count)
+            if sum(self._lengths.get(token, 0) for token in tokens) != count:
+                tokens = [one] * count  # also where the tokenizer makes others of a run
+            for token in tokens:
+                token_at += [len(ids)] * self._lengths.get(token, 1)
+                ids.append(token)
+        placed: list[Placement] = []
+        end = 0
+        for at in placements:
+            start, end = max(token_at[at.start], end), token_at[at.end - 1] + 1
+            chosen = {*compress(token_at[at.start : at.end], at.placeholder.mask)}
+            own = Placeholder(ids[start:end], bytes(i in chosen for i in range(start, end)))
+            placed.append(Placement(at.modality, at.index, start, own))
+        return ids, placed

@@ -17,21 +17,19 @@ import msgspec
 import torch
 
 from . import placement
-from .bound.binding import At, Refusals
 from .bound.calls import Calls
 from .bound.intake import Taken
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
 from .bound.processing import Processed
-from .errors import InputError, SpecError
+from .errors import At, InputError, Refusals, SpecError
 from .expr import Scope, truth
-from .layout import Fixed
-from .placement import Alternatives, Items, NotFound, Placed, Placement
-from .runs import Runs
+from .layout import EndingWith, Fixed, Target
+from .node import fold
+from .placement import Alternatives, Items, NotFound, Placed, Placement, Runs
 from .spec import Declaration
-from .updates import EndingWith, Insert, Target
-from .vocabulary import Vocabulary, check_ids, of_text_config, vocab_size
+from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
@@ -113,18 +111,18 @@ class Plan:
                     bound = BoundModality(m, where, scope, process, self._max_model_len)
                     self.modalities[m.name] = bound
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
-        layouts = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
-        self._prompts: dict[str, Any] = {}
-        for part, layout in layouts.items():
+        self._prompts: dict[str, Any] = {
+            "prompt": prompt,
+            "decoder_prompt": self.spec.decoder_prompt,
+        }
+        for part, declared in self._prompts.items():
             with refusals.collected(), At(f"{name}.{part}"):
-                if layout is not None:
-                    self._prompts[part] = layout.bind(scope)
+                self._prompts[part] = fold(declared, scope)
         with refusals.collected():
             if not self.modalities and not refusals:
                 raise SpecError(name, "a modality whose when= holds for the config", "none")
             self._reserved = self._reserved_targets()
             self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
-            self._check_end()
         return refusals
 
     def _placeholder_ids(self, refusals: Refusals) -> dict[int, list[str]]:
@@ -151,30 +149,10 @@ class Plan:
         """
         expected = "a placeholder id that no text has"
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
-        for token, names in self._owners.items() if tok else ():
-            assert tok is not None
-            ends, ordinary = token in tok.ends, tok.ordinary(token)
-            if ends or ordinary is not None:
-                got = "with which a text begins or ends" if ends else f"the token {ordinary!r}"
+        for token, names in self._owners.items():
+            if tok and (how := tok.in_texts(token)):
                 where = f"{self.spec.name}.{names[0]}, layout"
-                raise SpecError(where, expected, f"{token}, {got}", remedy)
-
-    def _check_end(self) -> None:
-        """Refuse items that would stand between a prompt and the ids of `ending_with`: in an
-        expanded prompt that comes back, these ids would not be at the end.
-
-        Raises:
-            SpecError: names the modality.
-        """
-        for modality in self.modalities.values() if self._ending() else ():
-            if any(isinstance(one, Insert) and one.at == "end" for one in modality.updates):
-                expected = 'no insert(at="end") beside prompt=ending_with(...)'
-                remedy = "Put these ids into the layout of the item."
-                raise SpecError(f"{modality.where}, update", expected, 'insert(at="end")', remedy)
-
-    def _ending(self) -> EndingWith | None:
-        declared = self._prompts.get("prompt")
-        return declared if isinstance(declared, EndingWith) else None
+                raise SpecError(where, expected, f"{token}, {how}", remedy)
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.
@@ -229,7 +207,7 @@ class Plan:
             InputError: an id that the model does not have, or a prompt that the function of the
                 spec does not take.
         """
-        if (declared := self._prompts.get(part)) is None:
+        if (declared := self._prompts[part]) is None:
             return prompt
         where = f"{self.spec.name}.{part}"
         ends = isinstance(declared, EndingWith)
@@ -325,13 +303,11 @@ class Plan:
         written += apart[position:]
         if items:
             written, _ = self.runs.joined(written, [])
-        if (declared := self._ending()) is not None:
-            end = declared.ids.lay(self._scope).ids
-            rest = written[: len(written) - len(end)]
-            # where it stands there twice, the caller wrote it once
-            return rest if rest + end == written and rest[-len(end) :] != end else written
-        is_rewritten = "prompt" in self._prompts
-        return ids if is_rewritten and self.expand(written, data) != ids else written
+        if (declared := self._prompts["prompt"]) is None:
+            return written
+        end = declared.ids.lay(self._scope).ids if isinstance(declared, EndingWith) else []
+        candidates = (written[: len(written) - len(end)], written)
+        return next((own for own in candidates if self.expand(own, data) == ids), ids)
 
     def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
         """The ids of a caller's prompt, before anything is placed.
@@ -433,13 +409,11 @@ class Plan:
             msgspec.convert(prompt, self._ids)  # one pass in C
         except msgspec.ValidationError:
             for position, token in enumerate(prompt):
-                where = f"{self.spec.name}.prompt[{position}]"
-                if type(token) is not int:
-                    got = f"{type(token).__name__} {token!r}"
-                    raise InputError(where, "a token id", got, "Send integers.") from None
-                if not 0 <= token < self.vocab_size:
+                if type(token) is not int or not 0 <= token < self.vocab_size:
+                    where = f"{self.spec.name}.prompt[{position}]"
                     expected = f"a token id from 0 to {self.vocab_size - 1}"
-                    raise InputError(where, expected, str(token), "Check the tokenizer.") from None
+                    remedy = "Check the tokenizer."
+                    raise InputError(where, expected, id_text(token), remedy) from None
             raise
 
     def check_names(self, data: Iterable[str]) -> None:

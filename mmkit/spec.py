@@ -4,22 +4,32 @@ declaration."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, field
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
+
 from .errors import SpecError
-from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, several, tok
-from .field import Batched, Field, flat
+from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, Scope, expression, item, several, tok
+from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
 from .items.tensor import Tensor
-from .layout import Layout, LayoutLike, embed, nothing
+from .layout import (
+    EndingWith,
+    Layout,
+    LayoutLike,
+    Replace,
+    Rewrite,
+    Update,
+    embed,
+    nothing,
+    replace,
+)
 from .layout import layout as as_layout
 from .node import Node, Stated, leaves, stated
-from .outputs import Output
 from .plugin import calling_module
-from .process import HF, Identity, Process, hf, identity
-from .updates import EndingWith, Rewrite, Update, replace
 
 Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
 """A part of a declaration, whether it is right, and the words of the refusal where it is not:
@@ -57,6 +67,59 @@ class _Declared(Node):
         kind: Any = type(self)
         copy: Self = kind(stated.pop("name"), *stated.pop("modalities", ()), **stated)
         return copy
+
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Decode: TypeAlias = Callable[[Array, Scope], Array]
+Encode: TypeAlias = Callable[[Array, Scope], Any]
+
+EXTRA_ARG = "mmkit_output"
+"""The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
+
+_OF_OUTPUTS = {"cfg", "tok", "function"}
+
+
+class Output(_Declared):
+    """One kind of output other than text, for example a frame of a world model, an image, or the
+    action of a robot: which ids may stand where, and how they become an array. It has a fixed
+    number of tokens; the ids outside the `any_id` positions are separators.
+
+    Attributes:
+        name: the name by which requests ask for it.
+        layout: which ids may stand where.
+        decode: a function ``(ids, scope) -> array``. It receives the ids at the `any_id` positions,
+            int64 (positions,), and a `Scope` with `cfg` and `tok`, and returns a numpy array. It
+            accepts all ids that the layout allows, and returns arrays of one shape and dtype; uint8
+            (height, width, 3) is an RGB image. Several threads may call it at once.
+        encode: its inverse, ``(array, scope) -> ids``: integers (positions,). It may raise a
+            ValueError for an array that the output cannot be.
+        lossy: whether `decode` returns only nearly the array that `encode` received, for example
+            with a learned image tokenizer.
+
+    Raises:
+        SpecError: a name that is no identifier, a layout that depends on more than `cfg` and `tok`,
+            or a `decode` or `encode` that is no function.
+    """
+
+    name: str
+    layout: Stated[LayoutLike, Layout] = stated(as_layout)
+    decode: Decode
+    encode: Encode | None = None
+    _: KW_ONLY
+    lossy: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse(f"output {self.name!r}")
+
+    def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        expected = "a function (value, scope)"
+        yield ", decode", callable(self.decode), expected, repr(self.decode)
+        may_encode = self.encode is None or callable(self.encode)
+        yield ", encode", may_encode, expected, repr(self.encode)
+        for leaf in self.layout.leaves():
+            yield ", layout", leaf.root in _OF_OUTPUTS, "values of cfg and tok", repr(leaf)
 
 
 class Modality(_Declared):
@@ -360,6 +423,23 @@ class Declaration(_Declared, init=False):
             KeyError: there is none.
         """
         return {modality.name: modality for modality in self.modalities}[name]
+
+    def placeholder_text(self, modality: str, index: int) -> str | None:
+        """The text of an item in a chat message, the target of `replace`: ``<image>`` for
+        ``tok["<image>"]``.
+
+        Args:
+            modality: name of the modality.
+            index: the item's position among those of its modality.
+
+        Returns:
+            The text; None for another update, and for a target that is no text, or depends on more
+            than `item.index`.
+        """
+        updates = next((m.update for m in self.modalities if m.name == modality), ())
+        replaced = next((update for update in updates if isinstance(update, Replace)), None)
+        scope = Scope(item=SimpleNamespace(index=index))
+        return replaced.text(scope) if replaced else None
 
     def _stated(self) -> Iterator[str]:
         name, *options = super()._stated()

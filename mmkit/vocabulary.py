@@ -14,9 +14,6 @@ from .errors import SpecError
 _RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
 """The form of tokens that no ordinary text has."""
 
-_SHORT = 256
-"""Characters of the longest text whose ids are kept."""
-
 
 class Vocabulary:
     """Read-only view of a Hugging Face tokenizer: the forms of the root `tok`, with values in place
@@ -51,18 +48,16 @@ class Vocabulary:
         """The id of every text that the vocabulary lacks; None where it lacks none."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
-    @cached_property
-    def ends(self) -> frozenset[int | None]:
-        """The ids with which a text begins or ends. Those of a config may be a class's defaults."""
+    def in_texts(self, token: int) -> str | None:
+        """How an ordinary text may have an id; None for a special or an added token, a reserved one
+        (``<unused1>``), and an id without a token."""
+        # those of a config may be a class's defaults
         names = ("bos_token_id", "eos_token_id")
-        return frozenset(getattr(self.tokenizer, name, None) for name in names)
-
-    def ordinary(self, token: int) -> str | None:
-        """The text of an id that an ordinary text may have; None for a special or an added token,
-        a reserved one (``<unused1>``), and an id without a token."""
+        if token in [getattr(self.tokenizer, name, None) for name in names]:
+            return "with which a text begins or ends"
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
-        return None if text is None or _RESERVED.fullmatch(text) else text
+        return None if text is None or _RESERVED.fullmatch(text) else f"the token {text!r}"
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
@@ -70,7 +65,7 @@ class Vocabulary:
         Raises:
             SpecError: the vocabulary lacks it.
         """
-        text = _filled(*token) if isinstance(token, tuple) else token
+        text = filled(*token) if isinstance(token, tuple) else token
         if not isinstance(text, str):
             expected, got = "the text of one token", type(text).__name__
             raise SpecError(f"tok[{text!r}]", expected, got, "Use an id as it is.")
@@ -85,14 +80,12 @@ class Vocabulary:
 
     def has(self, token: str, *values: Any) -> bool:
         """Whether the vocabulary has this token."""
-        return _filled(token, *values) in self._ids
+        return filled(token, *values) in self._ids
 
     def text(self, text: str, *values: Any) -> list[int]:
         """The ids of a text, encoded without special tokens."""
-        text = _filled(text, *values)
-        # prompts are not worth keeping
-        encode = self._encode if len(text) <= _SHORT else self._encode.__wrapped__
-        return list(encode(text))
+        text = filled(text, *values)
+        return list(self._encode(text))
 
     __contains__ = None  # Python would ask for item after item; `has` answers
 
@@ -101,7 +94,8 @@ class Vocabulary:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def _filled(text: str, *values: Any) -> str:
+def filled(text: str, *values: Any) -> str:
+    """A text, or a template with its values in it."""
     return text.format(*values) if values else text
 
 
@@ -127,6 +121,11 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     if size > sys.maxunicode + 1:  # ids are sought as characters
         raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
     return size
+
+
+def id_text(token: Any) -> str:
+    """What stands in place of a token id, for messages."""
+    return str(token) if type(token) is int else f"{type(token).__name__} {token!r}"
 
 
 def check_ids(ids: Sequence[int], size: int, where: str) -> None:

@@ -24,10 +24,9 @@ from mmkit.expr import cfg, fields, item, tok, where
 from mmkit.field import Flat, batched, constant, derived, flat
 from mmkit.items import between
 from mmkit.items.tensor import Tensor
-from mmkit.layout import Layout, each, embed, literal, nothing
+from mmkit.layout import Layout, Update, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
 from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
-from mmkit.updates import Update, already_expanded, ending_with, insert, replace
 
 __all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs", "write_checkpoint"]
 
@@ -95,7 +94,6 @@ class ModalitySample:
             "replace": replace(tok[target]),
             "replace text": replace(literal(tok[target], tok["a"])),
             "start": insert(at="start"),
-            "end": insert(at="end"),
             "after": insert(after=tok["<s>"]),
             "in place": already_expanded(),
         }
@@ -207,7 +205,7 @@ def specs(draw: Any) -> SpecSample:
     modalities = []
     for name in NAMES[: draw(st.integers(1, 2))]:
         least = draw(st.integers(1, 3))
-        kinds = ["replace", "replace text", "in place", "start", "end", "after"]
+        kinds = ["replace", "replace text", "in place", "start", "after"]
         updates: tuple[str, ...] = (draw(st.sampled_from(kinds)),)
         if updates[0].startswith("replace") and draw(st.booleans()):
             updates = ("replace text", "replace")
@@ -215,5 +213,4 @@ def specs(draw: Any) -> SpecSample:
         fields = (draw(st.sampled_from(["batched", "flat", "derived", "shared"])),)
         embeds = not _varies(tree) and draw(st.booleans())
         modalities.append(ModalitySample(name, least, most, tree, updates, fields, embeds))
-    at_the_end = any("end" in modality.updates for modality in modalities)
-    return SpecSample(tuple(modalities), not at_the_end and draw(st.booleans()))
+    return SpecSample(tuple(modalities), draw(st.booleans()))

@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 MODULES = """\
-expr layout field items/base items/tensor items/media updates placement process spec
+expr layout field items/base items/tensor items/media placement spec
 bound/intake bound/processing bound/placeholders bound/modality plan"""
 OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")
 """What no process of a mutant has imported before."""

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, SpecError
+from ..errors import InputError, SpecError, of_spec
 from ..expr import Scope
 from ..items import ItemType, unscoped
 from ..node import mapped
-from .binding import of_spec
 from .intake import Taken
 from .modality import BoundModality
 from .processing import Processed

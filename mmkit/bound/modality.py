@@ -8,19 +8,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..errors import InputError, SpecError
+from ..errors import At, InputError, Refusals, SpecError
 from ..expr import Fields, Scope, evaluate, truth
-from ..field import Field
-from ..items import Embedding, ItemType, unscoped
+from ..field import HF, Field
+from ..items import ItemType, unscoped
 from ..items.tensor import Tensor
-from ..layout import Layout, Placeholder
+from ..layout import AlreadyExpanded, Insert, Layout, Placeholder, Replace, Target, Update, whole
 from ..node import fold
 from ..placement import Alternatives
-from ..process import HF
 from ..spec import Modality
-from ..updates import AlreadyExpanded, Insert, Replace, Target, Update
-from .binding import At, Refusals
-from .intake import Intake, Taken
+from .intake import Embedding, Intake, Taken
 from .placeholders import Placeholders, TooManyRows
 from .processing import Processed, Processing
 
@@ -44,13 +41,6 @@ class Layouts(NamedTuple):
     scope: Scope | None
     embeds: bool
 
-    @classmethod
-    def of(cls, placeholders: Placeholders, scope: Scope, *, embeds: bool) -> Layouts:
-        """Those of the item of a scope."""
-        alternatives = placeholders.alternatives(scope, embeds=embeds)
-        kept = scope if placeholders.depends_on_index else None
-        return cls(placeholders, alternatives, kept, embeds)
-
     @property
     def placeholder(self) -> Placeholder:
         """The layout, which all alternatives share."""
@@ -69,10 +59,8 @@ class _Facts(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("index", "count"):
-            remedy = "Say by cacheable= when items may be kept."
-            raise SpecError(
-                f"item.{name} has no value here: items are cached by their content. {remedy}"
-            )
+            problem = "has no value here: items are cached by their content."
+            raise SpecError(f"item.{name} {problem} Say by cacheable= when items may be kept.")
         raise AttributeError(f"an item has no attribute {name!r}")
 
 
@@ -124,7 +112,7 @@ class BoundModality:
 
         def bound(part: str, declared: Any) -> Any:
             with refusals.collected(), self.at(part):
-                return declared.bind(self.static)
+                return fold(declared, self.static)
 
         item: ItemType = bound("item", spec.item)
         self.layout: Layout = bound("layout", spec.layout)
@@ -134,19 +122,15 @@ class BoundModality:
         fields: dict[str, Field] = {
             name: bound("fields", field) for name, field in spec.fields.items()
         }
-        hf: HF | None = bound("process", spec.process) if isinstance(spec.process, HF) else None
-        self.embeds: Layout | None = self.layout if spec.embeds else None
-        if isinstance(spec.embeds, Layout):
-            self.embeds = bound("embeds", spec.embeds)
-        self.companions: dict[str, Tensor] = {
-            key: bound("embeds", companion) for key, companion in spec.companions().items()
-        }
-        self.grid: list[Any] = []
-        with refusals.collected(), self.at("positions"):
-            self.grid = [fold(part, self.static) for part in spec.positions or ()]
-        self.limit: int | None = None
-        with refusals.collected():
-            self.limit = self._limit()
+        hf: HF | None = bound("process", spec.process if isinstance(spec.process, HF) else None)
+        self.embeds: Layout | None = self.layout
+        if spec.embeds_layout is not spec.layout:
+            self.embeds = bound("embeds", spec.embeds_layout)
+        self.companions: dict[str, Tensor] = bound("embeds", spec.companions())
+        self.grid: Sequence[Any] = bound("positions", spec.positions or ())
+        with refusals.collected(), self.at("limit"):
+            limit = evaluate(spec.limit, self.static)
+            self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
         refusals.refuse()
         self.item = item if hf else item.for_function()
         self.placeholders = Placeholders(self)
@@ -173,13 +157,6 @@ class BoundModality:
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
         return At(f"{self.where}, {part}")
-
-    def _limit(self) -> int | None:
-        with (at := self.at("limit")):
-            limit = evaluate(self.spec.limit, self.static)
-        if limit is None or (type(limit) is int and limit >= 0):
-            return limit
-        raise SpecError(at.where, "a whole number >= 0 or None", repr(limit))
 
     def may_cache(self, count: int) -> bool:
         """Whether vLLM may cache the processed items of a request with `count` of them."""
@@ -246,12 +223,14 @@ class BoundModality:
         """
         placeholders, embeds, most = self.placeholders, taken.embeds, None
         varies = placeholders.varies(embeds)
-        if varies and not are_largest and not may_be_larger:
-            most = self.most_rows()
+        if varies and not (are_largest or may_be_larger or placeholders.by_company):
+            most = self.largest()[1]
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
             if (layouts := self._fixed.get(embeds)) is None:
                 scope = self.scope(value, index, own, taken.total)
-                layouts = Layouts.of(placeholders, scope, embeds=embeds)
+                alternatives = placeholders.alternatives(scope, embeds=embeds)
+                kept = scope if placeholders.depends_on_index else None
+                layouts = Layouts(placeholders, alternatives, kept, embeds)
                 if not varies:
                     self._fixed[embeds] = layouts
             rows = layouts.placeholder.num_embeds
@@ -335,11 +314,6 @@ class BoundModality:
         run = self.process if self._needs_fields else self.processing.of_facts
         placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
-
-    def most_rows(self) -> int | None:
-        """Encoder rows of the largest item; None where they depend on the other items of the
-        request."""
-        return None if self.placeholders.by_company else self.largest()[1]
 
     def rehearse(self) -> list[Placeholder]:
         """The placeholders of the largest and the smallest item, where they need no Hugging Face

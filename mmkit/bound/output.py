@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, SpecError
+from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..items.tensor import DTYPES
-from ..outputs import Array, Output
-from .binding import At
+from ..spec import Array, Output
+from ..vocabulary import check_ids, id_text
 
 
 class BoundOutput:
@@ -49,11 +49,9 @@ class BoundOutput:
         if not self._chosen.any():
             raise SpecError(at.where, "at least one any_id()", "none")
         self.allowed = [i if isinstance(i, range) else range(i, i + 1) for i in positions]
+        check_ids([ids[-1] for ids in self.allowed], vocab_size, at.where)
         distinct = set(self.allowed)
         for ids in distinct:
-            if ids.stop > vocab_size:
-                expected = f"token ids below the vocabulary size {vocab_size}"
-                raise SpecError(at.where, expected, str(ids.stop - 1))
             if taken := sorted(token for token in reserved if token in ids):
                 expected, got = "ids that may be sampled", f"the placeholder id {taken[0]}"
                 remedy = "End the range before it, or begin behind it."
@@ -99,10 +97,6 @@ class BoundOutput:
         if len(values) != self.num_tokens:
             remedy = "Sampling for this output stops after one; send the ids of one alone."
             raise InputError(self.where, f"{self.num_tokens} ids", str(len(values)), remedy)
-        for position, token in enumerate(values):
-            if type(token) is not int:
-                got = f"{type(token).__name__} {token!r}"
-                raise InputError(f"{self.where}[{position}]", "a token id", got, "Send integers.")
         if wrong := self._misplaced(values):
             remedy = "Check where the output begins, and that sampling was confined to it."
             raise InputError(f"{self.where}[{wrong[0]}]", *wrong[1:], remedy)
@@ -111,9 +105,9 @@ class BoundOutput:
     def _misplaced(self, ids: Sequence[int]) -> tuple[int, str, str] | None:
         """The first position with an id that may not stand there, and what is expected and got."""
         for position, (token, allowed) in enumerate(zip(ids, self.allowed, strict=True)):
-            if token not in allowed:
+            if type(token) is not int or token not in allowed:
                 one, several = f"the id {allowed[0]}", f"an id from {allowed[0]} to {allowed[-1]}"
-                return position, several if len(allowed) > 1 else one, str(token)
+                return position, several if len(allowed) > 1 else one, id_text(token)
         return None
 
     def encode(self, array: Any) -> list[int]:
@@ -156,11 +150,6 @@ class BoundOutput:
     def dtype(self) -> str:
         """Dtype of the arrays, by its name in numpy."""
         return self._smallest.dtype.name
-
-    @property
-    def is_image(self) -> bool:
-        """Whether the array is an RGB image, uint8 (height, width, 3)."""
-        return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
 
     @cached_property
     def _smallest(self) -> Array:

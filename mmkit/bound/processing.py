@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from numpy.lib.array_utils import byte_bounds
 
-from ..errors import SpecError
+from ..errors import At, SpecError
 from ..expr import Fields, evaluate
-from ..field import Field, Flat
-from ..node import leaves
-from ..process import HF, Identity, unpadded
-from .binding import At
+from ..field import HF, Field, Flat, Identity, unpadded
+from ..node import leaves, mapped
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -46,7 +44,9 @@ class Processing:
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
         self._in_order = [(n, field, modality.at(f"fields[{n!r}]")) for n, field in order]
-        self._stated = [step for step in self._in_order if step[1].is_stated]
+        self._stated = [
+            step for step in self._in_order if step[1].dtype or step[1].shape is not None
+        ]
         self._processed = [name for name, field in fields.items() if not field.is_derived]
         self._unpad = hf.unpad if hf else {}
         self._needs_scopes = bool(self._unpad) or any(field.varies for field in fields.values())
@@ -120,9 +120,9 @@ class Processing:
             return
         # an item itself may be what is returned
         twice = [copy.deepcopy(value) for value in (*values, *values)]
-        before = [*map(_writes, twice)]
+        before = mapped(_writes, twice)
         raws = [self._called([value]) for value in twice]
-        if [*map(_writes, twice)] != before:
+        if mapped(_writes, twice) != before:
             expected = "process to leave the items as they are"
             remedy = "They are the caller's: work on a copy."
             raise SpecError(self._where, expected, "another value in one of them", remedy)
@@ -200,11 +200,11 @@ class Processing:
             scopes = [of(value, i, own, count or n, of_fields=True) for i, (value, own) in pairs]
         for name, declared, at in self._in_order:
             with at:
-                sizes = declared.sizes_of(scopes)
-                own = declared.derive_all(static, scopes) if declared.is_derived else None
-            if own is None:
-                split = declared.split_each if in_parts else declared.split
-                own = split(raw[name], sizes, n, at.where)
+                if declared.is_derived:
+                    own = declared.derive_all(static, scopes)
+                else:
+                    split = declared.split_each if in_parts else declared.split
+                    own = split(raw[name], scopes)
             for fields, part in zip(parts, own, strict=True):
                 fields[name] = part
         for name, corner in self._unpad.items():
@@ -217,10 +217,8 @@ class Processing:
         return parts
 
 
-def _writes(value: Any) -> Any:
-    """How often a tensor, or each tensor of a record, was written to."""
-    if isinstance(value, Mapping):
-        return {name: _writes(part) for name, part in value.items()}
+def _writes(value: Any) -> int:
+    """How often a tensor was written to."""
     is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
     return value._version if is_counted else 0
 

@@ -26,9 +26,8 @@ from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..node import leaves
-from ..outputs import Output
 from ..plan import Plan, Preview
-from ..spec import Modality
+from ..spec import Modality, Output
 from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason
 
 _COLOURS = ("blue", "magenta", "green", "cyan")

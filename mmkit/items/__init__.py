@@ -8,9 +8,7 @@ inputs and the token maximum.
 Each item type is one class with everything that depends on the type; `ItemType` lists the methods.
 """
 
-from .base import SCOPES, Between, ItemType, Size, between, fits, shape_text, unscoped
-from .embeds import Embedding, embedding_rows, embeddings
-from .values import dtype_name
+from .base import SCOPES, Between, ItemType, Size, between, dtype_name, fits, shape_text, unscoped
 
-__all__ = ["SCOPES", "Between", "Embedding", "ItemType", "Size", "between", "dtype_name"]
-__all__ += ["embedding_rows", "embeddings", "fits", "shape_text", "unscoped"]
+__all__ = ["SCOPES", "Between", "ItemType", "Size", "between", "dtype_name"]
+__all__ += ["fits", "shape_text", "unscoped"]

@@ -8,10 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from ..errors import InputError, SpecError
+import numpy as np
+import torch
+
+from ..errors import At, InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, plain
-from ..node import Node, Part, Stated, evaluate_all, stated
-from .values import ARRAYS, described
+from ..node import Part, Stated, evaluate_all, stated
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
@@ -39,7 +41,7 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 """The sizes of an item, one per dimension, or a list of such sizes."""
 
 
-class ItemType(Node):
+class ItemType(Part):
     """Base of the item types. A bound item type holds numbers only."""
 
     _is_named = True
@@ -74,11 +76,6 @@ class ItemType(Node):
     """The sizes of `small`, where not every spec accepts the smallest ones."""
 
     @property
-    def metadata(self) -> bool:
-        """Whether every item comes with metadata."""
-        return False
-
-    @property
     def part_names(self) -> tuple[str, ...]:
         """The names of its parts; empty where an item is a whole."""
         return ()
@@ -95,14 +92,11 @@ class ItemType(Node):
             SpecError: a value that the config lacks, or that is out of range.
         """
         kind: Any = type(self)
-        known = {name: self._known(name, scope) for name in self._names}
+        known: dict[str, Any] = {}
+        for name in self._names:
+            with At(f"{kind.__name__}.{name}"):
+                known[name] = evaluate_all(getattr(self, name), scope)
         return kind(**known)  # type: ignore[no-any-return]
-
-    def _known(self, name: str, scope: Scope) -> Any:
-        try:
-            return evaluate_all(getattr(self, name), scope)
-        except SpecError as error:
-            raise SpecError(f"{type(self).__name__}.{name}: {error}") from error
 
     def split(self, data: object, where: str) -> list[Any]:
         """The items in a caller's data, which holds one item, or several in a sequence or batch;
@@ -276,8 +270,70 @@ def ends(size: Any) -> tuple[Any, Any]:
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     """Whether a shape has these sizes, of which some may be `between`."""
-    return shape == sizes or (len(shape) == len(sizes) and all(map(_fits, shape, map(ends, sizes))))
+    if shape == sizes or len(shape) != len(sizes):
+        return bool(shape == sizes)
+    return all(least <= n <= most for n, (least, most) in zip(shape, map(ends, sizes), strict=True))
 
 
-def _fits(size: int, allowed: tuple[Any, Any]) -> bool:
-    return bool(allowed[0] <= size <= allowed[1])
+ARRAYS = (np.ndarray, torch.Tensor)
+SCALARS = (int, float, np.generic)
+LARGEST_FLOAT16 = 65504.0
+
+
+def described(value: object) -> str:
+    if value is None:
+        return "None"
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits, or somebody's class
+        text = ""
+    return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"
+
+
+def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
+    """A plain tensor in host memory, apart from autograd."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+        raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        tensor = tensor.detach().as_subclass(torch.Tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.cpu()
+
+
+def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
+    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as
+    float32."""
+    if isinstance(value, torch.Tensor):
+        value = strided(value, where, expected)
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(where, expected, "a masked array", "Fill its gaps.")
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        value = value.float()
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise InputError(where, expected, described(value)) from error
+
+
+def check_finite(value: Any, where: str) -> None:
+    """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
+
+    Raises:
+        InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the
+            largest float16.
+    """
+    array = as_array(value, where, "real numbers")
+    if array.dtype.kind not in "fiub":
+        raise InputError(where, "real numbers", f"dtype {array.dtype}")
+    if array.dtype.kind != "f" or not array.size:
+        return
+    most = max(array.max(), -array.min())  # without a copy of it; NaN is both
+    if not most <= LARGEST_FLOAT16:
+        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(most):g}"
+        raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
+
+
+def dtype_name(dtype: Any) -> Any:
+    """The name of a torch dtype; anything else as it is."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype

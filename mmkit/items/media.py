@@ -16,8 +16,23 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
-from .base import Between, ItemType, Sizes, check_positive, check_size, fits, is_number, sizes_of
-from .values import ARRAYS, SCALARS, as_array, check_finite, described, dtype_name, strided
+from .base import (
+    ARRAYS,
+    SCALARS,
+    Between,
+    ItemType,
+    Sizes,
+    as_array,
+    check_finite,
+    check_positive,
+    check_size,
+    described,
+    dtype_name,
+    fits,
+    is_number,
+    sizes_of,
+    strided,
+)
 
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture was held."""

@@ -8,11 +8,10 @@ from reprlib import repr as brief
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
-from ..errors import InputError, SpecError
+from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
-from .base import ItemType
-from .values import described
+from .base import ItemType, described
 
 _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
@@ -162,7 +161,5 @@ class Record(ItemType):
 
 
 def _bound(name: str, part: ItemType, scope: Scope) -> ItemType:
-    try:
+    with At(f"Record.{name}"):
         return part.bind(scope)
-    except SpecError as error:
-        raise SpecError(f"Record.{name}: {error}") from error

@@ -13,21 +13,27 @@ import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Expr, Scope, expression, expressions, several
+from ..expr import Count, Expr, Scope, expression, expressions, several
 from ..node import Stated, stated
 from .base import (
+    ARRAYS,
+    LARGEST_FLOAT16,
+    SCALARS,
     Between,
     ItemType,
     Size,
     Sizes,
+    as_array,
     check_positive,
     check_size,
+    described,
+    dtype_name,
     ends,
     fits,
     shape_text,
     sizes_of,
+    strided,
 )
-from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -313,3 +319,61 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
         return described(value)
     is_huge = isinstance(value, int) and not -(2**63) <= value < 2**63
     return described(value).removeprefix("int ") if is_huge else None
+
+
+class Text(ItemType):
+    """A text that a function or a processor encodes: SMILES, DNA, a query.
+
+    Callers send a string or a list of strings. The canonical form is a `str` that UTF-8 can encode.
+
+    Attributes:
+        most: the most characters.
+        least: the fewest.
+
+    Facts: `length` in characters, `index`.
+    """
+
+    most: Stated[Count, Any] = stated(expression)
+    least: Stated[Count, Any] = stated(expression, default=1)
+
+    rank = 1
+    media = ""
+    sent = (str, list, tuple)
+    form = "a number of characters"
+
+    def bind(self, scope: Scope) -> Self:
+        bound = super().bind(scope)
+        check_size(bound.bounds()[0], "Text.least, Text.most")
+        return bound
+
+    @property
+    def largest(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.most,),)
+
+    def bounds(self) -> list[Between]:
+        return [Between(self.least, self.most)]
+
+    @property
+    def expected(self) -> str:
+        return f"a text of {Between(self.least, self.most)} characters"
+
+    def canonical(self, value: object, where: str) -> str:
+        if not isinstance(value, str):
+            raise InputError(where, self.expected, described(value))
+        if not self.least <= len(value) <= self.most:
+            raise InputError(where, self.expected, f"{len(value)} of them")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            got = f"half of a surrogate pair at {error.start}"
+            raise InputError(where, "a text that UTF-8 can encode", got) from None
+        return str(value)
+
+    def facts(self, value: str, index: int) -> SimpleNamespace:
+        return SimpleNamespace(index=index, length=len(value))
+
+    def blank(self, *sizes: int) -> str:
+        return "a" * sizes[0]
+
+    def schema(self) -> dict[str, Any]:
+        return {"shape": [[self.least, self.most]], "dtype": "text"}

@@ -12,10 +12,8 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from ..bound.encoder_rows import encoder_rows
 from ..bound.modality import BoundModality
-from ..bound.placeholder_text import placeholder_text
-from ..bound.placeholders import rows_field
+from ..bound.placeholders import encoder_rows, rows_field
 from ..errors import MmkitError
 from ..field import Batched
 from ..plan import Plan
@@ -116,7 +114,7 @@ class MultiModalModel(models.ModelInterface):
             modality: name of the modality, or of its embeddings.
             i: the item's number, from 1.
         """
-        return placeholder_text(cls.mm_spec, modality.removesuffix("_embeds"), i - 1)
+        return cls.mm_spec.placeholder_text(modality.removesuffix("_embeds"), i - 1)
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
-from ..outputs import EXTRA_ARG
+from ..spec import EXTRA_ARG
 
 _interfaces: list[Any] = [LogitsProcessor]
 # of vLLM's second model runner, from 0.31; it takes no other

@@ -33,9 +33,8 @@ from msgspec import UNSET, Raw, defstruct, field
 
 from ..errors import InputError
 from ..items import ItemType
-from ..items.tensor import DTYPES
-from ..items.text import Text
-from ..updates import AlreadyExpanded
+from ..items.tensor import DTYPES, Text
+from ..layout import AlreadyExpanded
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from ..errors import sentence
 from ..items import Between, ItemType
 from ..items.media import Audio, Image, Video
 from ..items.record import Record
-from ..items.tensor import Tensor
-from ..items.text import Text
+from ..items.tensor import Tensor, Text
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from hypothesis.strategies import SearchStrategy
 from ..errors import SpecError
 from ..layout import as_text
 from ..model_spec import ModelSpec
+from ..placement import Runs
 from ..plan import Plan
-from ..runs import Runs
 from . import vllm_path
 from .strategies import Request, Sample, as_sample, items, items_of_vllm, prompts
 from .vllm_path import Caches, Data, Outcome, Piece

@@ -28,8 +28,8 @@ from vllm.plugins import load_general_plugins as load_general_plugins
 from ..bound.modality import Layouts
 from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
+from ..layout import Insert
 from ..training.saving import TOKENIZER_FILES
-from ..updates import Insert
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
 from ..vllm_api.processor import CommonProcessor, Request

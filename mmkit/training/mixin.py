@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..bound.encoder_rows import encoder_rows
+from ..bound.placeholders import encoder_rows
 from ..errors import InputError, MmkitError
 from ..spec import Declaration
 from .batch import token_types

@@ -11,9 +11,8 @@ from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 from typing_extensions import override
 
-from ..bound.placeholder_text import placeholder_text
 from ..errors import InputError
-from ..items.values import dtype_name
+from ..items.base import dtype_name
 from ..plan import Plan, Preview
 from ..spec import Declaration
 from ..vocabulary import of_text_config
@@ -300,7 +299,7 @@ class Processor(ProcessorMixin):
             if has_types and any(f"{quote}{name}{quote}" in template for quote in "'\""):
                 parts.append({"type": name})
                 continue
-            text = placeholder_text(self.spec, name, len(items[name]) - 1)
+            text = self.spec.placeholder_text(name, len(items[name]) - 1)
             if text is None:
                 either = f"a chat template with the type {name}"
                 raise InputError(where, f"{either}, or replace() of a text in the spec", "neither")

@@ -23,10 +23,10 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import cached_file
 
 from ..bound.calls import LazyProcessor
+from ..field import HF
 from ..generate import module_of, source
-from ..items.values import dtype_name
+from ..items.base import dtype_name
 from ..node import leaves
-from ..process import HF
 from ..spec import Declaration
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import InputError
+from ..layout import Insert
 from ..spec import Declaration
-from ..updates import Insert
 from .compat import find
 
 MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ..bound.binding import of_spec
 from ..bound.calls import LazyProcessor
-from ..errors import InputError, SpecError
+from ..errors import InputError, SpecError, of_spec
 from ..plan import Plan
 from ..spec import Declaration
 from . import compat

@@ -51,7 +51,6 @@ def ways_of(modality: ModalitySample, length: int) -> list[naive.Way]:
         "replace": ("replace", [target]),
         "replace text": ("replace", [target, ID["a"]]),
         "start": ("start", []),
-        "end": ("end", []),
         "after": ("after", [ID["<s>"]]),
         "in place": ("in_place", []),
     }

@@ -50,7 +50,6 @@ UPDATES = {
     "replace": replace(0),
     "in_place": already_expanded(),
     "start": insert(at="start"),
-    "end": insert(at="end"),
     "after": insert(after=0),
 }
 

@@ -92,8 +92,7 @@ def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]
     position = 0
     while position <= len(prompt):
         here = [at for own, *at in anchored if own == position]
-        # what goes to the end is last there, also where the end is the start
-        for number, modality, index in sorted(here, key=lambda at: items[at[1]][at[2]][at[0]][0] == "end"):
+        for number, modality, index in here:
             put(number, modality, index)
         match = _at(prompt, position, items, waiting, reading) if position < len(prompt) else None
         if match is None:
@@ -113,8 +112,6 @@ def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]
 
 def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
     for number, (kind, prefix, *_) in enumerate(ways):
-        if kind == "end":
-            return len(prompt), number
         if kind == "start" or (kind == "after" and prompt[: len(prefix)] == prefix):
             return len(prefix), number
     return None

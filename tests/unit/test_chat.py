@@ -3,8 +3,7 @@
 import pytest
 
 from mmkit import ModelSpec, already_expanded, cfg, insert, item, replace, tok
-from mmkit.bound.placeholder_text import placeholder_text
-from mmkit.updates import Update
+from mmkit.layout import Update
 
 from .common import modality
 
@@ -25,5 +24,5 @@ from .common import modality
 )  # fmt: skip
 def test_the_text_of_a_target(update: Update, text: str | None) -> None:
     spec = ModelSpec("robot", modality("image", update=update))
-    assert placeholder_text(spec, "image", 1) == text
-    assert placeholder_text(spec, "video", 1) is None
+    assert spec.placeholder_text("image", 1) == text
+    assert spec.placeholder_text("video", 1) is None

@@ -13,9 +13,6 @@ from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
 from mmkit.expr import Scope
 from mmkit.field import packed
 
-WHERE = "spec.modality, fields['x']"
-
-
 TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
 
 
@@ -34,12 +31,12 @@ def test_batched_is_undone_by_stacking(items, count, shape):
     data = torch.arange(items * int(np.prod(shape))).reshape(items, *shape)
     for form in (data, list(data)):
         if items == count:
-            parts = batched().split(form, None, count, WHERE)
+            parts = batched().split(form, [Scope()] * count)
             assert len(parts) == count
             assert all(torch.equal(part, row) for part, row in zip(parts, data, strict=True))
         else:
             with pytest.raises(SpecError, match=f"expected {count} items along the first dimension, got {items}"):
-                batched().split(form, None, count, WHERE)
+                batched().split(form, [Scope()] * count)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(-3, 2), st.integers(0, 1))
@@ -47,12 +44,13 @@ def test_flat_is_undone_by_concatenating(sizes, dim, surplus):
     shape = [2, 2, 2]
     shape[dim] = extent = sum(sizes) + surplus
     tensor = torch.arange(4 * extent).reshape(shape)
+    scopes = [Scope(item=SimpleNamespace(n=size)) for size in sizes]
     for data, field in ((tensor, flat(item.n, dim=dim)), (list(range(extent)), flat(item.n))):
         if surplus:
             with pytest.raises(SpecError, match=f"expected sizes that add up to {extent}, .* got {sum(sizes)}"):
-                field.split(data, sizes, len(sizes), WHERE)
+                field.split(data, scopes)
         else:
-            parts = field.split(data, sizes, len(sizes), WHERE)
+            parts = field.split(data, scopes)
             joined = torch.cat(parts, dim=dim).tolist() if data is tensor else [*itertools.chain(*parts)]
             assert joined == (tensor.tolist() if data is tensor else data)
             assert [part.shape[dim] if data is tensor else len(part) for part in parts] == sizes

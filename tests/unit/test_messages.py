@@ -49,8 +49,8 @@ from mmkit import (
 )
 from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
+from mmkit.field import identity
 from mmkit.placement import Alternatives, NotFound, place
-from mmkit.process import identity
 
 from .common import CONFIG, alternative, bound, modality, plan_of, refused
 
@@ -200,9 +200,9 @@ SPECS = [
     ("spec 'a', m: hf(inputs=...): expected arguments among ['audios'], got ['audio'].",
      lambda: ModelSpec("a", modality(item=Audio(largest=3), process=hf(inputs={"audio": "sound"})))),
     ("a, merges: expected a character …, got '\\u2028'.", lambda: ModelSpec("a", OTHER, merges="\u2028").bind(CONFIG)),
-    ('insert(): expected at="start", at="end" or after=a prefix, got nothing.', insert),
+    ('insert(): expected at="start" or after=a prefix, got nothing.', insert),
     ("insert(): expected …, got at='middle'.", lambda: insert(at="middle")),
-    ("insert(): expected …, got at='end', after=5.", lambda: insert(at="end", after=5)),
+    ("insert(): expected …, got at='start', after=5.", lambda: insert(at="start", after=5)),
     ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",
      lambda: "<image>" + embed(5), lambda: embed(5) + "<image>", lambda: each(2, lambda x: "<image>"),
      lambda: modality(layout="<image>")),
@@ -218,7 +218,7 @@ SPECS = [
     ("Tensor.dtype: expected one of float16, …, bool, got 'float'.", lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
     ("Record: expected at least one part, got none.", lambda: Record()),
-    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.text.Text'>.",
+    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.tensor.Text'>.",
      lambda: Record(a=Text)),
     ("Record: expected a part that is not called index, count, rows or _..., got 'count'.", lambda: Record(count=TEXT)),
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
@@ -239,8 +239,6 @@ SPECS = [
         {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
-    ('spec.m, update: expected no insert(at="end") beside prompt=ending_with(...), got insert(at="end"). Put …',
-     lambda: plan_of(modality(update=insert(at="end")), prompt=ending_with(7))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
     ("spec, process: expected a Hugging Face processor for hf(), got none. Bind the spec with processor=.",
@@ -306,7 +304,8 @@ BOUND = [
     ("item: Image.largest: expected 2 …", *[dict(item=Image(row)) for row in (5, (3, 0), (1.5, 2), [(1, 2), (3,)])]),
     ("item: Audio.largest: expected 1 whole number(s) >= 1, got (-1,).", dict(item=Audio(largest=cfg.minus))),
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
-    ("limit: expected a whole number >= 0 or None, got ….", dict(limit=1.5), dict(limit=-1), dict(limit=True)),
+    ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
+    ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
     ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=literal([1, 2]))),
     ("layout: expected at least one embed() position per item, got 0 literal ids.",
      dict(layout=embed(5) * 0), dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
@@ -342,7 +341,7 @@ PROCESSED = [
     (", fields['x']: item 0: expected shape (1,) per item, got ().", ({"x": [[0]]}, batched(shape=(1,)))),
     (", fields['x']: item 0: expected shape (2,) …", ({"x": torch.zeros(1, 3)}, batched(shape=(item.length,)))),
     (", fields['x']: item has no value here: it describes one raw item …", ({}, constant(item.length))),
-    (", fields['x']: value: expected numbers for a int64 tensor, got 'a'.", ({}, derived("a", dtype="int64"))),
+    (", fields['x']: value: expected numbers for a int64 tensor, got ….", ({}, derived("a", dtype="int64"))),
 ]
 """What `process` returns, and how the field x is declared; after `spec.m`."""
 

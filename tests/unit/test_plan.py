@@ -418,7 +418,6 @@ def test_placeholders_without_items_are_refused():
     ("updates", "ids"),
     [
         ((insert(at="start"), insert(at="start")), [1]),
-        ((insert(at="end"), replace(9)), [9]),
         ((replace([9, 10]), replace([10, 11])), [9, 10, 11, 9, 10]),
         ((replace([9, 10]), replace(9)), [9, 10, 9]),
     ],

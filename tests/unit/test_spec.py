@@ -33,7 +33,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.process import identity
+from mmkit.field import identity
 from mmkit.vocabulary import Vocabulary
 from tests import ROOT
 
@@ -57,7 +57,7 @@ PARTS = {
         "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
     ],
     "update": [
-        "replace(tok['<image>'])", "replace((1, 2))", "insert(at='end')", "insert(after=tok.text('a'))",
+        "replace(tok['<image>'])", "replace((1, 2))", "insert(after=tok.text('a'))",
         "already_expanded()",
     ],
     "x": [
@@ -96,7 +96,7 @@ MODALITY = st.fixed_dictionaries(
     {
         "item": some("item"),
         "layout": some("layout"),
-        "update": some("update") | st.just("[replace(7), insert(at='end')]"),
+        "update": some("update") | st.just("[replace(7), insert(at='start')]"),
         "fields": st.builds("{{'x': {}, 'y': {}}}".format, some("x"), some("y")),
         "process": some("process") | st.just("len"),
         "limit": st.sampled_from(["None", "3", "cfg.n - 1"]),

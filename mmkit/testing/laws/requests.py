@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ...bound.placeholders import TooManyRows
 from ...errors import InputError
 from ...layout import as_text
-from ...runs import Runs
+from ...placement import Runs
 from .. import vllm_path
 from ..differences import brief, differences, near
 from ..law import Case, NotApplicable, Refused, law
