@@ -17,11 +17,6 @@ from .common import checkpoint, needs_vllm, reason, shipped
 KINDS = ("series", "vectors", "image", "audio", "record")
 """The kinds of items; each has templates of its own beside the common ones."""
 
-_SUFFIX = ".txt"
-"""The suffix of template files. It keeps Python, pytest and linters from reading a template as
-code."""
-
-
 _FRESH = {
     "Language": "Llama",
     "Config": "LlamaConfig",
@@ -81,7 +76,8 @@ def new(
     templates = Path(__file__).parent / "templates"
     with _new_folder(folder):
         for part in ("common", "fresh" if language_model is None else "pretrained", kind):
-            for template in sorted((templates / part).rglob(f"*{_SUFFIX}")):
+            # .txt keeps Python, pytest and linters from reading a template as code
+            for template in sorted((templates / part).rglob("*.txt")):
                 path = template.relative_to(templates / part).with_suffix("")
                 target = folder.joinpath(*[name if p == "package" else p for p in path.parts])
                 target.parent.mkdir(parents=True, exist_ok=True)

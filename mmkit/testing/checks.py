@@ -220,13 +220,11 @@ def parametrize(
     import pytest
 
     made, known = cache(partial(_opened, subject, model_dir, **options)), expected or {}
-    checks = [
-        pytest.param(
-            partial(check_in_test, law, made, examples), id=name, marks=marks_of(law, known)
-        )
-        for name, law in LAWS.items()
-        if model or not law.needs_model
-    ]
+    checks = []
+    for name, law in LAWS.items():
+        if model or not law.needs_model:
+            call = partial(check_in_test, law, made, examples)
+            checks.append(pytest.param(call, id=name, marks=marks_of(law, known)))
     return pytest.mark.parametrize("check", checks)
 
 

@@ -34,9 +34,7 @@ from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
 from ..vllm_api.processor import CommonProcessor, Request
 
-_item_size = find(
-    "multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache"
-).get_item_size
+_Cache = find("multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache")
 _ReceiverCache = find(
     "multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache"
 )
@@ -189,7 +187,7 @@ class Outcome:
     @property
     def gib(self) -> float:
         """The size of the items in vLLM's caches, in GiB."""
-        size: int = sum(_item_size(item) for own in self.items.values() for item in own)
+        size: int = sum(_Cache.get_item_size(item) for own in self.items.values() for item in own)
         return size / 2**30
 
 
@@ -290,12 +288,10 @@ def _fields(modality: str, item: Any) -> dict[str, Any]:
 
 def kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
     """The kinds of batching of an outcome's fields: per modality, item and field."""
+    items = outcome.items
     return {
-        name: [
-            {key: _kind(item[key].field) for key in item if key != rows_field(name)}
-            for item in items
-        ]
-        for name, items in outcome.items.items()
+        name: [{key: _kind(items[name][i][key].field) for key in own} for i, own in enumerate(of)]
+        for name, of in outcome.fields.items()
     }
 
 
