@@ -11,14 +11,7 @@ from typing import Annotated
 
 import typer
 
-ALL = (
-    "startup",
-    "overhead",
-    "render",
-    "terra_cpu",
-    "serve_load",
-    "terra_gpu",
-)
+ALL = ("startup", "overhead", "render", "terra_cpu", "serve_load")
 
 
 def main(
@@ -31,13 +24,10 @@ def main(
         raise typer.BadParameter(
             f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}."
         )
-    import torch
-
     failed = []
     for name in names or ALL:
-        arguments = ["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else []
-        print(f"== {name} {' '.join(arguments)}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
+        print(f"== {name}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"])
         if done.returncode:
             failed.append(name)
     if failed:
