@@ -108,9 +108,10 @@ def checkpoint(name: str) -> Path:
     for part in entry.make():
         if isinstance(part, Mapping):
             for file, content in part.items():
-                (folder / file).write_text(
-                    content if isinstance(content, str) else json.dumps(content, indent=1)
-                )
+                if file == "config.json" and not isinstance(content, str):
+                    content = {**content, "architectures": [entry.architecture]}
+                text = content if isinstance(content, str) else json.dumps(content, indent=1)
+                (folder / file).write_text(text)
         else:
             if isinstance(part, hf.PretrainedConfig):
                 part.architectures = [entry.architecture]
@@ -124,15 +125,12 @@ def subject(name: str) -> Subject:
     entry = ZOO[name]
     kwargs = st.sampled_from([{}, *entry.kwargs])
     samples = {modality: entry.drawn(modality) for modality in entry.modalities}
-    options = {
-        "trust_remote_code": True,
-        "enable_mm_embeds": True,
-        "max_model_len": 2048,
-        **entry.options,
-    }
+    options = {"trust_remote_code": True, "enable_mm_embeds": True, "max_model_len": 2048}
     # which takes 15 s per model class
     with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):
-        return of_registered(checkpoint(name), kwargs=kwargs, samples=samples, **options)
+        return of_registered(
+            checkpoint(name), kwargs=kwargs, samples=samples, **options | entry.options
+        )
 
 
 # --- Parts that the makers share
@@ -159,14 +157,10 @@ ROLES = {
     "model_max_length": LENGTH,
 }
 VISION = {**LAYERS, "image_size": 56, "patch_size": 14}
+GRID = [[56, 112], [112, 56], [112, 112]]
 
 
-def tokenizer(
-    *special: str,
-    named: Mapping[str, str] | None = None,
-    chat_template: str | None = None,
-    **options: Any,
-) -> Any:
+def tokenizer(*special: str, named: Mapping[str, str] | None = None, **options: Any) -> Any:
     """A token per byte, after <pad>, <s>, </s>, <unk> and the special tokens given; `named` ones
     become attributes."""
     named = named or {}
@@ -180,9 +174,21 @@ def tokenizer(
         tokenizer_object=bpe,
         clean_up_tokenization_spaces=False,
         extra_special_tokens=dict(named),
-        chat_template=chat_template,
         **{**ROLES, **options},
     )
+
+
+def ids(text: Any, **tokens: str) -> dict[str, int]:
+    """Ids of a tokenizer's tokens, under the names that a config has for them."""
+    return {name: text.convert_tokens_to_ids(token) for name, token in tokens.items()}
+
+
+def square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+def whisper_features() -> Any:
+    return hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
 
 
 # --- Stored checkpoints
@@ -222,10 +228,9 @@ def changed(name: str, file: str, **values: Any) -> Mapping[str, Any]:
 @maker("LlavaOnevisionForConditionalGeneration", "image", "video")
 def llava_onevision() -> Sequence[Any]:
     """With three sizes of the stored grid, none of which is as large as vLLM's largest image."""
-    grid = [[56, 112], [112, 56], [112, 112]]
-    files = changed("llava_onevision", "config.json", image_grid_pinpoints=grid)
+    files = changed("llava_onevision", "config.json", image_grid_pinpoints=GRID)
     processor = json.loads(files["processor_config.json"])
-    processor["image_processor"]["image_grid_pinpoints"] = grid
+    processor["image_processor"]["image_grid_pinpoints"] = GRID
     return [{**files, "processor_config.json": processor}]
 
 
@@ -233,8 +238,7 @@ def llava_onevision() -> Sequence[Any]:
 def mistral3() -> Sequence[Any]:
     files = changed("pixtral_hf", "processor_config.json", spatial_merge_size=2)
     config = json.loads(files["config.json"])
-    config |= {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
-    return [{**files, "config.json": {**config, "spatial_merge_size": 2}}]
+    return [{**files, "config.json": config | {"model_type": "mistral3", "spatial_merge_size": 2}}]
 
 
 # --- LLaVA and what follows it
@@ -242,18 +246,17 @@ def mistral3() -> Sequence[Any]:
 
 @maker("LlavaNextVideoForConditionalGeneration", "video")
 def llava_next_video() -> Sequence[Any]:
-    text, grid = tokenizer("<image>", "<video>"), [[56, 112], [112, 56], [112, 112]]
-    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    text = tokenizer("<image>", "<video>")
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": square(56)}
     config = hf.LlavaNextVideoConfig(
         vision_config=hf.CLIPVisionConfig(**VISION),
         text_config=hf.LlamaConfig(**TEXT),
-        image_token_index=text.convert_tokens_to_ids("<image>"),
-        video_token_index=text.convert_tokens_to_ids("<video>"),
-        image_grid_pinpoints=grid,
+        image_grid_pinpoints=GRID,
+        **ids(text, image_token_index="<image>", video_token_index="<video>"),
     )
     return config, hf.LlavaNextVideoProcessor(
         hf.LlavaNextVideoVideoProcessor(**sizes),
-        hf.LlavaNextImageProcessor(**sizes, image_grid_pinpoints=grid),
+        hf.LlavaNextImageProcessor(**sizes, image_grid_pinpoints=GRID),
         text,
         patch_size=14,
         vision_feature_select_strategy="default",
@@ -268,7 +271,7 @@ def aria() -> Sequence[Any]:
         vision_config=hf.Idefics3VisionConfig(**{**VISION, "image_size": 980}),
         text_config=hf.AriaTextConfig(**TEXT),
         projector_patch_to_query_dict={1225: 8, 4900: 16},
-        image_token_index=text.convert_tokens_to_ids("<|img|>"),
+        **ids(text, image_token_index="<|img|>"),
     )
     images = hf.AriaImageProcessor()
     return config, hf.AriaProcessor(images, text, size_conversion={490: 8, 980: 16})
@@ -278,31 +281,28 @@ def aria() -> Sequence[Any]:
 
 
 def _qwen_vl(
-    config: Any, processor: Any, video: Any, vision: Any, text: Any, **sizes: Any
+    family: str, vision: Mapping[str, Any], video: Any = hf.Qwen2VLVideoProcessor
 ) -> Sequence[Any]:
+    """A checkpoint of the classes whose names begin so."""
     named = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-    tokens = tokenizer("<|vision_start|>", "<|vision_end|>", *named.values())
-    ids = {f"{key}_token_id": tokens.convert_tokens_to_ids(token) for key, token in named.items()}
-    ids |= {
-        f"vision_{key}_token_id": tokens.convert_tokens_to_ids(f"<|vision_{key}|>")
-        for key in ("start", "end")
-    }
-    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112, **sizes}
-    shape = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
-    images = hf.Qwen2VLImageProcessor(size=size, **shape)
-    return config(vision_config=vision, text_config=text, **ids), processor(
-        images, tokens, video(size=size, **shape)
+    named |= {f"vision_{end}": f"<|vision_{end}|>" for end in ("start", "end")}
+    text = tokenizer("<|vision_start|>", "<|vision_end|>", *named.values())
+    config = getattr(hf, f"{family}Config")(
+        vision_config=vision,
+        text_config=QWEN_TEXT,
+        **ids(text, **{f"{key}_token_id": token for key, token in named.items()}),
     )
+    shape = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
+    shape["size"] = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    processor = getattr(hf, f"{family}Processor")
+    return config, processor(hf.Qwen2VLImageProcessor(**shape), text, video(**shape))
 
 
 QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-QWEN_VISION = {
-    "depth": 2,
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 64,
-    "out_hidden_size": 32,
-}
+QWEN_TEXT = {**TEXT, "rope_parameters": QWEN_ROPE}
+HEADS = {"depth": 2, "hidden_size": 32, "num_heads": 2}
+QWEN_VISION = {**HEADS, "intermediate_size": 64, "out_hidden_size": 32, "patch_size": 14}
+QWEN3_VISION = {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]}
 PIXELS = [
     {"min_pixels": 56 * 56},
     {"max_pixels": 56 * 56},
@@ -312,25 +312,12 @@ PIXELS = [
 
 @maker("Qwen2VLForConditionalGeneration", "image", "video", kwargs=PIXELS)
 def qwen2_vl() -> Sequence[Any]:
-    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
-    return _qwen_vl(
-        hf.Qwen2VLConfig,
-        hf.Qwen2VLProcessor,
-        hf.Qwen2VLVideoProcessor,
-        vision,
-        {**TEXT, "rope_parameters": QWEN_ROPE},
-    )
+    return _qwen_vl("Qwen2VL", {**HEADS, "embed_dim": 32, "patch_size": 14})
 
 
 @maker("Qwen2_5_VLForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS)
 def qwen2_5_vl() -> Sequence[Any]:
-    return _qwen_vl(
-        hf.Qwen2_5_VLConfig,
-        hf.Qwen2_5_VLProcessor,
-        hf.Qwen2VLVideoProcessor,
-        {**QWEN_VISION, "patch_size": 14},
-        {**TEXT, "rope_parameters": QWEN_ROPE},
-    )
+    return _qwen_vl("Qwen2_5_VL", QWEN_VISION)
 
 
 @maker(
@@ -342,13 +329,7 @@ def qwen2_5_vl() -> Sequence[Any]:
     kwargs=[*PIXELS, {"fps": 1.0, "do_sample_frames": True}],
 )
 def qwen3_vl() -> Sequence[Any]:
-    return _qwen_vl(
-        hf.Qwen3VLConfig,
-        hf.Qwen3VLProcessor,
-        hf.Qwen3VLVideoProcessor,
-        {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]},
-        {**TEXT, "rope_parameters": QWEN_ROPE},
-    )
+    return _qwen_vl("Qwen3VL", QWEN3_VISION, hf.Qwen3VLVideoProcessor)
 
 
 # --- Google
@@ -362,35 +343,22 @@ GEMMA_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoa_token": "<end_of_audio>",
 }
+GEMMA_TEXT = {**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0}
 
 
 @maker("Gemma3nForConditionalGeneration", "image", "audio")
 def gemma3n() -> Sequence[Any]:
     text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
+    vocabulary = {"hidden_size": 32, "vocab_size": 8}
     config = hf.Gemma3nConfig(
-        vision_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 600},
-        audio_config={
-            "hidden_size": 32,
-            "vocab_size": 8,
-            "vocab_offset": 608,
-            "conf_num_hidden_layers": 2,
-        },
-        text_config={
-            **TEXT,
-            "vocab_size_per_layer_input": 512,
-            "num_kv_shared_layers": 0,
-            "laurel_rank": 4,
-        },
+        vision_config={**vocabulary, "vocab_offset": 600},
+        audio_config={**vocabulary, "vocab_offset": 608, "conf_num_hidden_layers": 2},
+        text_config={**GEMMA_TEXT, "laurel_rank": 4},
         audio_soft_tokens_per_image=8,
         vision_soft_tokens_per_image=4,
-        image_token_id=text.image_token_id,
-        audio_token_id=text.audio_token_id,
-        boi_token_id=text.boi_token_id,
-        eoi_token_id=text.eoi_token_id,
-        boa_token_id=text.boa_token_id,
-        eoa_token_id=text.eoa_token_id,
+        **ids(text, **{f"{key}_id": token for key, token in GEMMA_TOKENS.items()}),
     )
-    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
+    images = hf.SiglipImageProcessor(size=square(56))
     return config, hf.Gemma3nProcessor(
         hf.Gemma3nAudioFeatureExtractor(), images, text, audio_seq_length=8, image_seq_length=4
     )
@@ -405,28 +373,20 @@ def gemma3n() -> Sequence[Any]:
     kwargs=[{"max_soft_tokens": 140}],
 )
 def gemma4() -> Sequence[Any]:
-    named = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
-    named |= {
-        "audio_token": "<|audio|>",
-        "boa_token": "<|audio>",
-        "eoa_token": "<audio|>",
-        "video_token": "<|video|>",
-    }
+    named = {}
+    for kind, letter in {"image": "i", "audio": "a"}.items():
+        named |= {f"{kind}_token": f"<|{kind}|>", f"bo{letter}_token": f"<|{kind}>"}
+        named |= {f"eo{letter}_token": f"<{kind}|>"}
+    named |= {"video_token": "<|video|>"}
     text = tokenizer(named=named)
-    marks = ("image", "boi", "eoi", "audio", "boa", "video")
-    config = hf.Gemma4Config(
-        vision_config={
-            **LAYERS,
-            "patch_size": 4,
-            "pooling_kernel_size": 3,
-            "default_output_length": 70,
-        },
-        audio_config={"hidden_size": 32, "num_hidden_layers": 2},
-        text_config={**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 0},
-        eoa_token_index=text.eoa_token_id,
-        **{f"{mark}_token_id": getattr(text, f"{mark}_token_id") for mark in marks},
-    )
     shape = {"patch_size": 4, "pooling_kernel_size": 3}
+    of_config = {f"{key}_id": token for key, token in named.items() if key != "eoa_token"}
+    config = hf.Gemma4Config(
+        vision_config={**LAYERS, **shape, "default_output_length": 70},
+        audio_config={"hidden_size": 32, "num_hidden_layers": 2},
+        text_config=GEMMA_TEXT,
+        **ids(text, eoa_token_index="<audio|>", **of_config),
+    )
     return config, hf.Gemma4Processor(
         hf.Gemma4AudioFeatureExtractor(),
         hf.Gemma4ImageProcessor(**shape, max_soft_tokens=70),
@@ -441,53 +401,34 @@ def gemma4() -> Sequence[Any]:
 
 @maker("Cohere2VisionForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def cohere2_vision() -> Sequence[Any]:
-    text = tokenizer(
-        named={
-            "image_token": "<|IMG_PATCH|>",
-            "boi_token": "<|START_OF_IMG|>",
-            "eoi_token": "<|END_OF_IMG|>",
-            "img_line_break_token": "<|IMG_LINE_BREAK|>",
-        }
-    )
+    named = {"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>"}
+    named |= {"eoi_token": "<|END_OF_IMG|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}
+    text = tokenizer(named=named)
     config = hf.Cohere2VisionConfig(
         vision_config=hf.SiglipVisionConfig(**{**VISION, "image_size": 32, "patch_size": 4}),
         text_config=hf.Cohere2Config(**TEXT),
-        image_token_id=text.convert_tokens_to_ids("<|IMG_PATCH|>"),
+        image_token_id=text.image_token_id,
         downsample_factor=2,
     )
     # A tile has patch_size ** 2 tokens, which is right where the tile's side is downsample_factor *
     # patch_size ** 2.
-    images = hf.Cohere2VisionImageProcessor(
-        size={"height": 32, "width": 32},
-        patch_size=4,
-        downsample_factor=2,
-        min_patches=1,
-        max_patches=4,
-    )
+    shape = {"size": square(32), "patch_size": 4, "downsample_factor": 2}
+    images = hf.Cohere2VisionImageProcessor(**shape, min_patches=1, max_patches=4)
     return config, hf.Cohere2VisionProcessor(images, text)
 
 
 @maker("Llama4ForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def llama4() -> Sequence[Any]:
-    marks = [
-        "<|image|>",
-        "<|patch|>",
-        "<|image_start|>",
-        "<|image_end|>",
-        "<|tile_x_separator|>",
-        "<|tile_y_separator|>",
-    ]
-    text = tokenizer(*marks)
+    parts = ("image", "patch", "image_start", "image_end", "tile_x_separator", "tile_y_separator")
+    text = tokenizer(*(f"<|{part}|>" for part in parts))
+    vision = hf.Llama4VisionConfig(**VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32)
+    marks = {"boi_token_index": "<|image_start|>", "eoi_token_index": "<|image_end|>"}
     config = hf.Llama4Config(
-        vision_config=hf.Llama4VisionConfig(
-            **VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32
-        ),
+        vision_config=vision,
         text_config=hf.Llama4TextConfig(**TEXT, intermediate_size_mlp=64, num_local_experts=2),
-        image_token_index=text.convert_tokens_to_ids("<|patch|>"),
-        boi_token_index=text.convert_tokens_to_ids("<|image_start|>"),
-        eoi_token_index=text.convert_tokens_to_ids("<|image_end|>"),
+        **ids(text, image_token_index="<|patch|>", **marks),
     )
-    images = hf.Llama4ImageProcessor(size={"height": 56, "width": 56}, max_patches=4)
+    images = hf.Llama4ImageProcessor(size=square(56), max_patches=4)
     return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
 
 
@@ -498,27 +439,21 @@ def llama4() -> Sequence[Any]:
     kwargs=[{"max_patches": 2}, {"crop_to_patches": False}],
 )
 def internvl_hf() -> Sequence[Any]:
-    text = tokenizer(
-        named={
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        }
-    )
+    named = {"start_image_token": "<img>", "end_image_token": "</img>"}
+    named |= {"context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
+    text = tokenizer(named=named)
+    vision = {**VISION, "image_size": [56, 56], "patch_size": [14, 14]}
     config = hf.InternVLConfig(
-        vision_config=hf.InternVLVisionConfig(
-            **{**VISION, "image_size": [56, 56], "patch_size": [14, 14]}
-        ),
+        vision_config=hf.InternVLVisionConfig(**vision),
         text_config=hf.Qwen2Config(**TEXT),
         image_token_id=text.context_image_token_id,
         downsample_ratio=0.5,
     )
-    size = {"height": 56, "width": 56}
-    images = hf.GotOcr2ImageProcessor(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
-    return config, hf.InternVLProcessor(
-        images, text, hf.InternVLVideoProcessor(size=size), image_seq_length=4
+    images = hf.GotOcr2ImageProcessor(
+        size=square(56), crop_to_patches=True, min_patches=1, max_patches=4
     )
+    videos = hf.InternVLVideoProcessor(size=square(56))
+    return config, hf.InternVLProcessor(images, text, videos, image_seq_length=4)
 
 
 @maker(
@@ -529,117 +464,76 @@ def internvl_hf() -> Sequence[Any]:
 )
 def lfm2_vl() -> Sequence[Any]:
     cells = [f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5)]
-    named = {
-        "image_token": "<image>",
-        "image_start_token": "<|image_start|>",
-        "image_end_token": "<|image_end|>",
-        "image_thumbnail_token": "<|img_thumbnail|>",
-    }
+    named = {"image_token": "<image>"}
+    named |= {f"image_{end}_token": f"<|image_{end}|>" for end in ("start", "end")}
+    named["image_thumbnail_token"] = "<|img_thumbnail|>"
     text = tokenizer(*cells, named=named)
-    tiles = {
-        "min_tiles": 2,
-        "max_tiles": 4,
-        "tile_size": 64,
-        "min_image_tokens": 4,
-        "max_image_tokens": 16,
-    }
-    shape = {
-        "downsample_factor": 2,
-        "encoder_patch_size": 16,
-        "max_num_patches": 64,
-        "do_image_splitting": True,
-    }
+    tiles = {"min_tiles": 2, "max_tiles": 4, "tile_size": 64, "use_thumbnail": True}
+    tiles |= {"min_image_tokens": 4, "max_image_tokens": 16, "do_image_splitting": True}
+    tiles |= {"downsample_factor": 2, "encoder_patch_size": 16, "max_num_patches": 64}
+    vision = {"model_type": "siglip2_vision_model", **LAYERS, "patch_size": 16, "num_patches": 16}
+    layers = ["conv", "full_attention"]
     config = hf.Lfm2VlConfig(
-        vision_config={
-            "model_type": "siglip2_vision_model",
-            **LAYERS,
-            "patch_size": 16,
-            "num_patches": 16,
-        },
-        text_config={"model_type": "lfm2", **TEXT, "layer_types": ["conv", "full_attention"]},
+        vision_config=vision,
+        text_config={"model_type": "lfm2", **TEXT, "layer_types": layers},
         image_token_id=text.image_token_id,
-        use_thumbnail=True,
         **tiles,
-        **shape,
     )
-    images = hf.Lfm2VlImageProcessor(**tiles, **shape, use_thumbnail=True)
-    return config, hf.Lfm2VlProcessor(images, text)
+    return config, hf.Lfm2VlProcessor(hf.Lfm2VlImageProcessor(**tiles), text)
 
 
 @maker("Glm4vForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS[2:])
 def glm4v() -> Sequence[Any]:
-    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
-    text = tokenizer(
-        *(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")),
-        named=named,
-    )
-    ids = {
-        f"{kind}_token_id": text.convert_tokens_to_ids(f"<|{kind}|>") for kind in ("image", "video")
+    kinds, ends = ("image", "video"), {"start": "begin", "end": "end"}
+    named = {f"{kind}_token": f"<|{kind}|>" for kind in kinds}
+    marks = {
+        f"{kind}_{end}_token_id": f"<|{written}_of_{kind}|>"
+        for kind in kinds
+        for end, written in ends.items()
     }
-    for kind in ("image", "video"):
-        ids[f"{kind}_start_token_id"] = text.convert_tokens_to_ids(f"<|begin_of_{kind}|>")
-        ids[f"{kind}_end_token_id"] = text.convert_tokens_to_ids(f"<|end_of_{kind}|>")
+    text = tokenizer(*marks.values(), named=named)
+    size = {"image_size": 112, "patch_size": 14, "out_hidden_size": 32}
     config = hf.Glm4vConfig(
-        vision_config={
-            **LAYERS,
-            "depth": 2,
-            "image_size": 112,
-            "patch_size": 14,
-            "out_hidden_size": 32,
-            "num_heads": 2,
-        },
-        text_config={**TEXT, "rope_parameters": QWEN_ROPE},
-        **ids,
+        vision_config={**LAYERS, **HEADS, **size},
+        text_config=QWEN_TEXT,
+        **ids(text, **marks, image_token_id="<|image|>", video_token_id="<|video|>"),
     )
-    size = {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2}
-    return config, hf.Glm4vProcessor(
-        hf.Glm4vImageProcessor(size=size, patch_size=14),
-        text,
-        hf.Glm4vVideoProcessor(size=size, patch_size=14),
-    )
+    shape = {"patch_size": 14}
+    shape["size"] = {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2}
+    images, videos = hf.Glm4vImageProcessor(**shape), hf.Glm4vVideoProcessor(**shape)
+    return config, hf.Glm4vProcessor(images, text, videos)
 
 
 # --- Speech
 
 
 def _omni(
-    config: Any, processor: Any, vision: Any, *, pads: Sequence[str], ends: Mapping[str, str]
+    family: str, vision: Mapping[str, Any], pads: Sequence[str], ends: Mapping[str, str]
 ) -> Sequence[Any]:
-    named = {
-        f"{kind}_token": f"<|{pad}|>"
-        for kind, pad in zip(("image", "audio", "video"), pads, strict=True)
-    }
+    """A checkpoint of the classes whose names begin so."""
+    kinds = ("image", "audio", "video")
+    named = {f"{kind}_token": f"<|{pad}|>" for kind, pad in zip(kinds, pads, strict=True)}
     for kind in ("vision", "audio"):
         named |= {f"{kind}_{end}_token": f"<|{kind}_{written}|>" for end, written in ends.items()}
     text = tokenizer(named=named)
-    token = (2 * vision["patch_size"]) ** 2
-    # of videos, whatever the checkpoint says
-    size = {"shortest_edge": 128 * token, "longest_edge": 768 * token}
-    thinker = {
-        "vision_config": vision,
-        "audio_config": {
-            "num_mel_bins": 16,
-            "d_model": 32,
-            "encoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "output_dim": 32,
-        },
-        "text_config": {**TEXT, "rope_parameters": QWEN_ROPE},
-    }
-    for kind in ("image", "audio", "video"):
-        thinker[f"{kind}_token_index"] = thinker[f"{kind}_token_id"] = getattr(
-            text, f"{kind}_token_id"
+    audio = {"num_mel_bins": 16, "d_model": 32, "output_dim": 32}
+    audio |= {"encoder_layers": 2, "encoder_attention_heads": 2}
+    thinker = {"vision_config": vision, "audio_config": audio, "text_config": QWEN_TEXT}
+    for kind in kinds:
+        thinker |= ids(
+            text,
+            **dict.fromkeys((f"{kind}_token_index", f"{kind}_token_id"), named[f"{kind}_token"]),
         )
     for kind in ("vision", "audio"):
         thinker[f"{kind}_start_token_id"] = getattr(text, f"{kind}_bos_token_id")
         thinker[f"{kind}_end_token_id"] = getattr(text, f"{kind}_eos_token_id")
-    shape = {"size": size, "patch_size": vision["patch_size"]}
-    return config(thinker_config=thinker, enable_audio_output=False), processor(
-        hf.Qwen2VLImageProcessor(**shape),
-        hf.Qwen2VLVideoProcessor(**shape),
-        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2),
-        text,
-    )
+    token = (2 * vision["patch_size"]) ** 2
+    # of videos, whatever the checkpoint says
+    shape = {"size": {"shortest_edge": 128 * token, "longest_edge": 768 * token}}
+    shape["patch_size"] = vision["patch_size"]
+    config = getattr(hf, f"{family}Config")(thinker_config=thinker, enable_audio_output=False)
+    images, videos = hf.Qwen2VLImageProcessor(**shape), hf.Qwen2VLVideoProcessor(**shape)
+    return config, getattr(hf, f"{family}Processor")(images, videos, whisper_features(), text)
 
 
 # the last: as many audios as videos, at the same places
@@ -649,27 +543,22 @@ OMNI_OPTIONS = [*PIXELS, {"use_audio_in_video": True}]
 @maker("Qwen2_5OmniModel", "image", "video", "audio", kwargs=OMNI_OPTIONS)
 def qwen2_5_omni() -> Sequence[Any]:
     pads, ends = ["IMAGE", "AUDIO", "VIDEO"], {"bos": "bos", "eos": "eos"}
-    vision = {**QWEN_VISION, "patch_size": 14}
-    return _omni(hf.Qwen2_5OmniConfig, hf.Qwen2_5OmniProcessor, vision, pads=pads, ends=ends)
+    return _omni("Qwen2_5Omni", QWEN_VISION, pads, ends)
 
 
 @maker("Qwen3OmniMoeForConditionalGeneration", "image", "video", "audio", kwargs=OMNI_OPTIONS)
 def qwen3_omni() -> Sequence[Any]:
-    vision = {**QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0]}
     pads, ends = ["image_pad", "audio_pad", "video_pad"], {"bos": "start", "eos": "end"}
-    return _omni(hf.Qwen3OmniMoeConfig, hf.Qwen3OmniMoeProcessor, vision, pads=pads, ends=ends)
+    return _omni("Qwen3OmniMoe", QWEN3_VISION, pads, ends)
 
 
 @maker("WhisperForConditionalGeneration", "audio", options={"max_model_len": 64})
 def whisper() -> Sequence[Any]:
     text = tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
-    sides = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+    sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
     config = hf.WhisperConfig(
-        **{
-            f"{side}_{key}": value
-            for side in ("encoder", "decoder")
-            for key, value in sides.items()
-        },
+        **{f"encoder_{key}": value for key, value in sizes.items()},
+        **{f"decoder_{key}": value for key, value in sizes.items()},
         vocab_size=512,
         d_model=32,
         num_mel_bins=16,
@@ -678,11 +567,9 @@ def whisper() -> Sequence[Any]:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        decoder_start_token_id=text.convert_tokens_to_ids("<|startoftranscript|>"),
+        **ids(text, decoder_start_token_id="<|startoftranscript|>"),
     )
-    return config, hf.WhisperProcessor(
-        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text
-    )
+    return config, hf.WhisperProcessor(whisper_features(), text)
 
 
 @maker("AudioFlamingo3ForConditionalGeneration", "audio")
@@ -691,11 +578,9 @@ def audioflamingo3() -> Sequence[Any]:
     config = hf.AudioFlamingo3Config(
         audio_config={**LAYERS, "num_mel_bins": 16},
         text_config={"model_type": "qwen2", **TEXT},
-        audio_token_id=text.convert_tokens_to_ids("<sound>"),
+        **ids(text, audio_token_id="<sound>"),
     )
-    return config, hf.AudioFlamingo3Processor(
-        hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2), text, max_audio_len=6
-    )
+    return config, hf.AudioFlamingo3Processor(whisper_features(), text, max_audio_len=6)
 
 
 # --- vLLM's own processors: the checkpoint names a configuration class of its own
@@ -711,9 +596,7 @@ class ChatConfig(hf.PretrainedConfig):
         super().__init__(**fields)
         for key, part in parts.items():
             known = part.get("model_type") in CONFIG_MAPPING
-            setattr(
-                self, key, AutoConfig.for_model(**part) if known else hf.PretrainedConfig(**part)
-            )
+            setattr(self, key, (AutoConfig.for_model if known else hf.PretrainedConfig)(**part))
         self.text_config = getattr(self, "llm_config", getattr(self, "text_config", None))
 
 
@@ -730,16 +613,11 @@ def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dic
     return {f"{module}.py": source}, {auto: f"{module}.{classes[-1].__name__}"}
 
 
-def _chat(architecture: str, model_type: str, **fields: Any) -> list[Any]:
+def _chat(model_type: str, **fields: Any) -> dict[str, Any]:
     """The files of a remote configuration."""
     files, auto = _remote("configuration_zoo", "AutoConfig", ChatConfig)
-    named = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "auto_map": auto,
-        "torch_dtype": "float32",
-    }
-    return [{**files, "config.json": {**named, **fields}}]
+    named = {"model_type": model_type, "auto_map": auto, "torch_dtype": "float32"}
+    return {**files, "config.json": {**named, **fields}}
 
 
 QWEN2 = {"model_type": "qwen2", **TEXT}
@@ -758,19 +636,19 @@ TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
 @maker("H2OVLChatModel", "image", kwargs=TILE_OPTIONS)
 def h2ovl() -> Sequence[Any]:
     text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
-    return [*_chat("H2OVLChatModel", "h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text]
+    return _chat("h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text
 
 
 @maker("SkyworkR1VChatModel", "image", kwargs=TILE_OPTIONS)
 def skywork_r1v() -> Sequence[Any]:
     text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
-    return [*_chat("SkyworkR1VChatModel", "skywork_chat", **TILES, llm_config=QWEN2), text]
+    return _chat("skywork_chat", **TILES, llm_config=QWEN2), text
 
 
 @maker("NVLM_D", "image", kwargs=TILE_OPTIONS)
 def nvlm_d() -> Sequence[Any]:
     text = tokenizer("<|vision_pad|>", "</Image>")
-    return [*_chat("NVLM_D", "NVLM_D", **TILES, llm_config=QWEN2), text]
+    return _chat("NVLM_D", **TILES, llm_config=QWEN2), text
 
 
 @maker("Ovis", "image", kwargs=[{"max_partition": 4}])
@@ -778,14 +656,9 @@ def ovis() -> Sequence[Any]:
     text = tokenizer("<image>", "<|image_pad|>")
     eye = {"model_type": "siglip_visual_tokenizer", "hidden_stride": 2, "vocab_size": 64}
     eye["backbone_config"] = {"model_type": "siglip_vision_model", **VISION}
-    config = {
-        "model_type": "ovis",
-        "llm_config": QWEN2,
-        "visual_tokenizer_config": eye,
-        "hidden_size": 32,
-    }
-    images = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
-    return {"config.json": {"architectures": ["Ovis"], **config}}, text, images
+    config = {"model_type": "ovis", "hidden_size": 32}
+    config |= {"llm_config": QWEN2, "visual_tokenizer_config": eye}
+    return {"config.json": config}, text, hf.SiglipImageProcessor(size=square(56))
 
 
 @maker("Ovis2_5", "image", "video")
@@ -794,72 +667,34 @@ def ovis2_5() -> Sequence[Any]:
     # or, in images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
     vision = {**VISION, "hidden_stride": 2, "temporal_patch_size": 1}
     text = tokenizer("<image>", "<video>", "<|image_pad|>")
-    images = hf.SiglipImageProcessor()
-    return [
-        *_chat(
-            "Ovis2_5",
-            "ovis2_5",
-            visual_vocab_size=64,
-            vit_config=vision,
-            llm_config={**QWEN2, "model_type": "qwen3"},
-        ),
-        text,
-        images,
-    ]
+    parts = {"vit_config": vision, "llm_config": {**QWEN2, "model_type": "qwen3"}}
+    return _chat("ovis2_5", visual_vocab_size=64, **parts), text, hf.SiglipImageProcessor()
 
 
 @maker("IsaacForConditionalGeneration", "image", kwargs=[{"vision_min_num_patches": 16}])
 def isaac() -> Sequence[Any]:
     # vLLM's image processor has these limits whatever the configuration says.
-    limits = {
-        "vision_max_num_patches": 6144,
-        "vision_min_num_patches": 256,
-        "pixel_shuffle_scale": 2,
-    }
-    parts = {"vision_config": {**VISION, "patch_size": 16, "num_patches": 64}, "text_config": TEXT}
-    config = {
-        "architectures": ["IsaacForConditionalGeneration"],
-        "model_type": "isaac",
-        **limits,
-        **parts,
-    }
+    limits = {"vision_max_num_patches": 6144, "vision_min_num_patches": 256}
+    vision = {**VISION, "patch_size": 16, "num_patches": 64}
+    config = {"model_type": "isaac", **limits, "pixel_shuffle_scale": 2}
+    config |= {"vision_config": vision, "text_config": TEXT}
     return {"config.json": config}, tokenizer("<image>", "<|image_pad|>")
 
 
 @maker("Step3VLForConditionalGeneration", "image", side=(56, 800), kwargs=[{"enable_patch": False}])
 def step3_vl() -> Sequence[Any]:
-    text = tokenizer(
-        "<im_start>",
-        "<im_end>",
-        "<patch_start>",
-        "<patch_end>",
-        "<patch_newline>",
-        named={"image_token": "<im_patch>"},
-    )
-    config = {
-        "model_type": "step3_vl",
-        "image_token_id": text.image_token_id,
-        "vision_config": VISION,
-    }
-    return {
-        "config.json": {
-            "architectures": ["Step3VLForConditionalGeneration"],
-            **config,
-            "text_config": TEXT,
-        }
-    }, text
+    marks = ("im_start", "im_end", "patch_start", "patch_end", "patch_newline")
+    text = tokenizer(*(f"<{mark}>" for mark in marks), named={"image_token": "<im_patch>"})
+    config = {"model_type": "step3_vl", "vision_config": VISION, "text_config": TEXT}
+    return {"config.json": {**config, "image_token_id": text.image_token_id}}, text
 
 
 @maker("DeepseekOCRForCausalLM", "image")
 def deepseek_ocr() -> Sequence[Any]:
-    stored = FOLDER / "deepseek_vl2" / "checkpoint"
-    config = json.loads((stored / "config.json").read_text())
-    config |= {"architectures": ["DeepseekOCRForCausalLM"]}
+    config = json.loads((FOLDER / "deepseek_vl2" / "checkpoint" / "config.json").read_text())
+    processor = {"processor_class": "DeepseekOCRProcessor"}
     text = tokenizer("<image>", pad_token="<｜▁pad▁｜>")
-    return {
-        "config.json": config,
-        "processor_config.json": {"processor_class": "DeepseekOCRProcessor"},
-    }, text
+    return {"config.json": config, "processor_config.json": processor}, text
 
 
 # --- MiniCPM: a reduced image processor of theirs, which lives in the checkpoint
@@ -910,16 +745,11 @@ def minicpmv4_6() -> Sequence[Any]:
         vision_config={**VISION, "insert_layer_id": 0},
         text_config={"model_type": "qwen3", **TEXT},
         image_size=56,
-        image_token_id=text.image_token_id,
-        video_token_id=text.video_token_id,
+        **ids(text, image_token_id="<|image_pad|>", video_token_id="<|video_pad|>"),
     )
-    sizes = {"max_slice_nums": 4, "scale_resolution": 56, "patch_size": 14}
-    return config, hf.MiniCPMV4_6Processor(
-        hf.MiniCPMV4_6ImageProcessor(**sizes), hf.MiniCPMV4_6VideoProcessor(**sizes), text
-    )
-
-
-# --- Reduced processors of two more remote checkpoints
+    shape = {"max_slice_nums": 4, "scale_resolution": 56, "patch_size": 14}
+    images, videos = hf.MiniCPMV4_6ImageProcessor(**shape), hf.MiniCPMV4_6VideoProcessor(**shape)
+    return config, hf.MiniCPMV4_6Processor(images, videos, text)
 
 
 # --- vLLM's Transformers modelling backend
@@ -930,9 +760,6 @@ transformers that do not tell where their placeholders are."""
 
 SERVED = [name for name, e in ZOO.items() if hasattr(hf, e.architecture) and name not in REFUSED]
 
-ZOO |= {
-    f"transformers/{name}": replace(
-        ZOO[name], options={**ZOO[name].options, "model_impl": "transformers"}
-    )
-    for name in SERVED
-}
+for name in SERVED:
+    options = {**ZOO[name].options, "model_impl": "transformers"}
+    ZOO[f"transformers/{name}"] = replace(ZOO[name], options=options)
