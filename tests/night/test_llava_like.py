@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from examples.llava_like.cases import Case, make_cases
@@ -74,11 +75,20 @@ def test_a_feature_answers_as_with_vllms_own_class(engines: ExitStack, tmp_path:
     assert ours == theirs
 
 
+def merged(folder: Path, checkpoint: Path, lora: Path) -> Path:
+    """The checkpoint with the weights of an adapter added to its own."""
+    weights, added = load_file(checkpoint / parts.WEIGHTS), load_file(lora / "adapter_model.safetensors")
+    for name in [name for name in added if name.endswith(".lora_A.weight")]:
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        weights[f"{module}.weight"] += added[name.replace("lora_A", "lora_B")] @ added[name]
+    return parts.changed(folder, checkpoint, weights)
+
+
 def test_an_adapter_of_the_tower_is_as_its_weights_in_the_checkpoint(engines: ExitStack, tmp_path: Path) -> None:
     """vLLM's own class counts a position less than CLIP computes, and fails."""
     (feature,) = (feature for feature in FEATURES if "tower" in feature.name)
     side = Side(False, tmp_path / "side", engines)
     ids = feature.run(side)
-    merged = parts.merged(tmp_path / "merged", side.checkpoint, side.folder / "adapter")
-    llm = engines.enter_context(engine(merged, seed=0, enforce_eager=True))
+    folder = merged(tmp_path / "merged", side.checkpoint, side.folder / "adapter")
+    llm = engines.enter_context(engine(folder, seed=0, enforce_eager=True))
     assert answer(llm, side.requests) == ids

@@ -2,23 +2,23 @@
 ``python -m tools.features --help``."""
 
 import json
-import multiprocessing
-import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
-from unittest import mock
 
 import typer
 from tqdm import tqdm
 
-from .rows import FEATURES, Feature, tell
+from tools.shared import QUIET, ROOT, told
+from tools.shared import table as markdown
 
-STORED = Path(__file__).parents[2] / "docs" / "data" / "features.json"
+from .rows import FEATURES, Feature
+
+STORED = ROOT / "docs" / "data" / "features.json"
 """The results that docs/data/features.md shows; a run of some features changes these alone."""
 
 SECONDS = 900
-VARIABLES = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 ALONE, SEVERAL = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 """Variables of an engine in one process, and of one in several."""
 
@@ -28,21 +28,12 @@ Outcome = dict[str, Any]
 
 def outcome(feature: Feature, own: bool) -> Outcome:
     """What one side makes of a feature, in a process of its own, which it may take down."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    variables = VARIABLES | (SEVERAL if feature.processes else ALONE)
-    with mock.patch.dict(os.environ, variables):
-        process = context.Process(target=tell, args=(sender, feature.name, own))
-        process.start()
-    sender.close()
-    try:
-        return receiver.recv() if receiver.poll(SECONDS) else {"error": f"none in {SECONDS} s"}
-    except EOFError:
-        process.join()
-        return {"error": f"ended with {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
+    variables = QUIET | (SEVERAL if feature.processes else ALONE)
+    with TemporaryDirectory() as folder:
+        words = ("tools.features.rows", feature.name, folder, *(["--own"] if own else []))
+        log = Path("out", "features.log")
+        results, ended = told(*words, log=log, seconds=SECONDS, variables=variables)
+    return results[0] if results else {"error": ended}
 
 
 def verdict(theirs: Outcome, ours: Outcome) -> str:
@@ -65,11 +56,11 @@ WORDS = {
 
 def table(results: dict[str, dict[str, str]]) -> str:
     """The table of the page."""
-    lines = ["| feature | result | what vLLM's class ends with |", "| --- | --- | --- |"]
-    for name, got in results.items():
-        said = got.get("vllm", "").strip().splitlines()
-        lines.append(f"| {name} | {WORDS[got['verdict']]} | {said[0][:120] if said else ''} |")
-    return "\n".join(lines)
+    rows = [
+        (name, WORDS[got["verdict"]], got.get("vllm", "").strip().partition("\n")[0][:120])
+        for name, got in results.items()
+    ]
+    return markdown(("feature", "result", "what vLLM's class ends with"), rows)
 
 
 def main(

@@ -24,30 +24,15 @@ def adapter(folder: Path, checkpoint: Path, *parts: str) -> Path:
         module = name.removesuffix(".weight")
         if name.startswith(parts) and module.endswith(("_proj", "fc1", "fc2")):
             rows, columns = weight.shape
-            tensors[f"base_model.model.{module}.lora_A.weight"] = (
-                torch.randn(8, columns) * columns**-0.5
-            )
-            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(rows, 8) * 0.5
+            lora = f"base_model.model.{module}.lora"
+            tensors[f"{lora}_A.weight"] = torch.randn(8, columns) * columns**-0.5
+            tensors[f"{lora}_B.weight"] = torch.randn(rows, 8) * 0.5
             targets.add(module.rpartition(".")[2])
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "r": 8,
-        "lora_alpha": 8,
-        "target_modules": sorted(targets),
-        "bias": "none",
-    }
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "bias": "none"}
+    config["target_modules"] = sorted(targets)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
-
-
-def merged(folder: Path, checkpoint: Path, lora: Path) -> Path:
-    """The checkpoint with the weights of an adapter added to its own."""
-    weights, added = load_file(checkpoint / WEIGHTS), load_file(lora / "adapter_model.safetensors")
-    for name in [name for name in added if name.endswith(".lora_A.weight")]:
-        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        weights[f"{module}.weight"] += added[name.replace("lora_A", "lora_B")] @ added[name]
-    return changed(folder, checkpoint, weights)
 
 
 def changed(
@@ -66,13 +51,14 @@ def with_head(folder: Path, checkpoint: Path, labels: int = 2) -> Path:
     torch.manual_seed(2)
     weights = load_file(checkpoint / WEIGHTS)
     weights["language_model.score.weight"] = torch.randn(labels, 64)
-    return changed(
-        folder, checkpoint, weights, num_labels=labels, id2label={i: str(i) for i in range(labels)}
-    )
+    names = {i: str(i) for i in range(labels)}
+    return changed(folder, checkpoint, weights, num_labels=labels, id2label=names)
 
 
 def quantised(folder: Path, checkpoint: Path) -> Path:
     """The checkpoint with the language model's layers in int8, as compressed-tensors has them."""
+    from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+
     weights: dict[str, torch.Tensor] = {}
     for name, weight in load_file(checkpoint / WEIGHTS).items():
         if name.startswith("language_model.model.layers.") and name.endswith("_proj.weight"):
@@ -80,20 +66,12 @@ def quantised(folder: Path, checkpoint: Path) -> Path:
             weights[f"{name}_scale"] = scale
             weight = (weight / scale).round().to(torch.int8)
         weights[name] = weight.contiguous()
-    numbers = {"num_bits": 8, "type": "int", "symmetric": True}
-    scheme = {
-        "targets": ["Linear"],
-        "weights": {**numbers, "strategy": "channel", "dynamic": False},
-        "input_activations": {**numbers, "strategy": "token", "dynamic": True},
-    }
     ignored = ["re:.*vision_tower.*", "re:.*multi_modal_projector.*", "re:.*lm_head"]
-    quantisation = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {"group_0": scheme},
-        "ignore": ignored,
-    }
-    return changed(folder, checkpoint, weights, quantization_config=quantisation)
+    scheme = preset_name_to_scheme("W8A8", ["Linear"])
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme}, format="int-quantized", ignore=ignored
+    )
+    return changed(folder, checkpoint, weights, quantization_config=config.to_dict())
 
 
 def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
@@ -110,24 +88,15 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
     width = config.hidden_size
     if kind == "eagle":
         config.architectures = ["EagleLlamaForCausalLM"]
-        for name in (
-            "model.embed_tokens",
-            "lm_head",
-            "model.norm",
-            "model.layers.0.input_layernorm",
-        ):
+        weights = renamed(weights, "model.", "")
+        for name in ("embed_tokens", "lm_head", "norm", "layers.0.input_layernorm"):
             del weights[f"{name}.weight"]
-        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
         weights["fc.weight"] = torch.randn(width, 2 * width) * 0.1
     if kind == "eagle3":
         config.architectures = ["LlamaForCausalLMEagle3"]
         config.draft_vocab_size = config.vocab_size
         config.eagle_aux_hidden_state_layer_ids = [0, 1, 2]
-        layer = "model.layers.0."
-        weights = {
-            name.replace(layer, "midlayer.").removeprefix("model."): t
-            for name, t in weights.items()
-        }
+        weights = renamed(renamed(weights, "model.layers.0.", "midlayer."), "model.", "")
         del weights["embed_tokens.weight"]
         for letter in "qkv":
             name = f"midlayer.self_attn.{letter}_proj.weight"
@@ -135,9 +104,12 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
         weights["midlayer.hidden_norm.weight"] = torch.ones(width)
         weights["fc.weight"] = torch.randn(width, 3 * width) * 0.1
     config.save_pretrained(folder)
-    save_file(
-        {name: t.contiguous() for name, t in weights.items()}, folder / WEIGHTS, {"format": "pt"}
-    )
+    weights = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(checkpoint / name, folder)
     return folder
+
+
+def renamed(weights: dict[str, torch.Tensor], old: str, new: str) -> dict[str, torch.Tensor]:
+    return {name.replace(old, new): tensor for name, tensor in weights.items()}

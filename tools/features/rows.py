@@ -1,4 +1,7 @@
-"""The features, a function each: it starts what it needs of one side, and returns the answers."""
+"""The features, a function each: it starts what it needs of one side, and returns the answers.
+
+``python -m tools.features.rows NAME FOLDER`` runs one on one side.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
+
+import typer
 
 from examples.llava_like.cases import Case, draw_picture, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
+from tools.shared import tell
 
 from . import parts
 
@@ -43,16 +48,13 @@ class Side:
 
     def engine(self, checkpoint: Path | None = None, **options: Any) -> Any:
         """An engine, as long as the side lives: the first that ends takes down what all share."""
-        options = {
-            "enforce_eager": True,
-            "seed": 0,
-            "max_model_len": 512,
-            "max_num_seqs": 16,
-            **options,
-        }
-        return self.stack.enter_context(
-            engine(checkpoint or self.checkpoint, own=self.own, **options)
-        )
+        default = {"enforce_eager": True, "seed": 0, "max_model_len": 512, "max_num_seqs": 16}
+        started = engine(checkpoint or self.checkpoint, own=self.own, **default | options)
+        return self.stack.enter_context(started)
+
+    def answers(self, checkpoint: Path | None = None, **options: Any) -> list[list[int]]:
+        """Greedy answers of an engine."""
+        return answer(self.engine(checkpoint, **options), self.requests)
 
 
 Run = Callable[[Side], Any]
@@ -86,29 +88,15 @@ def feature(name: str, *, processes: bool = False) -> Callable[[Run], Run]:
 
 def options(name: str, *, processes: bool = False, **given: Any) -> None:
     """A feature that is an option of the engine."""
-    feature(name, processes=processes)(lambda side: answer(side.engine(**given), side.requests))
-
-
-def tell(receiver: Any, name: str, own: bool) -> None:
-    """Send what a side makes of a feature, as an `answer` or an `error`."""
-    from examples.llava_like import register
-
-    register()
-    (chosen,) = (one for one in FEATURES if one.name == name)
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        try:
-            receiver.send({"answer": chosen.run(Side(own, Path(folder), stack))})
-        except Exception as error:
-            receiver.send({"error": f"{type(error).__name__}: {error}"})
+    feature(name, processes=processes)(lambda side: side.answers(**given))
 
 
 def ask(llm: Any, requests: Any, lora: Any = None, **options: Any) -> Any:
     """What vLLM tells of each request, greedy unless options say otherwise."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(
-        **{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **options}
-    )
+    greedy = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
+    sampling = SamplingParams(**greedy | options)
     return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora)
 
 
@@ -135,17 +123,10 @@ def _(side: Side) -> Any:
     return ids(results), different([0] * len(results), cached), first == ids(results)
 
 
-options(
-    "chunked prefill, 8 tokens at a time",
-    max_num_batched_tokens=8,
-    max_num_seqs=4,
-    enable_prefix_caching=False,
-)
-options(
-    "chunked prefill that does not split an item",
-    max_num_batched_tokens=32,
-    disable_chunked_mm_input=True,
-)
+SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prefix_caching": False}
+WHOLE = {"max_num_batched_tokens": 32, "disable_chunked_mm_input": True}
+options("chunked prefill, 8 tokens at a time", **SMALL)
+options("chunked prefill that does not split an item", **WHOLE)
 options("no cache of processed items", mm_processor_cache_gb=0)
 options("`async_scheduling`", async_scheduling=True)
 
@@ -169,9 +150,8 @@ def _(side: Side) -> Any:
 def _(side: Side) -> Any:
     from vllm.sampling_params import BeamSearchParams
 
-    results = side.engine().beam_search(
-        side.requests[:4], BeamSearchParams(beam_width=3, max_tokens=6)
-    )
+    beams = BeamSearchParams(beam_width=3, max_tokens=6)
+    results = side.engine().beam_search(side.requests[:4], beams)
     return [[list(sequence.tokens) for sequence in one.sequences] for one in results]
 
 
@@ -189,10 +169,8 @@ def _(side: Side) -> Any:
 def _(side: Side) -> Any:
     from vllm import SamplingParams
 
-    content = [
-        {"type": "text", "text": "What is this?"},
-        {"type": "image_pil", "image_pil": draw_picture(0)},
-    ]
+    picture = {"type": "image_pil", "image_pil": draw_picture(0)}
+    content = [{"type": "text", "text": "What is this?"}, picture]
     sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     (chat,) = side.engine().chat([{"role": "user", "content": content}], sampling, use_tqdm=False)
     return list(chat.prompt_token_ids), list(chat.outputs[0].token_ids)
@@ -205,10 +183,8 @@ def _(side: Side) -> Any:
     from examples.llava_like.reference import Reference
 
     reference = Reference(side.checkpoint)
-    cases = [case for case in side.cases if case.images]
-    return answer(
-        side.engine(), [case.request(torch.stack(reference.embed(case.images))) for case in cases]
-    )
+    rows = [(case, reference.embed(case.images)) for case in side.cases if case.images]
+    return answer(side.engine(), [case.request(torch.stack(own)) for case, own in rows])
 
 
 @feature("`language_model_only`")
@@ -217,10 +193,8 @@ def _(side: Side) -> Any:
     return answer(llm, [case.request() for case in side.cases if not case.images])
 
 
-options(
-    "ngram drafts",
-    speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
-)
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+options("ngram drafts", speculative_config=NGRAMS)
 
 
 def drafts(name: str, kind: str) -> None:
@@ -228,12 +202,15 @@ def drafts(name: str, kind: str) -> None:
     def _(side: Side) -> Any:
         model = parts.draft(side.folder / kind, side.checkpoint, kind)
         config = {"method": kind, "model": str(model), "num_speculative_tokens": 2}
-        return answer(side.engine(speculative_config=config), side.requests)
+        return side.answers(speculative_config=config)
 
 
 drafts("a draft model", "draft_model")
 drafts("EAGLE", "eagle")
 drafts("EAGLE-3", "eagle3")
+
+
+LORA = {"enable_lora": True, "max_lora_rank": 8}
 
 
 def lora(side: Side, *parts_of: str) -> Any:
@@ -246,22 +223,20 @@ def lora(side: Side, *parts_of: str) -> Any:
 
 @feature("LoRA, mixed with requests without")
 def _(side: Side) -> Any:
-    llm = side.engine(enable_lora=True, max_lora_rank=8)
-    adapter = lora(side, "language_model.")
+    llm, adapter = side.engine(**LORA), lora(side, "language_model.")
     mixed = [adapter if i % 2 else None for i in range(len(side.requests))]
     return different(answer(llm, side.requests), ids(ask(llm, side.requests, mixed)))
 
 
 @feature("`default_mm_loras`")
 def _(side: Side) -> Any:
-    path = parts.adapter(side.folder / "adapter", side.checkpoint, "language_model.")
-    llm = side.engine(enable_lora=True, max_lora_rank=8, default_mm_loras={"image": str(path)})
-    return different(answer(side.engine(), side.requests), answer(llm, side.requests))
+    default = {"image": lora(side, "language_model.").lora_path}
+    return different(side.answers(), side.answers(**LORA, default_mm_loras=default))
 
 
 @feature("LoRA on the tower and the connector")
 def _(side: Side) -> Any:
-    llm = side.engine(enable_lora=True, max_lora_rank=8, enable_tower_connector_lora=True)
+    llm = side.engine(**LORA, enable_tower_connector_lora=True)
     adapter = lora(side, "language_model.", "vision_tower.")
     results = ask(llm, side.requests, [adapter] * len(side.requests))
     return different(answer(llm, side.requests), ids(results))
@@ -283,41 +258,24 @@ def _(side: Side) -> Any:
 @feature("int8 weights and activations, compressed-tensors")
 def _(side: Side) -> Any:
     folder = parts.quantised(side.folder / "int8", side.checkpoint)
-    return different(
-        answer(side.engine(), side.requests), answer(side.engine(folder), side.requests)
-    )
+    return different(side.answers(), side.answers(folder))
 
 
 options("two processes per layer, TP", tensor_parallel_size=2, processes=True)
 options("two stages, PP", pipeline_parallel_size=2, processes=True)
-options(
-    "`mm_encoder_tp_mode=data`", tensor_parallel_size=2, mm_encoder_tp_mode="data", processes=True
-)
+DATA = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
+options("`mm_encoder_tp_mode=data`", **DATA, processes=True)
 
 
 @feature("an encoder's process and a language model's, EPD", processes=True)
 def _(side: Side) -> Any:
-    def transfer(role: str) -> dict[str, Any]:
-        path = {"shared_storage_path": str(side.folder / "encoded")}
-        return {
-            "ec_connector": "ECExampleConnector",
-            "ec_role": role,
-            "ec_connector_extra_config": path,
-        }
-
-    encoder = side.engine(ec_transfer_config=transfer("ec_producer"), enable_prefix_caching=False)
+    config = {"ec_connector": "ECExampleConnector"}
+    config["ec_connector_extra_config"] = {"shared_storage_path": str(side.folder / "encoded")}
+    producer, consumer = ({**config, "ec_role": role} for role in ("ec_producer", "ec_consumer"))
+    encoder = side.engine(ec_transfer_config=producer, enable_prefix_caching=False)
     answer(encoder, side.requests, max_tokens=1)
     encoded = sum(1 for _ in (side.folder / "encoded").rglob("*.safetensors"))
-    llm = side.engine(ec_transfer_config=transfer("ec_consumer"))
-    return encoded, answer(llm, side.requests)
-
-
-@feature("sleep, and wake up")
-def _(side: Side) -> Any:
-    llm = side.engine(enable_sleep_mode=True)
-    llm.sleep(level=1)
-    llm.wake_up()
-    return answer(llm, side.requests)
+    return encoded, side.answers(ec_transfer_config=consumer)
 
 
 @feature("`reload_weights`")
@@ -327,15 +285,18 @@ def _(side: Side) -> Any:
     return answer(llm, side.requests)
 
 
-@feature("new weights, sent in parts")
-def _(side: Side) -> Any:
-    """As training sends them, after a start without."""
-    from safetensors.torch import load_file
+def main(name: str, folder: Path, own: bool = False) -> None:
+    """Tell what a side makes of a feature, as an `answer` or an `error`."""
+    from examples.llava_like import register
 
-    llm = side.engine(load_format="dummy")
-    weights = list(load_file(side.checkpoint / parts.WEIGHTS).items())
-    before = answer(llm, side.requests)
-    model = llm.llm_engine.model_executor.driver_worker.worker.get_model()
-    for weight in weights:
-        model.load_weights([weight])
-    return different(before, answer(llm, side.requests))
+    register()
+    (chosen,) = (one for one in FEATURES if one.name == name)
+    with ExitStack() as stack:
+        try:
+            tell({"answer": chosen.run(Side(own, folder, stack))})
+        except Exception as error:
+            tell({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -11,7 +11,8 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -20,6 +21,7 @@ from hypothesis.errors import HypothesisException
 from tqdm import tqdm
 
 from mmkit.testing import Case, KitError, Law, NotApplicable, Violation, check_law
+from tools.shared import table as markdown
 
 from . import page
 from .laws import EVERY, SURVEYED
@@ -29,6 +31,10 @@ UNKNOWN = 8
 """Distinct violations to look for that are no finding of the page."""
 DOUBLINGS = 4
 """How often the examples are doubled while a finding of the page has not been seen."""
+
+Entry: Any = StrEnum("Entry", [(name, name) for name in ZOO])
+Surveyed: Any = StrEnum("Surveyed", [(name, name) for name in SURVEYED])
+"""What the command line takes as an entry of the zoo, and as a law."""
 
 
 @dataclass
@@ -129,27 +135,16 @@ def disagreements(seen: Verdict, stated: page.Page) -> list[str]:
 def table(verdicts: list[Verdict]) -> str:
     """The table of the page."""
     laws = list(dict.fromkeys(seen.law for seen in verdicts))
-    lines = ["| entry | " + " | ".join(laws) + " |", "| --- |" + " :-: |" * len(laws)]
-    for entry in dict.fromkeys(seen.entry for seen in verdicts):
-        cells = [str(seen) for seen in verdicts if seen.entry == entry]
-        lines.append(f"| {entry} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def one_of(known: list[str]) -> Callable[[list[str]], list[str]]:
-    def checked(names: list[str]) -> list[str]:
-        if wrong := [name for name in names or () if name not in known]:
-            raise typer.BadParameter(f"expected some of {', '.join(known)}, got {', '.join(wrong)}")
-        return names
-
-    return checked
+    rows = [
+        [entry, *(str(seen) for seen in verdicts if seen.entry == entry)]
+        for entry in dict.fromkeys(seen.entry for seen in verdicts)
+    ]
+    return markdown(["entry", *laws], rows)
 
 
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", callback=one_of([*ZOO]))
-    ] = None,
-    laws: Annotated[list[str], typer.Option("--law", callback=one_of(SURVEYED))] = SURVEYED,
+    names: Annotated[list[Entry] | None, typer.Argument(metavar="[NAME]...")] = None,
+    laws: Annotated[list[Surveyed], typer.Option("--law")] = SURVEYED,
     examples: Annotated[int, typer.Option(min=1, help="Per law, before doublings.")] = 30,
     doublings: Annotated[
         int, typer.Option(min=0, help="Of the examples, while a finding has not been seen.")

@@ -8,8 +8,8 @@ and a model class whose processor is the one under test.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from functools import wraps
 from types import SimpleNamespace
@@ -115,12 +115,10 @@ class Doors:
             )
         return self._engine.outcome()
 
-    @contextmanager
-    def without_caches(self) -> Iterator[None]:
-        """The prefix cache is off, too."""
+    def without_caches(self) -> Any:
+        """A block in which the prefix cache is off, too."""
         cache = self._engine.vllm_config.cache_config
-        with mock.patch.object(cache, "enable_prefix_caching", False):
-            yield
+        return mock.patch.object(cache, "enable_prefix_caching", False)
 
 
 class _Engine:

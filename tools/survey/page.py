@@ -97,31 +97,18 @@ def read() -> Page:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
-        if line[:2] == "| "
+        if line.startswith("| ") and not line.startswith("| ---")
     ]
     laws = {int(row[0].split()[0]): {*row[2].split(", ")} for row in rows if row[0][0].isdigit()}
-    shared = _section(FINDINGS.read_text(), "All models")
+    _, shared = FINDINGS.read_text().split("\n## All models\n")
+    shared, *_ = shared.split("\n## ")
     everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", shared, re.MULTILINE)}
     head = next(row for row in rows if row[0] == "entry")
-    rows = [row for row in rows if row is head or row[0] != "entry"]
-    entries = {
-        row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))}
-        for row in _below(rows, head)
-    }
+    below = [row for row in rows[rows.index(head) :] if len(row) == len(head) and row != head]
+    entries = {row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))} for row in below}
     cells = {
         (row[0], law): {int(n) for n in re.findall(r"(?<![\d(])\d+", cell)}
-        for row in _below(rows, head)
+        for row in below
         for law, cell in zip(head[1:], row[1:], strict=True)
     }
     return Page(laws, everywhere, entries, cells)
-
-
-def _section(text: str, title: str) -> str:
-    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
-def _below(rows: list[list[str]], head: list[str]) -> list[list[str]]:
-    """The rows of the table with this head."""
-    return [
-        row for row in rows[rows.index(head) + 1 :] if len(row) == len(head) and row[0] != "---"
-    ]

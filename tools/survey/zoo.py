@@ -198,12 +198,8 @@ stored("llava_next", "LlavaNextForConditionalGeneration", "image")
 stored("blip2", "Blip2ForConditionalGeneration", "image")
 stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
 stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
-stored(
-    "internvl2",
-    "InternVLChatModel",
-    "image",
-    kwargs=[{"max_dynamic_patch": 2}, {"dynamic_image_size": False}],
-)
+TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
+stored("internvl2", "InternVLChatModel", "image", kwargs=TILE_OPTIONS)
 
 
 stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
@@ -320,14 +316,11 @@ def qwen2_5_vl() -> Sequence[Any]:
     return _qwen_vl("Qwen2_5_VL", QWEN_VISION)
 
 
-@maker(
-    "Qwen3VLForConditionalGeneration",
-    "image",
-    "video",
-    frames=(2, 12),
-    metadata=True,
-    kwargs=[*PIXELS, {"fps": 1.0, "do_sample_frames": True}],
-)
+SAMPLED = {"fps": 1.0, "do_sample_frames": True}
+OF_QWEN3 = {"frames": (2, 12), "metadata": True, "kwargs": [*PIXELS, SAMPLED]}
+
+
+@maker("Qwen3VLForConditionalGeneration", "image", "video", **OF_QWEN3)
 def qwen3_vl() -> Sequence[Any]:
     return _qwen_vl("Qwen3VL", QWEN3_VISION, hf.Qwen3VLVideoProcessor)
 
@@ -364,14 +357,10 @@ def gemma3n() -> Sequence[Any]:
     )
 
 
-@maker(
-    "Gemma4ForConditionalGeneration",
-    "image",
-    "video",
-    "audio",
-    metadata=True,
-    kwargs=[{"max_soft_tokens": 140}],
-)
+OF_GEMMA4 = {"metadata": True, "kwargs": [{"max_soft_tokens": 140}]}
+
+
+@maker("Gemma4ForConditionalGeneration", "image", "video", "audio", **OF_GEMMA4)
 def gemma4() -> Sequence[Any]:
     named = {}
     for kind, letter in {"image": "i", "audio": "a"}.items():
@@ -432,12 +421,10 @@ def llama4() -> Sequence[Any]:
     return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
 
 
-@maker(
-    "InternVLForConditionalGeneration",
-    "image",
-    "video",
-    kwargs=[{"max_patches": 2}, {"crop_to_patches": False}],
-)
+PATCHES = [{"max_patches": 2}, {"crop_to_patches": False}]
+
+
+@maker("InternVLForConditionalGeneration", "image", "video", kwargs=PATCHES)
 def internvl_hf() -> Sequence[Any]:
     named = {"start_image_token": "<img>", "end_image_token": "</img>"}
     named |= {"context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
@@ -456,12 +443,10 @@ def internvl_hf() -> Sequence[Any]:
     return config, hf.InternVLProcessor(images, text, videos, image_seq_length=4)
 
 
-@maker(
-    "Lfm2VlForConditionalGeneration",
-    "image",
-    side=(28, 280),
-    kwargs=[{"max_image_tokens": 8}, {"do_image_splitting": False}, {"use_thumbnail": False}],
-)
+SPLITTING = [{"max_image_tokens": 8}, {"do_image_splitting": False}, {"use_thumbnail": False}]
+
+
+@maker("Lfm2VlForConditionalGeneration", "image", side=(28, 280), kwargs=SPLITTING)
 def lfm2_vl() -> Sequence[Any]:
     cells = [f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5)]
     named = {"image_token": "<image>"}
@@ -604,9 +589,7 @@ def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dic
     """A module of classes defined here, as a file of the checkpoint, and how auto_map names the
     last of them."""
     head = (
-        "import math\nimport numpy as np\nimport torch\nimport transformers as hf\nfrom PIL import "
-        "Image\n"
-        "from transformers import AutoConfig, BatchFeature\n"
+        "import transformers as hf\nfrom transformers import AutoConfig\n"
         "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n\n\n"
     )
     source = head + "\n\n".join(inspect.getsource(cls) for cls in classes)
@@ -630,7 +613,6 @@ TILES = {
     "use_thumbnail": True,
     "vision_config": {"model_type": "intern_vit_6b", **VISION},
 }
-TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
 
 
 @maker("H2OVLChatModel", "image", kwargs=TILE_OPTIONS)
@@ -730,12 +712,10 @@ def minicpmo() -> Sequence[Any]:
     return [files, tokenizer(named=named), {**source, **written}]
 
 
-@maker(
-    "MiniCPMV4_6ForConditionalGeneration",
-    "image",
-    "video",
-    kwargs=[{"max_slice_nums": 1}, {"downsample_mode": "4x"}],
-)
+SLICE_OPTIONS = [{"max_slice_nums": 1}, {"downsample_mode": "4x"}]
+
+
+@maker("MiniCPMV4_6ForConditionalGeneration", "image", "video", kwargs=SLICE_OPTIONS)
 def minicpmv4_6() -> Sequence[Any]:
     named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
     for kind, mark in {"image": "image", "slice": "slice", "image_id": "image_id"}.items():
