@@ -1,8 +1,11 @@
-"""Every law that needs no model on the specs of two plugins in the field, on made-up checkpoints."""
+"""The specs of two plugins in the field on vLLM's path: drawn requests against the plain account of tests/unit, and
+every law that needs no model. Checkpoints are made up."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
 from mmkit import ModelSpec
-from mmkit.testing import LAWS, AudioSample, NotApplicable, Subject, check_law, of_spec
+from mmkit.testing import LAWS, AudioSample, NotApplicable, Subject, check_law, of_spec, vllm_path
+from mmkit.testing.strategies import for_each
 from tests.profiles import scaled
+from tests.unit import test_plugins_in_the_field as plain
 
 SPECIAL = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
 WORDS = ["<unk>", "</s>", *SPECIAL, *(f"w{i}" for i in range(300))]
@@ -25,14 +30,22 @@ SPECS: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "NeMo": (NEMO_SALM, {"encoder_chunk_size_seconds": None}),
     "NeMo in chunks": (NEMO_SALM, {"encoder_chunk_size_seconds": 0.1}),
 }
+OF_NEMO = plain.NEMO_REQUESTS, plain.NEMO_FIELDS, "<|audio|>"
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "VibeVoice": (
+        partial(plain.of_vibevoice, ratio=3200), plain.VIBEVOICE_REQUESTS, plain.VIBEVOICE_FIELDS, "<|AUDIO|>"
+    ),
+    "NeMo": (partial(plain.of_nemo, seconds=None), *OF_NEMO),
+    "NeMo in chunks": (partial(plain.of_nemo, seconds=0.1), *OF_NEMO),
+}  # fmt: skip
+"""The ids of an audio, requests, the names of their fields, and the token that is written for an audio."""
 SAYS_NOTHING = {"embeds", "reference", "positions", "outputs"}
 """No embeddings, no Hugging Face processor, positions of one dimension, no outputs."""
 
 
-@pytest.fixture(scope="module", params=SPECS)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    spec, options = SPECS[request.param]
-    folder = tmp_path_factory.mktemp("field")
+def subject_of(name: str, folder: Path) -> Subject:
+    """The spec of a plugin on a checkpoint that is written into a folder."""
+    spec, options = SPECS[name]
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>")
@@ -45,6 +58,41 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     # item of two rows are an expanded prompt
     audio = st.builds(AudioSample, st.integers(0, 3), st.integers(8_000, 40_000), st.just(16_000))
     return of_spec(spec, folder, samples={"audio": audio} if spec is NEMO_SALM else None)
+
+
+def as_by_hand(name: str, subject: Subject, examples: int) -> int:
+    """Compare drawn requests on vLLM's path with the plain account; how many there were."""
+    ids_of, requests, names, mark = PLAIN[name]
+    known = subject.processor.info.ctx.tokenizer.get_vocab()
+    seen: list[int] = []
+
+    def same(request: Any) -> None:
+        texts, lengths = request
+        prompt, _ = plain.joined(texts, [[known[mark]]] * len(lengths))
+        expected, starts = plain.joined(texts, [ids_of(known, n) for n in lengths])
+        audio = [*map(plain.noise, lengths)]
+        got = vllm_path.run(subject.processor, prompt, {"audio": audio} if audio else {})
+        assert got.ids == expected
+        assert [start for start, *_ in got.ranges.get("audio", [])] == starts
+        plain.same_fields(audio, got.fields.get("audio", []), names)
+        seen.append(len(lengths))
+
+    for_each(requests, same, max_examples=examples, database=None)
+    return len(seen)
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def subject(name: str, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return subject_of(name, tmp_path_factory.mktemp("field"))
+
+
+def test_requests_are_placed_as_by_hand(name: str, subject: Subject) -> None:
+    assert as_by_hand(name, subject, scaled(15)) > 0
 
 
 @pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.needs_model])

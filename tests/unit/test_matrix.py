@@ -9,11 +9,12 @@ import typer
 
 from tools.matrix import __main__ as matrix
 from tools.matrix import page, trees
+from tools.shared import PREFIX
 
 
 def told(version: str, **result: Any) -> str:
     """A line that checks on some version print."""
-    return matrix.PREFIX + json.dumps({"check": "engine", "vllm": version, "failures": [], **result})
+    return PREFIX + json.dumps({"check": "engine", "vllm": version, "failures": [], **result})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
-"""VibeVoice-ASR and NeMo's speech models as specs, against a plain account of what their own processors do."""
+"""VibeVoice-ASR and NeMo's speech models as specs, against a plain account of what their own processors do.
+
+tests/path compares the same requests on vLLM's path, and `make matrix` on other releases.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +23,8 @@ from mmkit.plan import Plan
 
 from .common import Tokenizer
 
-AUDIO, START, PAD, END, NEWLINE = 901, 902, 903, 904, 198
+NEWLINE = 198
+AUDIO, START, PAD, END = 901, 902, 903, 904
 VOCABULARY = {
     "<|AUDIO|>": AUDIO, "<|object_ref_start|>": START, "<|box_start|>": PAD, "<|object_ref_end|>": END,
     "<|audio|>": AUDIO,
@@ -41,20 +46,33 @@ def noise(length: int) -> np.ndarray:
     return np.random.RandomState(length).randn(length).astype(np.float32)
 
 
-TEXTS = st.lists(st.integers(20, 90), max_size=3)
+def requests(lengths: st.SearchStrategy[int], most: int) -> st.SearchStrategy[tuple[list[list[int]], list[int]]]:
+    """Texts, and how many samples the audio between two of them has."""
+    texts = st.lists(st.integers(20, 90), max_size=3)
+    between = st.lists(st.tuples(lengths, texts), max_size=most)
+    return st.builds(lambda first, rest: ([first, *(text for _, text in rest)], [n for n, _ in rest]), texts, between)
+
+
+def joined(texts: list[list[int]], audio: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Ids of texts with those of audio between them, and where these start."""
+    ids, starts = [*texts[0]], []
+    for own, text in zip(audio, texts[1:], strict=True):
+        starts.append(len(ids))
+        ids += [*own, *text]
+    return ids, starts
 
 
 def check(plan: Plan, texts: list[list[int]], audio: list[np.ndarray], written: list[list[int]], names: Any) -> None:
     """A request of texts with audio between them becomes these ids, with the samples and their numbers as fields."""
-    prompt, expected, starts = [*texts[0]], [*texts[0]], []
-    for ids, text in zip(written, texts[1:], strict=True):
-        prompt += [AUDIO, *text]
-        starts.append(len(expected))
-        expected += [*ids, *text]
+    prompt, _ = joined(texts, [[AUDIO]] * len(audio))
     shown = plan.preview(prompt, {"audio": audio} if audio else {})
-    assert shown.prompt_token_ids == expected
-    assert [placed.start for placed in shown.placements] == starts
-    for samples, own in zip(audio, shown.fields.get("audio", []), strict=True):
+    starts = [placed.start for placed in shown.placements]
+    assert (shown.prompt_token_ids, starts) == joined(texts, written)
+    same_fields(audio, shown.fields.get("audio", []), names)
+
+
+def same_fields(audio: list[np.ndarray], fields: list[dict[str, Any]], names: Any) -> None:
+    for samples, own in zip(audio, fields, strict=True):
         assert {*own} == {*names}
         assert own[names[0]].dtype == torch.float32
         assert np.array_equal(own[names[0]].numpy(), samples)
@@ -66,13 +84,23 @@ def check(plan: Plan, texts: list[list[int]], audio: list[np.ndarray], written: 
 VIBEVOICES = {3200: bound(VIBEVOICE), 320: bound(VIBEVOICE, speech_tok_compress_ratio=320)}
 
 
-@settings(max_examples=400)
-@given(st.sampled_from([*VIBEVOICES]), st.lists(st.integers(160, 30_000), max_size=1), st.data())
-def test_vibevoice_as_by_hand(ratio: int, lengths: list[int], data: st.DataObject) -> None:
+VIBEVOICE_FIELDS = ("raw_audio", "raw_audio_lengths")
+VIBEVOICE_REQUESTS = requests(st.integers(160, 30_000), most=1)
+
+
+def of_vibevoice(known: Mapping[str, int], samples: int, ratio: int) -> list[int]:
     """One position for each begun `ratio` samples, after one token, and before another one and a newline."""
-    texts = data.draw(st.lists(TEXTS, min_size=len(lengths) + 1, max_size=len(lengths) + 1))
-    written = [[START, *[PAD] * max(1, int(np.ceil(n / ratio))), END, NEWLINE] for n in lengths]
-    check(VIBEVOICES[ratio], texts, [*map(noise, lengths)], written, ("raw_audio", "raw_audio_lengths"))
+    positions = max(1, int(np.ceil(samples / ratio)))
+    pads = [known["<|box_start|>"]] * positions
+    return [known["<|object_ref_start|>"], *pads, known["<|object_ref_end|>"], NEWLINE]
+
+
+@settings(max_examples=400)
+@given(st.sampled_from([*VIBEVOICES]), VIBEVOICE_REQUESTS)
+def test_vibevoice_as_by_hand(ratio: int, request: Any) -> None:
+    texts, lengths = request
+    written = [of_vibevoice(VOCABULARY, n, ratio) for n in lengths]
+    check(VIBEVOICES[ratio], texts, [*map(noise, lengths)], written, VIBEVOICE_FIELDS)
 
 
 def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
@@ -107,9 +135,17 @@ def by_hand(samples: int, seconds: float | None) -> int:
     return sum(of_one_pass(end - begin) for begin, end in pairwise(edges))
 
 
+NEMO_FIELDS = ("audio_signal", "audio_signal_length")
+NEMO_REQUESTS = requests(st.integers(1, 40_000) | st.integers(1, 2_000), most=3)
+
+
+def of_nemo(known: Mapping[str, int], samples: int, seconds: float | None) -> list[int]:
+    return [known["<|audio|>"]] * by_hand(samples, seconds)
+
+
 @settings(max_examples=400)
-@given(st.sampled_from(CHUNKS), st.lists(st.integers(1, 40_000) | st.integers(1, 2_000), max_size=3), st.data())
-def test_nemo_as_by_hand(seconds: float | None, lengths: list[int], data: st.DataObject) -> None:
-    texts = data.draw(st.lists(TEXTS, min_size=len(lengths) + 1, max_size=len(lengths) + 1))
-    written = [[AUDIO] * by_hand(n, seconds) for n in lengths]
-    check(NEMOS[seconds], texts, [*map(noise, lengths)], written, ("audio_signal", "audio_signal_length"))
+@given(st.sampled_from(CHUNKS), NEMO_REQUESTS)
+def test_nemo_as_by_hand(seconds: float | None, request: Any) -> None:
+    texts, lengths = request
+    written = [of_nemo(VOCABULARY, n, seconds) for n in lengths]
+    check(NEMOS[seconds], texts, [*map(noise, lengths)], written, NEMO_FIELDS)

@@ -2,28 +2,26 @@
 VERSIONS="..."``."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
 
-from .checks import CHECKS, EXAMPLES, PREFIX
+from tools.shared import told
+
+from .checks import CHECKS, EXAMPLES
 from .page import STORED, failures, table, write
-from .trees import RELEASES, ROOT, build, environment, facts, known
+from .trees import RELEASES, build, environment, facts, known
 
 LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("cases", "differential"), ("laws",), ("engine",), ("serve",))
+PROCESSES = (("cases", "plugins", "differential"), ("laws",), ("engine",), ("serve",))
 """Checks that run in one process; an engine has its own, which it may take down with it."""
 
 
@@ -42,36 +40,18 @@ def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dic
             for result in _results(version, names, options):
                 if (ran := result.pop("vllm", version)).partition("+")[0] != version:
                     result["failures"].append(f"ran on vLLM {ran}")
-                result.pop("transformers", None)
                 entry["checks"][result.pop("check")] = result
     return entry
 
 
-def _results(
-    version: str, names: Sequence[str], options: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def _results(version: str, names: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]:
     """The results of checks in a process of their own; a failure for each that it does not tell
     of."""
     log = LOGS / f"{version}-{'-'.join(names)}.log"
-    command = [sys.executable, "-m", "tools.matrix.checks", *names, *options]
-    variables = {**os.environ, **environment(version)}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            ended = f"ended with {process.wait(SECONDS)}"
-        except subprocess.TimeoutExpired:
-            ended = f"did not end in {SECONDS} s"
-        finally:
-            with suppress(ProcessLookupError):  # and those that it started
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = log.read_text(errors="replace").splitlines()
-    told = [json.loads(line.removeprefix(PREFIX)) for line in lines if line.startswith(PREFIX)]
-    results = {result["check"]: result for result in told}
-    for name in names:
-        yield results.get(name, {"check": name, "failures": [f"{ended}, see {log}"]})
+    command = ("tools.matrix.checks", *names, *options)
+    results, ended = told(*command, log=log, seconds=SECONDS, variables=environment(version))
+    by_name = {result["check"]: result for result in results}
+    return [by_name.get(name, {"check": name, "failures": [ended]}) for name in names]
 
 
 def merged(entries: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
@@ -97,7 +77,6 @@ def main(
     chosen = versions or list(RELEASES)
     options = ["--examples", str(examples), "--laws", laws]
     build(chosen)
-    LOGS.mkdir(parents=True, exist_ok=True)
     entries = []
 
     def of_version(version: str) -> dict[str, Any]:

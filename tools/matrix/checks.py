@@ -1,8 +1,8 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks cases laws differential engine serve
+    python -m tools.matrix.checks cases laws plugins differential engine serve
 
-prints one line of JSON per check, `RESULT {...}`. None of it knows which version it runs on.
+tells a result per check. None of it knows which version it runs on.
 """
 
 from __future__ import annotations
@@ -27,28 +27,18 @@ import typer
 from hypothesis import settings
 from packaging.version import Version
 
-ORACLES = Path(__file__).parents[2] / "tests" / "data" / "oracles"
+from tools.shared import ROOT, quiet, tell
 
-PREFIX = "RESULT "
-"""What the lines with results begin with; libraries print what they like between them."""
+ORACLES = ROOT / "tests" / "data" / "oracles"
 
 EXAMPLES = 10
 """Drawn per law and spec; the tests draw more."""
-REQUESTS = 60
+IS_4 = version("transformers").startswith("4.")
+"""An older transformers."""
+REQUESTS, PLUGIN_REQUESTS = 60, 400
 EPISODES = range(100, 102)
 """Of Terra's world."""
 FRAMES = 12
-
-SETTINGS = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # small tensors wait for threads longer than they are worked on
-    "TRANSFORMERS_VERBOSITY": "error",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""The environment, where it says nothing else."""
 
 _NO_TEXT = "the processor of transformers 4 wants a text beside images and videos"
 
@@ -74,18 +64,12 @@ EXCEPTIONS: Mapping[str, tuple[str, str, str]] = {
 """Specs of the gallery, and laws on one, that cannot hold below a version of a package, and why.
 An exception that is none any more is a failure."""
 
-FORMAT_4: Mapping[str, Mapping[str, Any]] = {
-    "chameleon": {"tokenizer_class": "LlamaTokenizerFast"},
-    "deepseek_vl2": {"tokenizer_class": "LlamaTokenizerFast"},
-    "gemma3": {
-        "tokenizer_class": "GemmaTokenizerFast",
-        "extra_special_tokens": ("boi_token", "eoi_token", "image_token"),
-    },
-    "paligemma": {
-        "tokenizer_class": "GemmaTokenizerFast",
-        "extra_special_tokens": ("image_token",),
-    },
-    "qwen2_vl": {"tokenizer_class": "Qwen2TokenizerFast"},
+FORMAT_4: Mapping[str, tuple[str, Sequence[str]]] = {
+    "chameleon": ("LlamaTokenizerFast", ()),
+    "deepseek_vl2": ("LlamaTokenizerFast", ()),
+    "gemma3": ("GemmaTokenizerFast", ("boi_token", "eoi_token", "image_token")),
+    "paligemma": ("GemmaTokenizerFast", ("image_token",)),
+    "qwen2_vl": ("Qwen2TokenizerFast", ()),
 }
 """What transformers 4 writes into `tokenizer_config.json` where 5 writes something else: the class
 that the model's processor asks for, and special tokens with names of their own."""
@@ -112,19 +96,16 @@ class Outcome:
         try:
             yield
         except Exception as error:
-            self._add(name, what, error)
+            known = exceptions()
+            subjects = (name, f"{name}, {self.check}", f"{name}, {what}")
+            if known_as := next((subject for subject in subjects if subject in known), None):
+                self.refused[known_as].append(known[known_as])
+            elif _of_transformers(error):
+                self.refused[name].append(_brief(error))
+            else:
+                self.failures.append(f"{name}, {what}: {_brief(error)}")
         else:
             self.specs[name] += 1
-
-    def _add(self, name: str, what: str, error: Exception) -> None:
-        for subject in (name, f"{name}, {self.check}", f"{name}, {what}"):
-            if why := exceptions().get(subject):
-                self.refused[subject].append(why)
-                return
-        if _of_transformers(error):
-            self.refused[name].append(_brief(error))
-        else:
-            self.failures.append(f"{name}, {what}: {_brief(error)}")
 
     def told(self) -> Details:
         """Everything, and each exception that was needless as a failure."""
@@ -149,11 +130,6 @@ def exceptions() -> Mapping[str, str]:
     }
 
 
-def _transformers() -> str:
-    """The major version of transformers."""
-    return version("transformers").partition(".")[0]
-
-
 def cases() -> Details:
     """The stored results of the hand-written classes, but for those that are wrong, through each
     spec of the gallery."""
@@ -165,28 +141,21 @@ def cases() -> Details:
         if "wrong" in case:
             continue
         with outcome.of(name, case["id"]):
-            if "error" in case:
-                _refused(name, case)
-                continue
-            if differs := differences(case["expect"], replay(name, case)):
-                raise AssertionError(differs)
+            try:
+                got = replay(name, case)
+            except ValueError:
+                if "error" not in case:
+                    raise
+            else:
+                assert "error" not in case, "taken, and should be refused"
+                differs = differences(case["expect"], got)
+                assert not differs, differs
     return outcome.told()
-
-
-def _refused(name: str, case: dict[str, Any]) -> None:
-    """A case that has to be refused is."""
-    from tests.oracles import replay
-
-    try:
-        replay(name, case)
-    except ValueError:
-        return
-    raise AssertionError("taken, and should be refused")
 
 
 def laws(numbers: Sequence[str] = ()) -> Details:
     """Laws that need no model, all or some, on each spec of the project."""
-    from mmkit.testing import LAWS, NotApplicable, check_law
+    from mmkit.testing import LAWS
     from tests.path.test_gallery import EXPECTED, LEFT_OUT
 
     chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
@@ -194,25 +163,48 @@ def laws(numbers: Sequence[str] = ()) -> Details:
     checked: set[str] = set()
     silent: dict[str, str] = {}
     for name, instance in _subjects(outcome):
-        for number in chosen:
-            if (name, number) in EXPECTED or name in LEFT_OUT.get(number, ()):
-                continue
-            with outcome.of(name, number):
-                try:
-                    check_law(number, instance, database=False)
-                except NotApplicable as reason:
-                    silent[number] = str(reason)
-                    outcome.specs[name] -= 1
-                else:
-                    checked.add(number)
+        left_out = {law for law in chosen if name in LEFT_OUT.get(law, ())}
+        own = [law for law in chosen if law not in left_out and (name, law) not in EXPECTED]
+        said_nothing = _hold(outcome, name, instance, own)
+        silent |= said_nothing
+        checked |= {*own} - said_nothing.keys()
     # laws that have nothing to say on this version
     silent = {number: reason for number, reason in silent.items() if number not in checked}
-    return {
-        "laws": chosen,
-        "examples": settings().max_examples,
-        "silent": silent,
-        **outcome.told(),
-    }
+    about = {"laws": chosen, "examples": settings().max_examples, "silent": silent}
+    return {**about, **outcome.told()}
+
+
+def _hold(outcome: Outcome, name: str, instance: Any, laws: Sequence[str]) -> dict[str, str]:
+    """Check laws on a spec. Returns why some have nothing to say about it."""
+    from mmkit.testing import NotApplicable, check_law
+
+    silent: dict[str, str] = {}
+    for law in laws:
+        with outcome.of(name, law):
+            try:
+                check_law(law, instance, database=False)
+            except NotApplicable as reason:
+                silent[law] = str(reason)
+                outcome.specs[name] -= 1
+    return silent
+
+
+def plugins() -> Details:
+    """Drawn requests through the specs of plugins in the field, against the plain account of what
+    the plugins do, and the laws. Counts per spec are laws."""
+    from mmkit.testing import LAWS
+    from tests.path import test_plugins_in_the_field as field
+
+    outcome = Outcome("plugins")
+    requests: dict[str, int] = {}
+    chosen = [name for name, law in LAWS.items() if not law.needs_model]
+    for name in field.SPECS:
+        with tempfile.TemporaryDirectory() as folder, outcome.of(name, "requests"):
+            instance = field.subject_of(name, Path(folder))
+            requests[name] = field.as_by_hand(name, instance, PLUGIN_REQUESTS)
+            _hold(outcome, name, instance, chosen)
+            outcome.specs[name] -= 1
+    return {"requests": sum(requests.values()), **outcome.told()}
 
 
 def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -221,14 +213,10 @@ def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     from tests.oracles import SYSTEMS
     from tests.path.test_gallery import subject
 
-    for name, make in {
-        **{name: partial(subject, name) for name in SYSTEMS},
-        **hf_law.EXAMPLES,
-    }.items():
-        instance = None
+    gallery = {name: partial(subject, name) for name in SYSTEMS}
+    for name, make in {**gallery, **hf_law.EXAMPLES}.items():
         with outcome.of(name):
             instance = make()
-        if instance is not None:
             outcome.specs[name] -= 1
             yield name, instance
 
@@ -240,7 +228,7 @@ def _of_transformers(error: BaseException) -> bool:
 
     while error.__cause__ is not None:
         error = error.__cause__
-    if _transformers() != "4":
+    if not IS_4:
         return False
     notes = getattr(error, "__notes__", [])
     at_an_option = isinstance(error, SpecError) and any("mm_processor_kwargs" in n for n in notes)
@@ -251,11 +239,12 @@ def _of_transformers(error: BaseException) -> bool:
 def in_format_4(folder: str) -> Path:
     """A copy of the stored checkpoints, in the format that transformers 4 writes."""
     copy = Path(shutil.copytree(ORACLES, folder, dirs_exist_ok=True))
-    for name, changes in FORMAT_4.items():
+    for name, (kind, tokens) in FORMAT_4.items():
         path = copy / name / "checkpoint" / "tokenizer_config.json"
         stored = json.loads(path.read_text())
-        special = {token: stored.pop(token) for token in changes.get("extra_special_tokens", ())}
-        path.write_text(json.dumps({**stored, **changes, "extra_special_tokens": special}))
+        special = {token: stored.pop(token) for token in tokens}
+        changes = {"tokenizer_class": kind, "extra_special_tokens": special}
+        path.write_text(json.dumps({**stored, **changes}))
     return copy
 
 
@@ -357,7 +346,7 @@ def _compared(got: Any, expected: Any) -> Details:
 
 
 CHECKS: dict[str, Callable[..., Details]] = {
-    check.__name__: check for check in (cases, laws, differential, engine, serve)
+    check.__name__: check for check in (cases, laws, plugins, differential, engine, serve)
 }
 
 
@@ -366,35 +355,29 @@ def _brief(error: BaseException) -> str:
     return text if len(text) <= 500 else f"{text[:497]}..."
 
 
-def _about() -> Details:
-    """What this process runs on."""
-    import transformers
-    import vllm
-
-    return {"vllm": vllm.__version__, "transformers": transformers.__version__}
-
-
 def main(
     names: Annotated[list[str], typer.Argument(metavar="CHECK...")],
     examples: int = EXAMPLES,
     laws: str = "",
 ) -> None:
-    os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    quiet(VLLM_ENABLE_V1_MULTIPROCESSING="0")
     settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=examples)
     settings.load_profile("matrix")
+    import vllm
+
     checks = {**CHECKS, "laws": partial(CHECKS["laws"], laws.split())}
     with tempfile.TemporaryDirectory(prefix="mmkit-matrix-") as folder:
-        if _transformers() == "4":
+        if IS_4:
             os.environ["MMKIT_ORACLES"] = str(in_format_4(folder))
         for name in names:
             start = time.perf_counter()
             try:
-                result = {**_about(), **checks[name]()}
+                result = {"vllm": vllm.__version__, **checks[name]()}
             except Exception as error:
                 traceback.print_exc()
                 result = {"failures": [_brief(error)]}
             seconds = round(time.perf_counter() - start, 1)
-            print(PREFIX + json.dumps({"check": name, "seconds": seconds, **result}), flush=True)
+            tell({"check": name, "seconds": seconds, **result})
     sys.stdout.flush()
     os._exit(0)  # engines of some versions leave threads behind that do not end
 

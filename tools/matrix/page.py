@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tools.shared import ROOT
+from tools.shared import table as markdown
+
 STORED = ROOT / "docs" / "data" / "versions.json"
 PAGE = ROOT / "docs" / "data" / "versions.md"
 
@@ -23,6 +25,7 @@ Entry = Mapping[str, Any]
 COUNTS = {
     "cases": "cases",
     "laws": "pairs",
+    "plugins": "requests",
     "differential": "requests",
     "engine": "ids",
     "serve": "ids",
@@ -35,7 +38,7 @@ TEMPLATE = Path(__file__).with_name("versions.md.template")
 def table(entries: Sequence[Entry]) -> str:
     """A row per release: what each check counted, or how many failures it has."""
     head = ("vLLM", "kernels", "transformers", *COUNTS, "ids digest")
-    return _markdown([head, *map(_row, entries)])
+    return markdown(head, map(_row, entries))
 
 
 def _row(entry: Entry) -> list[str]:
@@ -70,23 +73,12 @@ def laws(entries: Sequence[Entry]) -> str:
 
 def specs(entries: Sequence[Entry]) -> str:
     """A row per spec, a pair of columns per version of transformers."""
-    oldest = {entry["transformers"]: entry for entry in reversed(entries)}
-    counts: defaultdict[str, list[str]] = defaultdict(list)
-    names = list(
-        dict.fromkeys(
-            name
-            for entry in oldest.values()
-            for check in ("cases", "laws")
-            for name in entry["checks"].get(check, {}).get("specs", {})
-        )
-    )
-    for entry in oldest.values():
-        for check in ("cases", "laws"):
-            told = entry["checks"].get(check, {}).get("specs", {})
-            for name in names:
-                counts[name].append(str(told.get(name, "")))
-    head = [f"{check}, {version}" for version in oldest for check in ("cases", "laws")]
-    return _markdown([["spec", *head], *([name, *cells] for name, cells in counts.items())])
+    oldest = {entry["transformers"]: entry["checks"] for entry in reversed(entries)}
+    columns = [(check, version) for version in oldest for check in ("cases", "laws")]
+    told = [oldest[version].get(check, {}).get("specs", {}) for check, version in columns]
+    names = dict.fromkeys(name for counts in told for name in counts)
+    rows = [[name, *(str(counts.get(name, "")) for counts in told)] for name in names]
+    return markdown(["spec", *map(", ".join, columns)], rows)
 
 
 def exceptions(entries: Sequence[Entry]) -> str:
@@ -103,22 +95,12 @@ def exceptions(entries: Sequence[Entry]) -> str:
         [name, check, str(count), _span(versions), why]
         for (name, check, why, count), versions in sorted(where.items())
     )
-    return _markdown([("spec", "check", "refused", "vLLM", "why"), *rows])
+    return markdown(("spec", "check", "refused", "vLLM", "why"), rows)
 
 
 def _span(versions: Sequence[str]) -> str:
     """Releases, newest first, as a range."""
     return versions[0] if len(versions) == 1 else f"{versions[-1]} to {versions[0]}"
-
-
-def _markdown(rows: Iterable[Sequence[str]]) -> str:
-    table = [list(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |"
-        for row in table
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]])
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:

@@ -30,7 +30,8 @@ from zipfile import ZipFile
 
 import typer
 
-ROOT = Path(__file__).parents[2]
+from tools.shared import ROOT
+
 FOLDER = Path(os.environ.get("MMKIT_TREES") or ROOT / ".cache" / "vllm-trees").absolute()
 
 PYTHON_FILES = {".py", ".json", ".jinja"}
