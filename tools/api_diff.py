@@ -67,10 +67,11 @@ def signature(member: Any, name: str) -> str:
     marks = "".join(f" {label}" for label in sorted(member.labels & MARKS))
     if not member.is_function:
         return name + marks
-    for one in member.parameters:
-        one.annotation = None
-    member.returns = None
-    return str(member.signature(name=name)) + marks
+    parameters = (
+        griffe.Parameter(one.name, kind=one.kind, default=one.default) for one in member.parameters
+    )
+    bare = griffe.Function(name, parameters=griffe.Parameters(*parameters))
+    return bare.signature(name=name) + marks
 
 
 MARKS = {"abstractmethod", "classmethod", "property", "staticmethod"}
