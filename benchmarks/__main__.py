@@ -9,9 +9,10 @@ import subprocess
 import sys
 from typing import Annotated
 
+import torch
 import typer
 
-ALL = ("startup", "overhead", "render", "terra_cpu", "serve_load")
+ALL = ("startup", "overhead", "render", "terra_cpu", "serve_load", "terra_gpu")
 
 
 def main(
@@ -26,8 +27,9 @@ def main(
         )
     failed = []
     for name in names or ALL:
-        print(f"== {name}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"])
+        arguments = ["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else []
+        print(f"== {name} {' '.join(arguments)}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
         if done.returncode:
             failed.append(name)
     if failed:

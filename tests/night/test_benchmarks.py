@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overhead
+from benchmarks import overhead, terra_gpu
 from tests.engine.processes import run
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,3 +34,11 @@ def test_overhead_of_one_model(tmp_path: Path) -> None:
     assert measured["requests"] > 20
     for part in overhead.PARTS:
         assert measured[part]["ratio"] > 0
+
+
+def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
+    rows = results(tmp_path, "terra_gpu", "--tiny", "--frames", "2", "--streams", "2")["rows"]
+    assert [row["part"] for row in rows] == list(terra_gpu.PARTS)
+    for row in rows:
+        assert row["frames_per_second"] > 0
+        assert 0 < row["of_bound"] < 1
