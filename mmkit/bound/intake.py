@@ -10,7 +10,7 @@ import torch
 from ..errors import InputError
 from ..field import Batched, Field
 from ..items import ItemType
-from ..items.base import check_finite
+from ..items.base import check_finite, form
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -225,16 +225,14 @@ def embedding_rows(
     rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
     several = isinstance(rows, (list, tuple, torch.Tensor))
     if not several or not len(rows):
-        got = "none" if several else type(data).__name__
+        got = "none" if several else form(data)
         raise InputError(where, "at least one (rows, hidden_size) tensor", got)
     for i, item in enumerate(rows):
         at = f"{where}[{i}]"
         expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
         is_one = _is_floating(item, 2)
         if not is_one or hidden_size not in (None, item.shape[1]):
-            shape = f"shape {tuple(item.shape)}" if isinstance(item, torch.Tensor) else ""
-            got = f"{shape} of {item.dtype}" if shape else type(item).__name__
-            raise InputError(at, expected, got, remedy if is_one else "")
+            raise InputError(at, expected, form(item), remedy if is_one else "")
         check_finite(item, at)
     # copies: what is cached must not change when the caller reuses its memory
     return [item.detach().cpu().clone() for item in rows]
