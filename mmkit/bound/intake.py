@@ -10,7 +10,7 @@ import torch
 from ..errors import InputError
 from ..field import Batched, Field
 from ..items import ItemType
-from ..items.base import check_finite
+from ..items.base import check_finite, form
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -82,7 +82,7 @@ class Intake:
         """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.
 
         Raises:
-            InputError: see `parse` and `mmkit.items.embeddings`; a field beside embeddings is
+            InputError: see `parse` and `_embeddings`; a field beside embeddings is
                 missing or malformed, or there are not as many parts as items.
         """
         own: list[Embedding] | None = None
@@ -90,12 +90,65 @@ class Intake:
             if isinstance(data, Mapping) and self.embeds_field in data:
                 own = self._with_companions(data, hidden_size)
         elif self.takes_embeds:
-            rows = embeddings(data, self.item, self.embeds_field, hidden_size, self.where)
+            rows = self._embeddings(data, hidden_size)
             own = None if rows is None else [Embedding({self.embeds_field: one}) for one in rows]
         elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
             expected, remedy = self.item.expected, "Send the raw item."
             raise InputError(self.where, expected, self.embeds_field, remedy)
         return Taken.whole(self.parse(data)) if own is None else Taken.whole(own, embeds=True)
+
+    def _embeddings(self, data: object, hidden_size: int | None) -> list[torch.Tensor] | None:
+        """The rows of precomputed embeddings, per item a floating (rows, hidden size) tensor; None
+        where the data holds raw items.
+
+        Callers send embeddings as ``{"<name>_embeds": ...}``; for images, videos and audio also in
+        the forms of vLLM's own classes: one floating 3-D tensor, or a list of 2-D tensors. A tensor
+        that may be a picture as well is refused.
+
+        Args:
+            data: a caller's data.
+            hidden_size: width of the language model's rows; None if it is not known.
+
+        Raises:
+            InputError: rows that do not fit the model, or that are not finite; a tensor that may be
+                either.
+        """
+        field, media = self.embeds_field, self.item.media
+        if isinstance(data, Mapping) and set(data) == {field}:
+            return self._rows(data[field], hidden_size)
+        sending = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8'
+        remedy = f"{sending}, or as an array or tensor in a list."
+        if media and _is_floating(data, 3):
+            return self._rows(data, hidden_size, remedy)
+        if not media or not isinstance(data, (list, tuple)):
+            return None
+        if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
+            return self._rows(data, hidden_size)
+        for i, part in enumerate(data):
+            if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
+                got = f"shape {tuple(part.shape)}, which may be embeddings"
+                raise InputError(f"{self.where}[{i}]", "pixels of three channels", got, remedy)
+        return None
+
+    def _rows(self, data: Any, hidden_size: int | None, remedy: str = "") -> list[torch.Tensor]:
+        """One floating (rows, hidden size) tensor, or several, as a list.
+
+        Raises:
+            InputError: they are something else, or do not fit the model, or are not finite.
+        """
+        rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
+        several = isinstance(rows, (list, tuple, torch.Tensor))
+        if not several or not len(rows):
+            got = "none" if several else form(data)
+            raise InputError(self.where, "at least one (rows, hidden_size) tensor", got)
+        expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
+        for i, item in enumerate(rows):
+            at, is_one = f"{self.where}[{i}]", _is_floating(item, 2)
+            if not is_one or hidden_size not in (None, item.shape[1]):
+                raise InputError(at, expected, form(item), remedy if is_one else "")
+            check_finite(item, at)
+        # copies: what is cached must not change when the caller reuses its memory
+        return [item.detach().cpu().clone() for item in rows]
 
     def _with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
         """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
@@ -104,7 +157,7 @@ class Intake:
         names = [self.embeds_field, *self.companions]
         if set(data) != set(names):
             raise InputError(self.where, f"the fields {names}", repr(sorted(map(str, data))))
-        rows = embedding_rows(data[self.embeds_field], hidden_size, self.where)
+        rows = self._rows(data[self.embeds_field], hidden_size)
         parts = {
             key: _canonical(kind, data[key], f"{self.where}.{key}")
             for key, kind in self.companions.items()
@@ -172,69 +225,5 @@ def _canonical(kind: ItemType, data: object, where: str) -> list[Any]:
     return kind.canonical_all(kind.split(data, where), where)
 
 
-def embeddings(
-    data: object, kind: ItemType, field: str, hidden_size: int | None, where: str
-) -> list[torch.Tensor] | None:
-    """The rows of precomputed embeddings, per item a floating (rows, hidden size) tensor; None
-    where the data holds raw items.
-
-    Callers send embeddings as ``{field: ...}``; for images, videos and audio also in the forms of
-    vLLM's own classes: one floating 3-D tensor, or a list of 2-D tensors. A tensor that may be a
-    picture as well is refused.
-
-    Args:
-        data: a caller's data for one modality that takes embeddings.
-        kind: its item type.
-        field: the field that carries embeddings.
-        hidden_size: width of the language model's rows; None if it is not known.
-        where: names the modality in errors.
-
-    Raises:
-        InputError: rows that do not fit the model, or that are not finite; a tensor that may be
-            either.
-    """
-    if isinstance(data, Mapping) and set(data) == {field}:
-        return embedding_rows(data[field], hidden_size, where)
-    form = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8'
-    remedy = f"{form}, or as an array or tensor in a list."
-    if kind.media and _is_floating(data, 3):
-        return embedding_rows(data, hidden_size, where, remedy)
-    if not kind.media or not isinstance(data, (list, tuple)):
-        return None
-    if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
-        return embedding_rows(data, hidden_size, where)
-    for i, part in enumerate(data):
-        if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
-            got = f"shape {tuple(part.shape)}, which may be embeddings"
-            raise InputError(f"{where}[{i}]", "pixels of three channels", got, remedy)
-    return None
-
-
 def _is_floating(value: object, rank: int) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == rank and value.is_floating_point()
-
-
-def embedding_rows(
-    data: Any, hidden_size: int | None, where: str, remedy: str = ""
-) -> list[torch.Tensor]:
-    """One floating (rows, hidden size) tensor, or several, as a list.
-
-    Raises:
-        InputError: they are something else, or do not fit the model, or are not finite.
-    """
-    rows = [data] if isinstance(data, torch.Tensor) and data.ndim != 3 else data
-    several = isinstance(rows, (list, tuple, torch.Tensor))
-    if not several or not len(rows):
-        got = "none" if several else type(data).__name__
-        raise InputError(where, "at least one (rows, hidden_size) tensor", got)
-    for i, item in enumerate(rows):
-        at = f"{where}[{i}]"
-        expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
-        is_one = _is_floating(item, 2)
-        if not is_one or hidden_size not in (None, item.shape[1]):
-            shape = f"shape {tuple(item.shape)}" if isinstance(item, torch.Tensor) else ""
-            got = f"{shape} of {item.dtype}" if shape else type(item).__name__
-            raise InputError(at, expected, got, remedy if is_one else "")
-        check_finite(item, at)
-    # copies: what is cached must not change when the caller reuses its memory
-    return [item.detach().cpu().clone() for item in rows]

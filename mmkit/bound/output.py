@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import At, InputError, SpecError
 from ..expr import Scope
+from ..items.base import form
 from ..items.tensor import DTYPES
 from ..spec import Array, Output
 from ..vocabulary import check_ids, id_text
@@ -80,9 +81,8 @@ class BoundOutput:
         with At(f"{self.where}, decode", "an array for ids that may stand there"):
             decoded = self.spec.decode(chosen, self._scope)
         if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
-            dtype = getattr(decoded, "dtype", None)
-            got = f"a {type(decoded).__name__}" + (f" of {dtype}" if dtype is not None else "")
-            raise SpecError(f"{self.where}, decode", f"a numpy array of {', '.join(DTYPES)}", got)
+            expected = f"a numpy array of {', '.join(DTYPES)}"
+            raise SpecError(f"{self.where}, decode", expected, form(decoded))
         return decoded
 
     def check(self, ids: Any) -> list[int]:
@@ -124,15 +124,13 @@ class BoundOutput:
             raise InputError(self.where, "an output with encode", "one without")
         given = np.asarray(array)
         if (given.shape, given.dtype.name) != (self.shape, self.dtype):
-            expected = f"a {self.shape} array of {self.dtype}"
-            got = f"{given.shape} of {given.dtype.name}"
-            raise InputError(self.where, expected, got, "Nothing is cast or resized.")
+            expected = f"an array of shape {self.shape} of {self.dtype}"
+            raise InputError(self.where, expected, form(given), "Nothing is cast or resized.")
         with At(self.where, "an array that the output can be", InputError):
             encoded = np.asarray(self.spec.encode(given, self._scope))
         at, count = f"{self.where}, encode", int(self._chosen.sum())
         if encoded.dtype.kind not in "iu" or encoded.shape != (count,):
-            got = f"{encoded.shape} of {encoded.dtype}"
-            raise SpecError(at, f"({count},) integers, one for each any_id()", got)
+            raise SpecError(at, f"({count},) integers, one for each any_id()", form(encoded))
         ids = np.array([allowed.start for allowed in self.allowed], np.int64)
         ids[self._chosen] = encoded
         values: list[int] = ids.tolist()

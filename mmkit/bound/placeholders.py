@@ -15,6 +15,7 @@ import torch
 
 from ..errors import InputError, MmkitError, SpecError
 from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
+from ..items.base import form
 from ..layout import Placeholder, Replace, Target, nothing, whole
 from ..node import leaves
 from ..placement import Alternative, Alternatives
@@ -277,10 +278,7 @@ def encoder_rows(
     for i, (item, count) in enumerate(zip(encoded, known, strict=True)):
         at, is_tensor = f"{where}, item {i}", isinstance(item, torch.Tensor)
         if not is_tensor or not item.is_floating_point() or item.shape[1:] != (width,):
-            got = f"a {type(item).__name__}"
-            if is_tensor:
-                got = f"shape {tuple(item.shape)} of {item.dtype}"
-            raise MmkitError(at, f"a floating (rows, {width}) tensor", got, _REMEDY)
+            raise MmkitError(at, f"a floating (rows, {width}) tensor", form(item), _REMEDY)
         if count is not None and len(item) != count:
             remedy = "Return one row per embed() position."
             raise MmkitError(at, f"{count} encoder rows", str(len(item)), remedy)

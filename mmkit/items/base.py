@@ -290,6 +290,13 @@ def described(value: object) -> str:
     return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"
 
 
+def form(value: object) -> str:
+    """A tensor or an array by its shape and dtype, for messages; anything else by its class."""
+    if isinstance(value, ARRAYS):
+        return f"shape {tuple(value.shape)} of {value.dtype}"
+    return f"a {type(value).__name__}"
+
+
 def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
     """A plain tensor in host memory, apart from autograd."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:

@@ -133,7 +133,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 TAKING = plain(embeds=True)
 REFUSED += [
     (f"frames: expected at least one (rows, hidden_size) tensor, got {got}.", dict(spec=TAKING, data={"frames": sent}))
-    for got, sent in {"none": {"frames_embeds": torch.ones(0, 2, HIDDEN)}, "str": {"frames_embeds": "rows"}}.items()
+    for got, sent in {"none": {"frames_embeds": torch.ones(0, 2, HIDDEN)}, "a str": {"frames_embeds": "rows"}}.items()
 ]
 
 

@@ -160,8 +160,8 @@ IDS = [
 """Ids that MAP refuses; after `robot.outputs.map`, as are the next two."""
 
 ARRAYS = [
-    (": expected a (2, 3) array of int64, got (3, 2) of int64. Nothing is cast or resized.", MAP, PICTURE.T),
-    (": expected a (2, 3) array of int64, got (2, 3) of float64. …", MAP, PICTURE / 1),
+    (": expected an array of shape (2, 3) of int64, got shape (3, 2) of int64. Nothing is …", MAP, PICTURE.T),
+    (": expected an array of shape (2, 3) of int64, got shape (2, 3) of float64. …", MAP, PICTURE / 1),
     (": expected an output with encode, got one without.", bound(encode=None), PICTURE),
     (": expected an array that the output can be, got IndexError: …", bound(encode=lambda *_: [][0]), PICTURE),
 ]
@@ -169,10 +169,10 @@ ARRAYS = [
 
 BOUND = [
     ("decode: expected a numpy array of float16, …, bool, got a list.", decoded, lambda ids, _: ids.tolist()),
-    ("decode: expected a numpy array of …, got a ndarray of object.", decoded, lambda ids, _: ids.astype(object)),
+    ("decode: expected a numpy array of …, got shape (6,) of object.", decoded, lambda ids, _: ids.astype(object)),
     ("decode: expected an array for ids that may …, got ValueError: …", decoded, lambda ids, _: ids.reshape(7)),
-    ("encode: expected (6,) integers, one for each any_id(), got (3,) of int64.", encoded, lambda array, _: array[0]),
-    ("encode: expected (6,) integers, …, got (6,) of float64.", encoded, lambda array, _: array.reshape(6) / 1),
+    ("encode: expected (6,) integers, one for each any_id(), got shape (3,) …", encoded, lambda array, _: array[0]),
+    ("encode: expected (6,) integers, …, got shape (6,) of float64.", encoded, lambda array, _: array.reshape(6) / 1),
     ("encode, position 0: expected an id from 10 to 99, got 0.", encoded, lambda array, _: array.reshape(6)),
     (RESERVED, bound, any_id(110, 130) * 2),
     (RESERVED, bound, any_id(0, 9) + literal(120)),
