@@ -239,7 +239,8 @@ class Expr(Node):
         if self._op == "where" and isinstance(test := fold(self._args[0], scope), bool):
             # the branch that this config does not choose may fail
             return fold(self._args[1 if test else 2], scope)
-        return Expr(self._op, fold(self._args, scope))
+        known = fold(self._args, scope)
+        return self if known is self._args else Expr(self._op, known)
 
 
 _COMPARED = (Expr, int, float, str, bytes, tuple, list, type(None))

@@ -21,8 +21,8 @@ from .spec import Declaration
 
 _ROOT = __name__.rpartition(".")[0]
 
-_ROOMS = {f"{_ROOT}.generated": "vllm_api", f"{_ROOT}.training.generated": "training"}
-"""The packages of generated modules, each with the room that has the bases of its classes."""
+_PACKAGES = {"vllm_api": f"{_ROOT}.generated", "training": f"{_ROOT}.training.generated"}
+"""The packages of generated modules, by the room that has the bases of their classes."""
 
 _CLASSES = {
     "vllm_api": {
@@ -50,21 +50,20 @@ class Classes(NamedTuple):
 
 
 def classes(spec: Declaration) -> Classes:
-    """The generated classes of a spec, made at the first call."""
-    return Classes(*_generated(spec, "vllm_api"))
+    """The generated classes of a spec for vLLM."""
+    return Classes(*generated(spec, "vllm_api"))
 
 
-def hf_class(spec: Declaration) -> type:
-    """The generated processor of a spec for transformers, made at the first call."""
-    (own,) = _generated(spec, "training")
-    return own
+def generated(spec: Declaration, room: str) -> list[type]:
+    """The generated classes of a spec, made at the first call.
 
-
-def _generated(spec: Declaration, room: str) -> list[type]:
-    package = next(package for package in _ROOMS if _ROOMS[package] == room)
+    Args:
+        spec: the declaration.
+        room: as for `source`.
+    """
     held = module_of(spec)
     home = f"{spec._module}.{held[1]}" if held else _local_home(spec)
-    module: Any = importlib.import_module(f"{package}.{home}")
+    module: Any = importlib.import_module(f"{_PACKAGES[room]}.{home}")
     if module.SPEC is not spec:  # the variable was assigned again
         linecache.cache.pop(module.__file__, None)
         module = importlib.reload(module)
@@ -152,8 +151,8 @@ class _Importer(MetaPathFinder, ExecutionLoader):
 
 def _split(fullname: str) -> tuple[str, str]:
     """The room of a generated module, and its home; empty for other modules."""
-    found = (p for p in _ROOMS if fullname.startswith(f"{p}."))
-    return next(((_ROOMS[p], fullname.removeprefix(f"{p}.")) for p in found), ("", ""))
+    found = (own for own in _PACKAGES.items() if fullname.startswith(f"{own[1]}."))
+    return next(((room, fullname.removeprefix(f"{package}.")) for room, package in found), ("", ""))
 
 
 def _held(home: str, fullname: str) -> Any:

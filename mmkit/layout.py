@@ -245,6 +245,8 @@ class Tokens(Layout):
         value = evaluate_all(self.value, scope)
         if isinstance(value, Layout):
             return value._emit(scope)
+        if isinstance(value, list) and {*map(type, value)} == {int} and min(value) >= 0:
+            return list(value), bytes(len(value))  # nearly always, also for whole prompts
         value = plain(value)
         several = value if isinstance(value, Sequence) else [value]
         return [whole(one, self.value, "a token id") for one in several], bytes(len(several))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
-from .generate import Classes, classes, hf_class
+from .generate import Classes, classes, generated
 from .plan import Plan
 from .plugin import announce, calling_module
 from .spec import Declaration
@@ -92,7 +92,7 @@ class ModelSpec(Declaration, init=False):
         `from_pretrained` on any checkpoint of the model. It is importable like `classes`, below
         ``mmkit.training.generated``.
         """
-        return hf_class(self)
+        return generated(self, "training")[0]
 
     def hf_processor(
         self,
@@ -158,10 +158,10 @@ class ModelSpec(Declaration, init=False):
 
         check_class(self, model)
         supply_positions(self, model)
-        generated = self.classes
+        made = self.classes
         compares = issubclass(model, MultiModalModel)
-        generated.processor.sends_rows = compares  # type: ignore[attr-defined]
-        register(model, **{**generated._asdict(), **replaced})
+        made.processor.sends_rows = compares  # type: ignore[attr-defined]
+        register(model, **{**made._asdict(), **replaced})
         announce(calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model

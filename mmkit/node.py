@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class Part(Node):
     def bind(self, scope: Any) -> Any:
         """This part with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
         kind: Any = type(self)
-        return kind(**{name: fold(getattr(self, name), scope) for name in self._names})
+        bound = fold(stated := tuple(parts(self)), scope)
+        return self if bound is stated else kind(**dict(zip(self._names, bound, strict=True)))
 
     def leaves(self) -> frozenset[Leaf]:
         """Everything that this part depends on; see `mmkit.node.leaves`."""
@@ -177,11 +179,14 @@ def leaves(value: Any) -> frozenset[Leaf]:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function applied to a value; to a container, its elements, however deep."""
-    if isinstance(value, Mapping):
-        return {name: mapped(function, part) for name, part in value.items()}
+    """A function applied to a value; to a container, its elements, however deep. A sequence whose
+    elements stay is returned as it is."""
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(function, part) for part in value)
+        made = [mapped(function, part) for part in value]
+        return value if all(map(is_, made, value)) else type(value)(made)
+    # most values are of types that are told without asking an abstract class
+    if not isinstance(value, (Node, str, int)) and isinstance(value, Mapping):
+        return {name: mapped(function, part) for name, part in value.items()}
     return function(value)
 
 

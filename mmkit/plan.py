@@ -108,7 +108,8 @@ class Plan:
                 with At(f"{where}, when"):
                     present = truth(m.when, scope)
                 if present:
-                    bound = BoundModality(m, where, scope, process, self._max_model_len)
+                    sizes = self.vocab_size, self._max_model_len
+                    bound = BoundModality(m, where, scope, process, *sizes)
                     self.modalities[m.name] = bound
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         self._prompts: dict[str, Any] = {

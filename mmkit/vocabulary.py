@@ -32,8 +32,8 @@ class Vocabulary:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        # get_vocab() copies the whole table: once per tokenizer, not per lookup
-        return dict(self.tokenizer.get_vocab())
+        # get_vocab() may make the whole table: once per tokenizer, not per lookup
+        return self.tokenizer.get_vocab()  # type: ignore[no-any-return]
 
     @cached_property
     def special(self) -> frozenset[int]:

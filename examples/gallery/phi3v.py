@@ -17,7 +17,7 @@ def in_pieces(s: Scope) -> list[int]:
     for special in tokenizer.all_special_tokens:  # the tokenizer decodes a space after each
         text = text.replace(f"{special} ", special)
     pieces = re.split(r"(<\|image_\d+\|>)", text)
-    return [t for i, piece in enumerate(pieces) for t in tokenizer.encode(piece, add_special_tokens=i % 2 == 0)]
+    return [t for i, piece in enumerate(pieces) for t in (s.tok.text(piece) if i % 2 else tokenizer.encode(piece))]
 
 
 PHI3V = ModelSpec(

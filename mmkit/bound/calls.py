@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from .processing import Processed
 
 logger = logging.getLogger(__name__)
 
-Options = Mapping[str, Any]
-"""`mm_processor_kwargs`."""
+
+_signature = lru_cache(inspect.signature)
 
 
 class LazyProcessor:
@@ -35,11 +35,6 @@ class LazyProcessor:
     def loaded(self) -> Any:
         """The processor itself."""
         return self._load()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the processor has been used."""
-        return "loaded" in vars(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `copy` and `pickle` probe for these
@@ -63,7 +58,10 @@ class Callee:
         self, processor: Callable[..., Any], kinds: Sequence[ItemType] | None = None
     ) -> None:
         self._processor, self._kinds = processor, kinds
-        parameters = inspect.signature(processor).parameters.values()
+        # nearly all are objects of a class that says how they are called
+        call: Any = type(processor).__call__
+        signature = _signature(call) if inspect.isfunction(call) else inspect.signature(processor)
+        parameters = signature.parameters.values()
         self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
         self._takes_any = len(self._named) < len(parameters)
 
@@ -72,7 +70,7 @@ class Callee:
         return self._takes_any or name in self._named
 
     def __call__(
-        self, inputs: Mapping[str, Any], options: Options, dtype: torch.dtype | None
+        self, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: torch.dtype | None
     ) -> dict[str, Any]:
         """Its outputs, as vLLM has them: with the options that it takes.
 
@@ -91,8 +89,7 @@ class Callee:
         if self.takes("return_tensors"):
             taken.setdefault("return_tensors", "pt")
         outputs = self._processor(**inputs, **taken)
-        in_dtype = partial(_in_dtype, dtype=dtype)
-        return {name: mapped(in_dtype, value) for name, value in outputs.items()}
+        return mapped(partial(_in_dtype, dtype=dtype), outputs)  # type: ignore[no-any-return]
 
 
 class Calls:

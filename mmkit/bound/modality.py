@@ -91,6 +91,7 @@ class BoundModality:
             whatever `process` of the spec is.
 
     Args:
+        vocab_size: number of ids of the language model.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
 
     Raises:
@@ -103,7 +104,8 @@ class BoundModality:
         where: str,
         scope: Scope,
         process: Callable[[Any], Mapping[str, Any]],
-        max_model_len: int | None = None,
+        vocab_size: int,
+        max_model_len: int | None,
     ) -> None:
         self.spec, self.name, self.where = spec, spec.name, where
         self.process, self._max_model_len = process, max_model_len
@@ -133,7 +135,7 @@ class BoundModality:
             self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
         refusals.refuse()
         self.item = item if hf else item.for_function()
-        self.placeholders = Placeholders(self)
+        self.placeholders = Placeholders(self, vocab_size)
         self.intake = Intake(self)
         self.processing = Processing(self, fields, hf)
         self.fields = self.processing.sent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ..items.base import form
 from ..layout import Placeholder, Replace, Target, nothing, whole
 from ..node import leaves
 from ..placement import Alternative, Alternatives
-from ..vocabulary import check_ids, vocab_size
+from ..vocabulary import check_ids
 from .memo import Memo
 
 if TYPE_CHECKING:
@@ -51,9 +50,9 @@ class Placeholders:
         guarded: the placeholder ids of the plan; None as long as they are not known.
     """
 
-    def __init__(self, modality: BoundModality) -> None:
+    def __init__(self, modality: BoundModality, vocab_size: int) -> None:
         self._modality, self._where = modality, modality.where
-        self._vocab_size = vocab_size(modality.static.cfg, sys.maxunicode + 1)
+        self._vocab_size = vocab_size
         layouts = {False: modality.layout, True: modality.embeds or nothing}
         for part in (part for layout in layouts.values() for part in layout.varying()):
             where, expected = f"{self._where}, layout", "placeholder ids that no item chooses"

@@ -131,7 +131,7 @@ def _inner(processor: Processor) -> Any:
     roots = {leaf.root for leaf in leaves([spec.prompt, spec.decoder_prompt, *spec.modalities])}
     processes = [m.process for m in spec.modalities if isinstance(m.process, HF)]
     is_used = "proc" in roots or any(process.processor is None for process in processes)
-    return own.loaded if own.is_loaded or is_used else None
+    return own.loaded if is_used or "loaded" in vars(own) else None
 
 
 def has_tokenizer(name: Any, **options: Any) -> bool:
