@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +36,6 @@ from mmkit import (
     hf,
     insert,
     item,
-    kwargs,
-    later,
     literal,
     proc,
     replace,
@@ -243,34 +241,6 @@ def test_two_threads_at_once_each_give_what_they_give_alone() -> None:
     with ThreadPoolExecutor(2) as threads:
         together = [*threads.map(lambda request: run(instance, *request), requests)]
     assert [differences(*pair) for pair in zip(alone, together, strict=True)] == [None, None]
-
-
-class Doubler:
-    """Called like a Hugging Face processor."""
-
-    calls: ClassVar[list[list[str]]] = []
-
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def __call__(self, frames: Any = (), others: Any = (), return_tensors: str = "pt") -> dict[str, Any]:
-        sent = {"frames": frames, "others": others}
-        self.calls.append([name for name, items in sent.items() if len(items)])
-        return {name: [value * self.factor for value in items] for name, items in sent.items() if len(items)}
-
-
-def test_a_processor_of_the_spec() -> None:
-    """One call for all modalities that name the same; another processor for other options."""
-    doubled = hf(later(Doubler)(kwargs.get("factor", 2)))
-    others = series(item=Tensor((1,)), fields={"others": batched()}, layout=embed(tok["<row>"]), process=doubled)
-    instance = processor(plain(others.model_copy(update={"name": "others"}), process=doubled))
-    Doubler.calls.clear()
-    for factor, options in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
-        data = {"frames": [ONES, ONES], "others": torch.ones(1)}
-        got = run(instance, "<frame> <frame> <series>", data, kwargs=options).fields
-        assert [float(one["frames"].mean()) for one in got["frames"]] == [factor] * 2
-        assert got["others"][0]["others"].tolist() == [factor]
-    assert Doubler.calls == [["frames", "others"]] * 4
 
 
 def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:

@@ -1,6 +1,7 @@
 """Plans: what a bound spec makes of data, prompts and requests, without vLLM."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -324,6 +325,24 @@ def test_the_hugging_face_processor_of_a_plan():
     assert [(at.start, at.placeholder.num_embeds) for at in preview.placements] == [(0, 2)]
     assert largest(plan.modalities["m"]) == 2
     assert options.key != hf(text="<2>", inputs=options.inputs, kwargs=options.kwargs).key
+
+
+def test_modalities_that_name_one_processor_share_a_call():
+    """And another processor where its options differ."""
+    calls = []
+
+    def called(factor, m, n, return_tensors):
+        calls.append((factor, len(m), len(n)))
+        return {"x": [factor * value for value in m], "y": [factor * value for value in n]}
+
+    shared = hf(later(partial)(called, kwargs.get("factor", 2)))
+    other = modality("n", process=shared, layout=embed(6), fields={"y": batched()})
+    plan = plan_of(modality(process=shared), other)
+    for factor, asked in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
+        got = plan.configured(asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
+        assert [float(one["x"].mean()) for one in got["m"]] == [factor] * 2
+        assert float(got["n"][0]["y"].mean()) == factor
+    assert calls == [(2, 2, 1), (5, 2, 1)] * 2
 
 
 def test_spelling():
