@@ -288,7 +288,6 @@ PAIRED = SimpleNamespace(media=(FRAMES, META)), (SimpleNamespace(media=FRAMES), 
     [
         (MATRIX, 0, TWO, [[], (), torch.zeros(0, 2, 3)]),
         (MATRIX, 1, TWO, [ROWS, tuple(map(tuple, ROWS)), [ROWS], np.array(ROWS), torch.tensor(ROWS)]),
-        (MATRIX, 1, TWO, [(np.array(ROWS),)]),
         (MATRIX, 2, TWO, [[ROWS, ROWS], [ROWS, np.array(ROWS)], torch.zeros(2, 2, 3)]),
         (MATRIX, 3, TWO, [(ROWS,) * 3, [np.array(ROWS), torch.tensor(ROWS), ROWS], np.array([ROWS] * 3)]),
         (SCALAR, 1, dict(shape=(), length=1), [3.0, [3.0], np.float64(3), np.zeros(())]),

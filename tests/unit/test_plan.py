@@ -453,6 +453,8 @@ def test_the_order_of_the_data_means_nothing(updates, ids):
         return preview.prompt_token_ids, preview.placements
 
     assert outcome(placed, "a", "b") == outcome(placed, "b", "a")
+    items = {name: [own.placeholders.alternatives(own.scope(ONE, 0))] for name, own in plan.modalities.items()}
+    assert outcome(plan.place, ids, items) == outcome(plan.place, ids, dict(reversed(items.items())))
 
 
 class Merging(Tokenizer):

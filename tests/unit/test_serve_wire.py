@@ -67,15 +67,6 @@ def test_an_array_comes_back_bit_by_bit(array, view):
                              for one in (back, kept)))  # fmt: skip
 
 
-@given(st.lists(st.floats(width=32), max_size=8))
-def test_floats_of_lists_and_arrays_are_the_same_numbers(values):
-    (array,) = decoded(encode({"m": [np.array(values, np.float32)]})["m"])
-    if not all(np.isfinite(values)):
-        return  # JSON has no such numbers
-    (listed,) = decoded([values])
-    assert torch.tensor(listed, dtype=torch.float32).tolist() == array.tolist()
-
-
 def test_images_embeddings_and_bytes_come_back():
     """An image as a part of a chat message; embeddings under their name."""
     image = PILImage.new("RGB", (3, 2), (1, 2, 3))
