@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from mmkit import Record, Tensor, Text, between
 from mmkit.expr import cfg, fields, item, tok, where
 from mmkit.field import Flat, batched, constant, derived, flat
-from mmkit.items import between
-from mmkit.items.record import Record
-from mmkit.items.tensor import Tensor
-from mmkit.items.text import Text
 from mmkit.layout import Layout, Replace, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
 from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
